@@ -1,0 +1,123 @@
+"""Make the environments of the libraries that ``compare.py`` measures stoker against.
+
+    python benchmarks/setup_peers.py            # make what is missing
+    python benchmarks/setup_peers.py --clear    # make all anew
+
+Each lies in a folder of its own under ``benchmarks/.venvs``, with the versions given below, so that no peer
+decides which NumPy or torch stoker runs with. What is there already with the right versions is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VENVS = HERE / ".venvs"
+PINS: dict[str, dict[str, str]] = {
+    "mosaic": {"torch": "2.13.0", "mosaicml-streaming": "0.13.0"},
+    "litdata": {"torch": "2.13.0", "litdata": "0.2.76", "webdataset": "1.0.2"},
+}
+IMPORTS = {"mosaic": ("streaming",), "litdata": ("litdata", "webdataset")}
+
+# The peers require torchvision for datasets that are not measured here. Where the registry offers a
+# torchvision built for CUDA next to a CPU-only torch, its compiled operators do not load, and then it
+# refuses to be imported because two of them are unknown. Declaring these, without a body, is enough for the
+# import.
+SHIM = '''\
+"""Lets a CUDA build of torchvision be imported beside a CPU-only torch (made by setup_peers.py)."""
+
+import sys
+from importlib.abc import MetaPathFinder
+
+
+class DeclareOperators(MetaPathFinder):
+    library = None  # kept: the declaration ends with the object
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            import torch
+
+            DeclareOperators.library = torch.library.Library("torchvision", "DEF")
+            for operator in ("nms", "qnms"):
+                arguments = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                DeclareOperators.library.define(operator + arguments)
+        return None
+
+
+sys.meta_path.insert(0, DeclareOperators())
+'''
+
+
+def python_of(name: str) -> Path:
+    return VENVS / name / "bin" / "python"
+
+
+def installed(name: str) -> dict[str, str]:
+    """Versions of the pinned packages in an environment; empty if there is no such environment."""
+    if not python_of(name).exists():
+        return {}
+    code = (
+        "import sys, json; from importlib.metadata import distributions\n"
+        "print(json.dumps({d.metadata['Name'].lower(): d.version for d in distributions()}))"
+    )
+    found = json.loads(subprocess.check_output([python_of(name), "-c", code], text=True))
+    return {pin: found.get(pin, "") for pin in PINS[name]}
+
+
+def right(name: str) -> bool:
+    """Whether the versions are those wanted; a local part such as ``+cpu`` makes no difference."""
+    return {pin: version.split("+")[0] for pin, version in installed(name).items()} == PINS[name]
+
+
+def imports(name: str) -> str:
+    """Empty if the libraries import, else the last line of what they said."""
+    for module in IMPORTS[name]:
+        run = subprocess.run([python_of(name), "-c", f"import {module}"], capture_output=True, text=True, check=False)
+        if run.returncode:
+            return run.stderr.strip().splitlines()[-1]
+    return ""
+
+
+def make(name: str) -> None:
+    wanted = [f"{pin}=={version}" for pin, version in PINS[name].items()]
+    print(f"{name}: installing {', '.join(wanted)} into {VENVS / name}", flush=True)
+    venv.create(VENVS / name, with_pip=True, clear=True)
+    subprocess.run([python_of(name), "-m", "pip", "install", "--quiet", *wanted], check=True)
+
+
+def shim(name: str) -> None:
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.check_output([python_of(name), "-c", code], text=True).strip())
+    (site / "_declare_torchvision.py").write_text(SHIM)
+    (site / "_declare_torchvision.pth").write_text("import _declare_torchvision\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clear", action="store_true", help="remove the environments and make them anew")
+    options = parser.parse_args()
+    for name in PINS:
+        if options.clear:
+            shutil.rmtree(VENVS / name, ignore_errors=True)
+        if not right(name):
+            make(name)
+        said = imports(name)
+        if "torchvision" in said:
+            shim(name)
+            said = imports(name)
+        if said:
+            print(f"{name}: does not import: {said}", file=sys.stderr)
+            return 1
+        print(f"{name}: {', '.join(f'{k} {v}' for k, v in installed(name).items())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

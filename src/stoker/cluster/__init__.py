@@ -1,0 +1,6 @@
+"""Which process this is among how many."""
+
+from stoker.cluster.worker import LoaderWorker
+from stoker.cluster.world import World
+
+__all__ = ["LoaderWorker", "World"]

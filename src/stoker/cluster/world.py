@@ -1,0 +1,112 @@
+"""The world: this process's rank, the number of ranks, and how they lie on nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.errors import ConfigError
+
+__all__ = ["World"]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The place of this process among the processes that read one dataset together.
+
+    Attributes:
+        rank: number of this process, in ``[0, world_size)``.
+        world_size: number of processes.
+        local_world_size: number of processes on this node; they share its cache.
+        source: where this was learnt from, for messages.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank {self.rank} is not in a world of {self.world_size} ({self.source})")
+        if not 1 <= self.local_world_size <= self.world_size:
+            raise ConfigError(
+                f"local world size {self.local_world_size} does not fit a world of {self.world_size} ({self.source})"
+            )
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> World:
+        """Find the world of this process.
+
+        In this order: an initialised ``torch.distributed``; torchrun's ``RANK`` and ``WORLD_SIZE``; Open MPI's
+        ``OMPI_COMM_WORLD_*``; Slurm's, inside a job step (``srun``); else one process.
+
+        Raises:
+            ConfigError: variables are half set or contradict each other.
+        """
+        if environ is None:
+            initialised = _torch_distributed()
+            if initialised is not None:
+                return initialised
+            environ = os.environ
+        for source, rank, size, local in _LAUNCHERS:
+            if source == "Slurm" and not _in_slurm_step(environ):
+                # In a batch script or an salloc shell Slurm's variables speak of the allocation, not of this process.
+                continue
+            found = [name for name in (rank, size) if environ.get(name, "") != ""]
+            if not found:
+                continue
+            if len(found) == 1:
+                missing = size if found[0] == rank else rank
+                raise ConfigError(
+                    f"{found[0]} is set but {missing} is not ({source}): set both, or neither, or pass world="
+                )
+            world_size = _integer(environ, size)
+            per_node = _integer(environ, local) if environ.get(local, "").isdigit() else _slurm_local(environ, source)
+            return cls(_integer(environ, rank), world_size, min(max(1, per_node), world_size), source)
+        return cls(source="single process")
+
+
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"),
+)
+
+
+def _in_slurm_step(environ: Mapping[str, str]) -> bool:
+    return environ.get("SLURM_STEP_ID", "").isdigit() and "SLURM_STEP_NUM_TASKS" in environ
+
+
+def _slurm_local(environ: Mapping[str, str], source: str) -> int:
+    """Tasks on this node where the launcher does not say so plainly: Slurm writes ``"4(x2),3"``, a count a node."""
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "") if source == "Slurm" else ""
+    node = environ.get("SLURM_NODEID", "0")
+    counts: list[int] = []
+    for part in tasks.split(",") if tasks else ():
+        count, _, times = part.partition("(x")
+        if not count.isdigit():
+            return 1
+        counts += [int(count)] * (int(times.rstrip(")")) if times else 1)
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 1
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ConfigError(f"{name} must be an integer, got {environ[name]!r}") from None
+
+
+def _torch_distributed() -> World | None:
+    """The world of an initialised process group. Looks only at a torch that is imported already."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    size = int(distributed.get_world_size())
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    per_node = int(local) if local.isdigit() else 1
+    return World(int(distributed.get_rank()), size, min(max(1, per_node), size), "torch.distributed")

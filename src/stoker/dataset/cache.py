@@ -1,0 +1,500 @@
+"""The local cache: whole, verified shard files, shared by every process of a node.
+
+A shard's file is in the cache by rename, whole and verified, or it is not there. All coordination is between files:
+
+* ``<root>/.stoker/<name>.part`` is a download under way. Who downloads holds an exclusive ``flock`` on it; the kernel
+  drops that with the process, so a killed download is taken over, or swept away by the next process that opens the cache.
+* ``<root>/<basename>`` is a shard file. Whoever has it mapped holds a shared ``flock`` on it; eviction passes over files
+  that are locked. A file that is unlinked while mapped stays readable to those who mapped it.
+
+Readers of present shards take no lock that anyone waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, unquote
+
+from stoker.errors import (
+    CacheError,
+    ConfigError,
+    CorruptDataError,
+    ObjectNotFoundError,
+    StokerError,
+    StorageFullError,
+    StorageTimeoutError,
+)
+from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.compression import parse_compression
+from stoker.formats.hashing import fastest_hash, hash_hex
+from stoker.storage import Store
+from stoker.types import Buffer
+
+__all__ = ["CacheSettings", "ShardCache"]
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger(__name__)
+
+_PRIVATE = ".stoker"
+_PART = ".part"
+# A corrupt download is fetched again this often before it is an error.
+_ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """How a cache behaves.
+
+    Attributes:
+        validate_hash: ``None``: check each download against the fastest hash that the index has, if any. A hash's name:
+            check downloads, and shards found in the cache when they are first opened, against it; the index must have it.
+            ``False``: never.
+        keep_zip: keep compressed files beside the decompressed ones.
+        limit: most bytes of shard files to keep; ``None`` for no limit.
+        stall_timeout: seconds without progress after which another process's download is no longer waited for.
+    """
+
+    validate_hash: str | bool | None = None
+    keep_zip: bool = False
+    limit: int | None = None
+    stall_timeout: float = 60.0
+
+
+class ShardCache:
+    """Shard files of one dataset under one directory.
+
+    Args:
+        root: the directory; made when first written to.
+        store: where shards come from; ``None`` if the directory itself is the dataset. Then nothing is ever evicted.
+        settings: see :class:`CacheSettings`.
+        known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store | None,
+        settings: CacheSettings,
+        known: Callable[[], Mapping[str, int]] | None = None,
+    ) -> None:
+        self.root = root
+        self.store = store
+        self.settings = settings
+        self._private = root / _PRIVATE
+        self._known = known
+        if settings.limit is not None and store is None:
+            raise ConfigError(
+                f"cache_limit was given, but {root} has no remote to fetch evicted shards from again: "
+                "give remote= or leave cache_limit out"
+            )
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def open(self, info: ShardInfo) -> list[Buffer] | None:
+        """Map a shard's raw files if all are present with the right size; ``None`` if not.
+
+        A file of a wrong size is not an error here: fetching replaces it.
+        """
+        files: list[Buffer] = []
+        for file in info.raw:
+            data = self._map(self.root / file.basename, file)
+            if data is None:
+                return None
+            files.append(data)
+        return files
+
+    def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:
+        """Check files found in the cache where ``validate_hash`` names a hash.
+
+        Raises:
+            CorruptDataError: a hash differs.
+        """
+        if isinstance(self.settings.validate_hash, str) or self.settings.validate_hash is True:
+            for file, data in zip(info.raw, files, strict=True):
+                self._check(file, data, self.root / file.basename)
+
+    def describe(self, info: ShardInfo) -> str:
+        """Names a shard in errors: its path in the cache, and where it comes from."""
+        path = str(self.root / info.raw[0].basename)
+        return path if self.store is None else f"{path} (from {self.store.url_of(info.stored[0].basename)})"
+
+    def discard(self, info: ShardInfo) -> bool:
+        """Remove a shard's raw files, which turned out to be corrupt. ``False`` where that would lose the only copy."""
+        if self.store is None and not info.zip:
+            return False
+        for file in info.raw:
+            with contextlib.suppress(FileNotFoundError):
+                self._guard(partial(os.unlink, self.root / file.basename), "remove a corrupt shard from")
+        return True
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    def fetch(self, info: ShardInfo, *, wait: bool = True, room: bool = True) -> bool:
+        """Bring a shard's raw files into the cache.
+
+        Args:
+            info: the shard.
+            wait: wait for another process that is fetching it. Otherwise ``False`` is returned in that case.
+            room: with a limit, go on although room can not be made. Otherwise ``False`` is returned in that case.
+
+        Returns:
+            Whether the shard is now present.
+
+        Raises:
+            ObjectNotFoundError: neither remote nor cache has it.
+            CorruptDataError: what was fetched, twice, is not what the index describes.
+            StorageFullError, CacheError, StorageError: writing or reading failed.
+        """
+        missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
+        if not missing:
+            return True
+        if self.settings.limit is not None:
+            needed = sum(info.raw[k].bytes for k in missing)
+            if not self._make_room(needed):
+                if not room:
+                    return False
+                logger.warning(
+                    "cache_limit=%d is too small for the shards that %s is reading at once; going above it",
+                    self.settings.limit,
+                    self.root,
+                )
+        return all(self._fetch_file(info, k, wait=wait) for k in missing)
+
+    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool) -> bool:
+        file = info.raw[number]
+        target = self.root / file.basename
+        part = self._private / (quote(file.basename, safe="") + _PART)
+        watch = _Watch(part, self.settings.stall_timeout)
+        delay = 0.001
+        while True:
+            self._guard(lambda: self._make_directories(target), "write to")
+            claim = self._claim(part)
+            if claim is None and watch.stalled():
+                # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
+                part = part.with_name(f"{part.name}.{secrets.token_hex(8)}{_PART}")
+                continue
+            if claim is not None:
+                try:
+                    if self._present(file):
+                        _unlink(part)
+                        return True
+                    self._obtain(info, number, part, target)
+                    return True
+                except BaseException:
+                    _unlink(part)
+                    raise
+                finally:
+                    # Unlocking, not only closing: a process forked meanwhile has the descriptor too.
+                    fcntl.flock(claim, fcntl.LOCK_UN)
+                    os.close(claim)
+            if self._present(file):
+                return True
+            if not wait:
+                return False
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+
+    def _claim(self, part: Path) -> int | None:
+        """Create and lock a part file; its descriptor, or ``None`` while another process holds it."""
+        while True:
+            descriptor = self._guard(lambda: os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "write to")
+            if not _lock(descriptor, fcntl.LOCK_EX):
+                os.close(descriptor)
+                return None
+            # The name may have been renamed or swept away between open and lock.
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(part).st_ino == os.fstat(descriptor).st_ino:
+                    return descriptor
+            os.close(descriptor)
+
+    def _obtain(self, info: ShardInfo, number: int, part: Path, target: Path) -> None:
+        """Fill the part file that we hold, verify it, and rename it into place."""
+        file = info.raw[number]
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                if info.zip:
+                    self._decompress(info, number, part)
+                else:
+                    self._download(file, part)
+                self._guard(lambda: os.rename(part, target), "write to")
+                return
+            except CorruptDataError as error:
+                if attempt == _ATTEMPTS or self.store is None:
+                    raise
+                logger.warning("%s; fetching it again", error)
+
+    def _download(self, file: FileInfo, part: Path) -> None:
+        if self.store is None:
+            raise ObjectNotFoundError(
+                f"{self.root / file.basename} is missing or has a wrong size, and there is no remote to fetch it from",
+                url=str(self.root / file.basename),
+            )
+        store = self.store
+        size = self._guard(lambda: store.download(file.basename, part, max_bytes=file.bytes), "write to")
+        where = store.url_of(file.basename)
+        if size != file.bytes:
+            raise CorruptDataError(f"{where} has {size} bytes, the index says {file.bytes}")
+        if self.settings.validate_hash is not False and file.hashes and size:
+            with open(part, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                self._check(file, data, where)
+
+    def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
+        file, packed = info.raw[number], info.zip[number]
+        kept = self.root / packed.basename
+        if self.store is None or (kept.exists() and kept.stat().st_size == packed.bytes):
+            where: str | Path = kept
+            try:
+                data: bytes = kept.read_bytes()
+            except FileNotFoundError:
+                raise ObjectNotFoundError(
+                    f"{kept} is missing, and there is no remote to fetch it from", url=str(kept)
+                ) from None
+        else:
+            where = self.store.url_of(packed.basename)
+            data = self.store.get(packed.basename, max_bytes=packed.bytes)
+        if len(data) != packed.bytes:
+            if self.store is not None and where == kept:
+                _unlink(kept)
+            raise CorruptDataError(f"{where} has {len(data)} bytes, the index says {packed.bytes}")
+        try:
+            if self.settings.validate_hash is not False:
+                self._check(packed, data, where)
+            assert info.compression is not None
+            try:
+                raw = parse_compression(info.compression).decompress(data, file.bytes)
+            except CorruptDataError as error:
+                raise CorruptDataError(f"{where}: {error}") from error
+            if self.settings.validate_hash is not False:
+                self._check(file, raw, where)
+        except CorruptDataError:
+            if self.store is not None:
+                _unlink(kept)
+            raise
+        self._guard(lambda: _write(part, raw), "write to")
+        if self.settings.keep_zip and self.store is not None and not kept.exists():
+            beside = part.with_name(f"{part.name}.{secrets.token_hex(8)}{_PART}")
+            try:
+                self._guard(lambda: _write(beside, data), "write to")
+                os.rename(beside, kept)
+            except BaseException:
+                _unlink(beside)
+                raise
+
+    def _check(self, file: FileInfo, data: Buffer | bytes | bytearray | memoryview, where: str | Path) -> None:
+        name = self.settings.validate_hash
+        if name is None or name is True:
+            name = fastest_hash(file.hashes)
+            if name is None:
+                return
+        if not isinstance(name, str):
+            return
+        expected = file.hashes.get(name)
+        if expected is None:
+            raise ConfigError(
+                f"validate_hash={name!r}, but the index has "
+                + (f"only {', '.join(sorted(file.hashes))}" if file.hashes else "no hashes")
+                + f" for {file.basename}"
+            )
+        found = hash_hex(name, data)
+        if found != expected:
+            raise CorruptDataError(f"{where}: its {name} is {found}, the index says {expected}")
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def _present(self, file: FileInfo) -> bool:
+        try:
+            return os.stat(self.root / file.basename).st_size == file.bytes
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _map(self, path: Path, file: FileInfo) -> Buffer | None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CacheError(f"can not open {path}: {error.strerror}") from error
+        try:
+            if os.fstat(descriptor).st_size != file.bytes:
+                return None
+            if file.bytes == 0:
+                return b""
+            if self.store is not None:
+                # The map keeps a duplicate of the descriptor and with it this lock, until it is dropped.
+                _lock(descriptor, fcntl.LOCK_SH)
+                if self.settings.limit is not None:
+                    with contextlib.suppress(OSError):
+                        os.utime(descriptor)  # eviction goes by this time
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+
+    def _make_directories(self, target: Path) -> None:
+        if not self._private.is_dir():
+            self._private.mkdir(parents=True, exist_ok=True)
+            self.sweep()
+        target.parent.mkdir(parents=True, exist_ok=True)
+
+    def _guard(self, action: Callable[[], _T], doing: str) -> _T:
+        """Run ``action``; local file errors become stoker's own, saying what to do."""
+        try:
+            return action()
+        except StorageFullError as error:
+            raise self._full() from error
+        except StokerError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise self._full() from error
+            raise CacheError(
+                f"can not {doing} the cache {self.root}: {error.strerror}; choose another local= or mend its permissions"
+            ) from error
+
+    def _full(self) -> StorageFullError:
+        message = f"no space left in the cache {self.root}: free some, set cache_limit=, or put local= elsewhere"
+        return StorageFullError(message, url=str(self.root))
+
+    def sweep(self) -> None:
+        """Remove part files whose process is gone."""
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(self._private)):
+                if entry.name.endswith(_PART):
+                    self._remove_unlocked(self._private / entry.name)
+
+    def _remove_unlocked(self, path: Path) -> bool:
+        """Unlink a file unless a process holds a lock on it."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            if not _lock(descriptor, fcntl.LOCK_EX):
+                return False
+            try:
+                if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+                    return False
+                os.unlink(path)
+            except OSError:
+                return False
+            return True
+        finally:
+            os.close(descriptor)
+
+    # -- eviction --------------------------------------------------------------------------------------------------
+
+    def _make_room(self, needed: int) -> bool:
+        """Evict least recently opened files, none of them in use, until ``needed`` more bytes fit under the limit."""
+        limit = self.settings.limit
+        assert limit is not None
+        if self._known is None:
+            return True
+        known = self._known()
+        self._guard(lambda: self._private.mkdir(parents=True, exist_ok=True), "write to")
+        with self._eviction_turn():
+            used = needed
+            candidates: list[tuple[int, int, Path]] = []
+            for path, entry in _files(self.root):
+                name = path.relative_to(self.root).as_posix()
+                if name.startswith(_PRIVATE + "/"):
+                    if name.endswith(_PART) and not self._remove_unlocked(path):
+                        # A download under way will take its full size, whatever it has taken so far.
+                        used += known.get(unquote(path.name.split(_PART)[0]), entry.st_size)
+                elif name in known:
+                    used += entry.st_size
+                    candidates.append((entry.st_mtime_ns, entry.st_size, path))
+            candidates.sort()
+            for _, size, path in candidates:
+                if used <= limit:
+                    break
+                if self._remove_unlocked(path):
+                    used -= size
+            return used <= limit
+
+    @contextlib.contextmanager
+    def _eviction_turn(self) -> Iterator[None]:
+        """One process evicts at a time, so that two do not both make room for one."""
+        path = self._private / "evict.lock"
+        descriptor = self._guard(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "write to")
+        try:
+            end = time.monotonic() + self.settings.stall_timeout
+            while not _lock(descriptor, fcntl.LOCK_EX):
+                if time.monotonic() > end:
+                    raise StorageTimeoutError(f"another process has held {path} for {self.settings.stall_timeout:g} s")
+                time.sleep(0.002)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class _Watch:
+    """Notices when a part file has stopped growing."""
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self._path = path
+        self._patience = patience
+        self._seen: tuple[int, int, int] | None = None
+        self._since = time.monotonic()
+
+    def stalled(self) -> bool:
+        try:
+            status = os.stat(self._path)
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except FileNotFoundError:
+            seen = (0, 0, 0)
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        return now - self._since > self._patience
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    """Try to take a ``flock``. File systems that have none are treated as if nobody else were there."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    return True
+
+
+def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
+    with open(path, "wb", buffering=0) as handle:
+        view = memoryview(data)
+        while view:
+            view = view[handle.write(view) :]
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every regular file below ``root``; files that vanish meanwhile are passed over."""
+    stack = [root]
+    while stack:
+        try:
+            entries = list(os.scandir(stack.pop()))
+        except OSError:
+            continue
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)

@@ -1,0 +1,144 @@
+"""Where a dataset's index and shards are: the remote, the local cache, and which of them is the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.index import INDEX_NAME, Index, load_index
+from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, StokerError, StorageTimeoutError
+from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
+from stoker.types import StorageOptions
+
+__all__ = ["Place", "open_place"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An opened dataset location.
+
+    Attributes:
+        index: the dataset's index.
+        cache: the directory its shard files are read from, and how they get there.
+    """
+
+    index: Index
+    cache: ShardCache
+
+
+def open_place(
+    remote: str | os.PathLike[str] | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+    *,
+    settings: CacheSettings,
+    storage_options: StorageOptions | None = None,
+    retry: RetryPolicy | None = None,
+    stall_timeout: float = 60.0,
+) -> Place:
+    """Find the index and set up the cache.
+
+    With only ``local`` (or a remote that is a directory, and no ``local``), shards are read where they lie. With a
+    remote, its index is fetched each time, so that a dataset that was written anew is noticed; where the store can not be
+    reached, an index in the cache serves.
+
+    Raises:
+        ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
+        ObjectNotFoundError: there is no index.
+        IndexFileError: the index is not valid.
+    """
+    if remote is None and local is None:
+        raise ConfigError("give remote= (a URL or directory that holds an index.json), local= (a directory), or both")
+    if split and (os.path.isabs(split) or ".." in Path(split).parts):
+        raise ConfigError(f"split must be a sub-directory of the dataset, got {split!r}")
+    source = None if remote is None else join_url(remote, *([split] if split else []))
+    root = None if local is None else Path(os.path.expanduser(local)) / (split or "")
+    directory = None if source is None else is_local(source)
+    if root is None:
+        root = directory if directory is not None else _default_cache(str(source), storage_options)
+    root = root.absolute()
+    if source is None or (directory is not None and _same(directory, root)):
+        store = open_store(root)
+        return Place(load_index(store), ShardCache(root, None, settings))
+    store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
+    index = _fetch_index(store, root)
+    cache = ShardCache(root, store, settings, index.file_sizes)
+    with contextlib.suppress(OSError):
+        cache.sweep()
+    return Place(index, cache)
+
+
+def _fetch_index(store: Store, root: Path) -> Index:
+    """The remote's index, kept in the cache; the cache's where the remote can not be reached."""
+    path = root / INDEX_NAME
+    try:
+        index = load_index(store)
+    except (StorageTimeoutError, ObjectNotFoundError) as error:
+        if not path.exists() or isinstance(error, ObjectNotFoundError):
+            raise
+        logger.warning("%s; going on with the index in the cache, %s", error, path)
+        return load_index(open_store(root))
+    data = index.to_json()
+    try:
+        if path.read_bytes() == data:
+            return index
+    except OSError:
+        pass
+    _replace_index(index, path, data)
+    return index
+
+
+def _replace_index(index: Index, path: Path, data: bytes) -> None:
+    """Write the index into the cache, after removing cached shards that are not this dataset's.
+
+    Where the cache holds another index, only files whose entry, with hashes, is the same in both can be trusted.
+    """
+    try:
+        old: Mapping[str, object] = {}
+        if path.exists():
+            with contextlib.suppress(StokerError):
+                old = Index.from_json(path.read_bytes(), str(path)).file_entries()
+        new = index.file_entries()
+        for basename, entry in old.items():
+            same = basename in new and new[basename] == entry and bool(getattr(entry, "hashes", None))
+            if not same:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path.parent / basename)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            beside.write_bytes(data)
+            os.replace(beside, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+    except OSError as error:
+        if path.exists():
+            raise CacheError(
+                f"the cache {path.parent} holds another dataset's index and can not be changed ({error.strerror}): choose "
+                "another local="
+            ) from error
+        # A read-only cache may hold every shard all the same; a missing one gives its own error.
+        logger.debug("can not keep the index in %s: %s", path.parent, error)
+
+
+def _default_cache(url: str, options: StorageOptions | None) -> Path:
+    """A directory of the user's own for this URL and endpoint."""
+    base = os.environ.get("STOKER_CACHE")
+    if not base:
+        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker")
+    endpoint = next((str(value) for name, value in (options or {}).items() if "endpoint" in name.lower()), "")
+    return Path(base) / hashlib.sha256(f"{url}\n{endpoint}".encode()).hexdigest()[:24]
+
+
+def _same(first: Path, second: Path) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)

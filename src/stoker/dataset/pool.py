@@ -1,0 +1,183 @@
+"""Open shards of one process: mapped files behind readers, opened on demand or ahead of it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Collection, Iterable
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import Any
+
+from stoker.dataset.cache import ShardCache
+from stoker.dataset.index import Index
+from stoker.dataset.threads import Threads
+from stoker.errors import CorruptDataError, ObjectNotFoundError
+from stoker.formats.base import ShardInfo, ShardReader
+from stoker.formats.registry import get_format
+
+__all__ = ["ShardPool"]
+
+logger = logging.getLogger(__name__)
+
+
+class ShardPool:
+    """Readers of a dataset's shards by shard number.
+
+    Args:
+        index: the dataset's shards.
+        cache: where their files are.
+        threads: how many shards are fetched and opened at once ahead of demand.
+        most_open: how many readers are kept; beyond it the least recently used are dropped. A reader that is in use
+            stays valid: its file stays mapped until the last reference goes.
+        allow_unsafe_types: whether pickled columns may be decoded.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        cache: ShardCache,
+        *,
+        threads: int = 8,
+        most_open: int = 256,
+        allow_unsafe_types: bool = False,
+    ) -> None:
+        self.index = index
+        self.cache = cache
+        self.most_open = most_open
+        self.allow_unsafe_types = allow_unsafe_types
+        self._threads = Threads(threads, "fetch")
+        self._tick = itertools.count()
+        self._open: dict[int, ShardReader] = {}
+        self._used: dict[int, int] = {}
+        self._needed: Collection[int] = ()
+        self._reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "cache": self.cache,
+            "threads": self._threads.count,
+            "most_open": self.most_open,
+            "allow_unsafe_types": self.allow_unsafe_types,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        index, cache = state.pop("index"), state.pop("cache")
+        ShardPool.__init__(self, index, cache, **state)
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._coming: dict[int, Future[ShardReader | None]] = {}
+
+    def get(self, shard: int) -> ShardReader:
+        """The reader of a shard, fetched and opened first if need be.
+
+        Raises:
+            StokerError: it can not be fetched, or is corrupt twice over. Nothing waits longer than the storage's
+                timeouts and the cache's stall time.
+        """
+        reader = self._open.get(shard)
+        if reader is not None:
+            self._used[shard] = next(self._tick)
+            return reader
+        self._mind_fork()
+        future = self._coming.pop(shard, None)
+        if future is not None:
+            try:
+                reader = future.result()
+            except CancelledError:
+                reader = None
+            if reader is not None:
+                return reader
+        return self._keep(shard, self._load(shard, demanded=True))
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
+        self._mind_fork()
+        for shard in shards:
+            if shard not in self._open and shard not in self._coming:
+                self._coming[shard] = self._threads.submit(partial(self._load_ahead, shard))
+
+    def expect(self, shards: Collection[int]) -> None:
+        """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest."""
+        self._needed = shards
+        if not shards:
+            coming, self._coming = self._coming, {}
+            for future in coming.values():
+                future.cancel()
+
+    def done_with(self, shard: int) -> None:
+        """Say that a shard is not needed soon. Where the cache is limited its file may then be evicted."""
+        future = self._coming.pop(shard, None)
+        if future is not None:
+            future.cancel()
+        if self.cache.settings.limit is not None:
+            self._open.pop(shard, None)
+            self._used.pop(shard, None)
+
+    def close(self) -> None:
+        """Stop fetching ahead and drop all readers."""
+        self._threads.close()
+        self._coming.clear()
+        self._open.clear()
+        self._used.clear()
+
+    def _mind_fork(self) -> None:
+        # Futures and threads of the parent are not ours; its open readers are (the maps are shared).
+        if self._pid != os.getpid():
+            self._reset()
+
+    def _load_ahead(self, shard: int) -> ShardReader | None:
+        reader = self._load(shard, demanded=False)
+        return None if reader is None else self._keep(shard, reader)
+
+    def _keep(self, shard: int, reader: ShardReader | None) -> ShardReader:
+        assert reader is not None
+        with self._lock:
+            kept = self._open.setdefault(shard, reader)
+            self._used[shard] = next(self._tick)
+            if len(self._open) > self.most_open:
+                spare = sorted(
+                    (used, number) for number, used in list(self._used.items()) if number not in self._needed
+                )
+                for _, number in spare[: max(1, len(self._open) - self.most_open)]:
+                    self._open.pop(number, None)
+                    self._used.pop(number, None)
+        return kept
+
+    def _load(self, shard: int, *, demanded: bool) -> ShardReader | None:
+        info = self.index.shards[shard]
+        for attempt in (1, 2):
+            files = self.cache.open(info)
+            fetched = files is None
+            if files is None:
+                # An evictor may take the file between fetching and opening it; then it is fetched again.
+                for _ in range(100):
+                    if not self.cache.fetch(info, wait=demanded, room=demanded):
+                        return None
+                    files = self.cache.open(info)
+                    if files is not None:
+                        break
+                else:
+                    raise ObjectNotFoundError(
+                        f"{self.cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
+                    )
+            try:
+                if not fetched:
+                    self.cache.validate(info, files)
+                return self._reader(info, files)
+            except CorruptDataError as error:
+                del files
+                if attempt == 2 or not self.cache.discard(info):
+                    raise
+                logger.warning("%s; fetching it again", error)
+        raise AssertionError("unreachable")
+
+    def _reader(self, info: ShardInfo, files: list[Any]) -> ShardReader:
+        return get_format(info.format).open(
+            info, files, where=self.cache.describe(info), allow_unsafe_types=self.allow_unsafe_types
+        )

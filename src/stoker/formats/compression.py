@@ -1,0 +1,132 @@
+"""The codecs that shard files may be compressed with, by their names in the index: ``zstd``, ``zstd:7``, ...
+
+Decompression is given the size that must come out, never allocates or writes more than that, and fails unless
+exactly that many bytes came out: a small file that claims to be a huge one costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import cramjam
+
+from stoker.errors import CorruptDataError, FormatError
+
+__all__ = ["Compression", "compression_names", "parse_compression"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    levels: range | None
+    default: int | None
+    compress: Callable[..., Any]
+    decompress_into: Callable[[Any, Any], int]
+    max_ratio: int  # no compressed byte stands for more bytes than this
+
+
+# Snappy is the raw format, without frames; the others are self-delimiting streams, of one or more members.
+_CODECS: Final = {
+    "br": _Codec(range(12), 11, cramjam.brotli.compress, cramjam.brotli.decompress_into, 1 << 22),
+    "bz2": _Codec(range(1, 10), 9, cramjam.bzip2.compress, cramjam.bzip2.decompress_into, 1 << 20),
+    "gz": _Codec(range(10), 9, cramjam.gzip.compress, cramjam.gzip.decompress_into, 1 << 11),
+    "snappy": _Codec(None, None, cramjam.snappy.compress_raw, cramjam.snappy.decompress_raw_into, 1 << 6),
+    "zstd": _Codec(range(1, 23), 3, cramjam.zstd.compress, cramjam.zstd.decompress_into, 1 << 16),
+}
+
+# How the codecs say that a buffer can not hold what comes out; nothing else of the error tells.
+_TOO_SMALL = ("failed to write whole buffer", "smaller than required")
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """One codec at one level. Threads may share it; the work releases the GIL.
+
+    Attributes:
+        text: as the index spells it (``"zstd:7"``).
+        extension: what it adds to a file's name after a dot (``"zstd"``), which is also the codec's name.
+        level: how hard to compress; ``None`` for a codec without levels.
+    """
+
+    text: str
+    extension: str
+    level: int | None
+
+    def compress(self, data: bytes | bytearray | memoryview) -> memoryview:
+        """Compress a whole file."""
+        codec = _CODECS[self.extension]
+        out = codec.compress(data) if self.level is None else codec.compress(data, self.level)
+        return memoryview(out)
+
+    def decompress(self, data: bytes | bytearray | memoryview, size: int) -> bytearray:
+        """Decompress a whole file to exactly ``size`` bytes.
+
+        Raises:
+            CorruptDataError: the data is damaged, or is not of that size.
+        """
+        # Refuse an absurd claim before allocating for it; 64 bytes are for headers.
+        if size > (len(data) + 64) * _CODECS[self.extension].max_ratio:
+            raise CorruptDataError(f"{len(data)} bytes of {self.extension} can not hold {size} bytes")
+        out = bytearray(size)
+        self.decompress_into(data, out)
+        return out
+
+    def decompress_unsized(self, data: bytes | bytearray | memoryview, limit: int) -> memoryview:
+        """Decompress a file whose size is not known: for a shard without an index.
+
+        Raises:
+            CorruptDataError: the data is damaged, or holds more than ``limit`` bytes.
+        """
+        size = min(limit, max(1 << 16, 4 * len(data)))
+        while True:
+            out = bytearray(size)
+            try:
+                written = _CODECS[self.extension].decompress_into(data, out)
+            except cramjam.DecompressionError as error:
+                too_small = any(text in str(error) for text in _TOO_SMALL)
+                if not too_small or size >= limit:
+                    raise CorruptDataError(f"not {self.extension} of at most {limit} bytes: {error}") from error
+            else:
+                return memoryview(out)[:written]
+            size = min(limit, 4 * size)
+
+    def decompress_into(self, data: bytes | bytearray | memoryview, out: Any) -> None:
+        """Decompress a whole file into a writable buffer (an ``mmap``, say) that it must fill exactly.
+
+        Raises:
+            CorruptDataError: the data is damaged, or is not of the buffer's size.
+        """
+        size = memoryview(out).nbytes
+        try:
+            written = _CODECS[self.extension].decompress_into(data, out)
+        except cramjam.DecompressionError as error:
+            raise CorruptDataError(f"not {size} bytes compressed with {self.extension}: {error}") from error
+        if written != size:
+            raise CorruptDataError(f"{self.extension} holds {written} bytes where {size} were expected")
+
+
+def parse_compression(text: str) -> Compression:
+    """The codec and level that ``text`` names: ``codec`` or ``codec:level``.
+
+    Raises:
+        FormatError: no such codec, or no such level of it.
+    """
+    name, colon, digits = text.partition(":")
+    codec = _CODECS.get(name)
+    if codec is None:
+        raise FormatError(f"unknown compression {text!r}; known: {', '.join(compression_names())}")
+    if not colon:
+        return Compression(text, name, codec.default)
+    if codec.levels is None:
+        raise FormatError(f"compression {text!r}: {name} has no levels")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 2 and int(digits) in codec.levels):
+        raise FormatError(
+            f"compression {text!r}: the levels of {name} are {codec.levels.start} to {codec.levels.stop - 1}"
+        )
+    return Compression(text, name, int(digits))
+
+
+def compression_names() -> list[str]:
+    """Names of all codecs, without levels."""
+    return list(_CODECS)

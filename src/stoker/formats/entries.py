@@ -1,0 +1,50 @@
+"""Shard descriptions back to the entries of an index: the inverse of ``Format.parse_shard``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.formats.base import FileInfo, ShardInfo
+
+__all__ = ["column_names", "entry_of", "identity_of", "roles_of"]
+
+_SETTINGS = ("hashes", "size_limit")
+
+
+def roles_of(format_name: str) -> tuple[str, ...]:
+    """What the files of a shard are called in its entry, after ``raw_`` and ``zip_``."""
+    return ("data",) if format_name == "mds" else ("data", "meta")
+
+
+def entry_of(info: ShardInfo) -> dict[str, Any]:
+    """The shard's entry in an index's ``shards`` list."""
+    entry: dict[str, Any] = {
+        **info.spec,
+        "compression": info.compression,
+        "format": info.format,
+        "samples": info.samples,
+        "version": 2,
+    }
+    if info.format in ("csv", "tsv"):
+        del entry["separator"]
+    for number, role in enumerate(roles_of(info.format)):
+        entry[f"raw_{role}"] = _file(info.raw[number])
+        entry[f"zip_{role}"] = _file(info.zip[number]) if info.zip else None
+    return entry
+
+
+def identity_of(info: ShardInfo) -> dict[str, Any]:
+    """What of a shard's description decides how its bytes are read; not what its writer was merely told."""
+    identity = {key: value for key, value in info.spec.items() if key not in _SETTINGS}
+    if info.format in ("csv", "tsv"):
+        del identity["separator"]
+    return {"format": info.format, **identity}
+
+
+def column_names(info: ShardInfo) -> tuple[str, ...]:
+    """Names of the shard's columns, in its order."""
+    return tuple(info.spec["columns"] if "columns" in info.spec else info.spec["column_names"])
+
+
+def _file(info: FileInfo) -> dict[str, Any]:
+    return {"basename": info.basename, "bytes": info.bytes, "hashes": info.hashes}

@@ -1,0 +1,121 @@
+"""The ``json`` format: a JSON object a line, keys sorted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.formats.base import ShardInfo
+from stoker.formats.checks import parse_files, parse_samples, parse_settings, require
+from stoker.formats.lines import LineEncoder, LineShard, check_columns
+from stoker.formats.merge import iterate_each, read_each
+from stoker.formats.values import UnfitValueError, describe
+from stoker.types import Batch, Buffer, Ids
+
+__all__ = ["JSONEncoder", "JSONFormat", "JSONShard"]
+
+
+class JSONShard(LineShard):
+    """An open shard of JSON lines."""
+
+    __slots__ = ()
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
+        super().__init__(info, files, where, kinds=info.spec["columns"], first=0, newline=info.spec["newline"])
+
+    @property
+    def format(self) -> str:
+        return "json"
+
+    def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        values: dict[str, list[Any]] = {name: [] for name in columns}
+        slots = [(name, self._kinds[name], values[name].append) for name in columns]
+        for row, line in enumerate(lines):
+            try:
+                sample = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UnfitValueError(f"not JSON: {error}", row=row) from None
+            if not isinstance(sample, dict):
+                raise UnfitValueError(f"expected a JSON object, found {describe(sample)}", row=row)
+            for name, kind, append in slots:
+                if name not in sample:
+                    raise UnfitValueError(f"column {name!r} is missing", row=row)
+                value = sample[name]
+                if not _fits(kind, value):
+                    raise UnfitValueError(f"column {name!r}: expected {kind}, found {describe(value)}", row=row)
+                append(value)
+        return values
+
+
+class JSONFormat:
+    """Two files a shard: lines of JSON, and their offsets."""
+
+    name = "json"
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+        """See :class:`~stoker.formats.base.Format`. ``spec`` holds ``columns`` and ``newline``."""
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
+        columns = require(obj, "columns", dict, where)
+        kinds = check_columns(tuple(columns), tuple(columns.values()), where)
+        newline = require(obj, "newline", str, where)
+        hashes, size_limit = parse_settings(obj, where)
+        spec = {"columns": kinds, "newline": newline, "hashes": hashes, "size_limit": size_limit}
+        return ShardInfo("json", samples, raw, zipped, compression, spec)
+
+    def open(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],
+        *,
+        where: str,
+        allow_unsafe_types: bool = False,  # noqa: ARG002
+    ) -> JSONShard:
+        """See :class:`stoker.formats.base.Format`."""
+        return JSONShard(info, files, where)
+
+    def read_many(
+        self, shards: Sequence[JSONShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """See :class:`stoker.formats.base.Format`."""
+        return read_each(shards, which, rows, columns)
+
+    def iterate_many(
+        self, shards: Sequence[JSONShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.base.Format`."""
+        return iterate_each(shards, which, rows, columns)
+
+
+class JSONEncoder(LineEncoder):
+    """Samples to JSON lines.
+
+    Args:
+        columns: column name to ``str``, ``int`` or ``float``.
+        settings: ``compression``, ``hashes`` and ``size_limit`` as the index holds them.
+        newline: what ends a line: JSON's white space, or nothing.
+
+    Raises:
+        ConfigError: no columns, an unknown kind of column, or a newline that JSON would not skip.
+    """
+
+    format = "json"
+
+    def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any], newline: str) -> None:
+        if newline.strip(" \t\r\n"):
+            raise ConfigError(f"newline={newline!r}: readers parse it with the line, so it must be JSON's white space")
+        super().__init__(columns, {**settings, "columns": dict(columns), "newline": newline}, header=b"")
+        self._newline = newline
+
+    def line(self, values: Mapping[str, Any]) -> str:
+        return json.dumps(values, sort_keys=True) + self._newline
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "int":
+        return isinstance(value, int)
+    return isinstance(value, float | int)

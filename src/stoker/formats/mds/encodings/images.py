@@ -1,0 +1,188 @@
+"""Images: ``pil`` (raw pixels), ``jpeg``, ``png``, lists of them, ``jpeg_array``.
+
+Pillow is imported at the first use.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from io import BytesIO
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stoker.errors import MissingPackageError
+from stoker.formats.mds.encodings.base import Encoding
+from stoker.formats.values import UnfitValueError, describe
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ImageFile", "ImageList", "JpegArray", "RawImage"]
+
+_MAX_MODE = 16
+_SIGNATURES = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n"}
+
+
+class RawImage(Encoding):
+    """``pil``: mode, size and raw pixels. Of a palette image (mode ``P``) only the indices are kept."""
+
+    name = "pil"
+    what = "a PIL image"
+
+    def encode(self, value: Any) -> bytes:
+        image = _as_image(value, self.what)
+        mode = image.mode.encode()
+        return struct.pack("<3I", *image.size, len(mode)) + mode + image.tobytes()
+
+    def decode(self, data: bytes) -> Image:
+        if len(data) < 12:
+            raise ValueError(f"an image's header of {len(data)} bytes")
+        width, height, mode_size = struct.unpack_from("<3I", data)
+        if mode_size > _MAX_MODE or len(data) < 12 + mode_size:
+            raise ValueError(f"an image's mode of {mode_size} bytes")
+        mode = data[12 : 12 + mode_size].decode()
+        pixels = data[12 + mode_size :]
+        # The narrowest mode packs 8 pixels a byte; so what Pillow allocates stays in proportion to the data.
+        if -(-width // 8) * height > len(pixels):
+            raise ValueError(f"an image of {width} x {height} pixels in {len(pixels)} bytes")
+        try:
+            image: Image = _pil().frombytes(mode, (width, height), pixels)
+        except (ValueError, KeyError, TypeError, OSError, OverflowError, MemoryError, SystemError) as error:
+            raise ValueError(f"not an image of mode {mode!r}, {width} x {height} pixels: {error}") from error
+        return image
+
+
+class ImageFile(Encoding):
+    """``jpeg`` or ``png``: an encoded file, opened lazily as Pillow does.
+
+    Also takes the bytes of a file of that kind. A JPEG image that was opened from a file is stored as
+    that file, without a second lossy encoding.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.name = kind
+        self.what = f"a PIL image or the bytes of a {kind.upper()} file"
+
+    def encode(self, value: Any) -> bytes:
+        if isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(value)
+            if not data.startswith(_SIGNATURES[self.name]):
+                raise UnfitValueError(f"expected {self.what}, got {describe(value)} that begins {data[:8]!r}")
+            return data
+        image = _as_image(value, self.what)
+        source = getattr(image, "filename", "")
+        if self.name == "jpeg" and type(image).__name__ == "JpegImageFile" and source:
+            try:
+                with open(source, "rb") as file:
+                    data = file.read()
+                return bytes(data)
+            except FileNotFoundError:
+                pass  # gone since it was opened: encode the pixels
+        out = BytesIO()
+        try:
+            image.save(out, format=self.name.upper())
+        except (OSError, ValueError, KeyError) as error:
+            raise UnfitValueError(f"expected {self.what}, got one of mode {image.mode}: {error}") from error
+        return out.getvalue()
+
+    def decode(self, data: bytes) -> Image:
+        return _open_image(data)
+
+
+class ImageList(Encoding):
+    """``list[pil]``, ``list[jpeg]``, ``list[png]``: images of one encoding, any number of them."""
+
+    def __init__(self, element: Encoding) -> None:
+        self.name = f"list[{element.name}]"
+        self.what = f"a list of images, each {element.what}"
+        self._element = element
+
+    def encode(self, value: Any) -> bytes:
+        if not isinstance(value, list | tuple):
+            raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+        parts = []
+        for number, image in enumerate(value):
+            try:
+                parts.append(self._element.encode(image))
+            except UnfitValueError as error:
+                raise UnfitValueError(f"image {number} of the list: {error}") from error
+        return b"".join((bytes(4), _pack_parts(parts)))
+
+    def decode(self, data: bytes) -> list[Any]:
+        return [self._element.decode(part) for part in _split_parts(data, 4)]
+
+
+class JpegArray(Encoding):
+    """``jpeg_array`` (also spelled ``jpegarray``): the bytes of one or more JPEG files; decodes to images."""
+
+    what = "a sequence of at least one JPEG file's bytes"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def encode(self, value: Any) -> bytes:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray) or not value:
+            raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+        for number, image in enumerate(value):
+            if not isinstance(image, bytes | bytearray | memoryview) or bytes(image[:2]) != _SIGNATURES["jpeg"]:
+                raise UnfitValueError(f"expected {self.what}, got {describe(image)} as image {number}")
+        return _pack_parts(value)
+
+    def decode(self, data: bytes) -> list[Any]:
+        parts = _split_parts(data, 0)
+        if not parts:
+            raise ValueError("an array of no images")
+        return [_open_image(part) for part in parts]
+
+
+def _pack_parts(parts: Sequence[Any]) -> bytes:
+    """``u32 n | u32 sizes[n] | parts``."""
+    sizes = [len(part) for part in parts]
+    try:
+        head = struct.pack(f"<I{len(sizes)}I", len(sizes), *sizes)
+    except struct.error:
+        raise UnfitValueError("expected images of less than 4 GiB each") from None
+    return b"".join((head, *parts))
+
+
+def _split_parts(data: bytes, at: int) -> list[bytes]:
+    """The parts of ``u32 n | u32 sizes[n] | parts`` that starts at ``at`` and fills the rest exactly."""
+    if len(data) < at + 4:
+        raise ValueError(f"a list of images in {len(data)} bytes")
+    (count,) = struct.unpack_from("<I", data, at)
+    start = at + 4 + 4 * count
+    if len(data) < start:
+        raise ValueError(f"a list of {count} images in {len(data)} bytes")
+    ends = start + np.cumsum(np.frombuffer(data, "<u4", count, at + 4), dtype=np.int64)
+    if (int(ends[-1]) if count else start) != len(data):
+        raise ValueError("the images of a list do not fill it exactly")
+    bounds = [start, *ends.tolist()]
+    return [data[lo:hi] for lo, hi in pairwise(bounds)]
+
+
+def _open_image(data: bytes) -> Image:
+    pil = _pil()
+    try:
+        image: Image = pil.open(BytesIO(data))
+    except (OSError, ValueError, SyntaxError, TypeError, EOFError, pil.DecompressionBombError) as error:
+        raise ValueError(f"not an image file: {error}") from error
+    return image
+
+
+def _as_image(value: Any, what: str) -> Image:
+    if not isinstance(value, _pil().Image):
+        raise UnfitValueError(f"expected {what}, got {describe(value)}")
+    image: Image = value
+    return image
+
+
+def _pil() -> Any:
+    """``PIL.Image``."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingPackageError("image columns need Pillow: pip install 'stoker[images]'") from None
+    return Image

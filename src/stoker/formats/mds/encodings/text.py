@@ -1,0 +1,168 @@
+"""Values that are bytes or text of any length: ``bytes``, ``str``, ``str_*``, ``json``, ``pkl``."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import operator
+import pickle
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from stoker.formats.mds.encodings.base import Encoding, RawColumn
+from stoker.formats.values import UnfitValueError, describe
+
+__all__ = ["Bytes", "Json", "Pickle", "Str", "StrDecimal", "StrFloat", "StrInt"]
+
+
+class Bytes(Encoding):
+    """``bytes``: as they are."""
+
+    name = "bytes"
+    what = "bytes"
+    verbatim = True
+
+    def encode(self, value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, bytearray | memoryview):
+            return bytes(value)
+        raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+
+    def encode_column(self, values: Any) -> RawColumn:
+        if type(values) is list and set(map(type, values)) <= {bytes}:
+            return values
+        return super().encode_column(values)
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+    def decode_values(self, values: list[bytes]) -> list[Any]:
+        return values
+
+
+class Str(Encoding):
+    """``str``: UTF-8."""
+
+    name = "str"
+    what = "str"
+
+    def encode(self, value: Any) -> bytes:
+        if not isinstance(value, str):
+            raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+        return _utf8(value)
+
+    def decode(self, data: bytes) -> str:
+        return data.decode()
+
+    def decode_values(self, values: list[bytes]) -> list[Any]:
+        return [value.decode() for value in values]
+
+
+class StrInt(Encoding):
+    """``str_int``: an integer of any size, as decimal digits."""
+
+    name = "str_int"
+    what = "an integer"
+
+    def encode(self, value: Any) -> bytes:
+        # A bool would be stored as "True", which nobody can read back as a number.
+        if not isinstance(value, bool | np.bool_):
+            try:
+                number = operator.index(value)
+            except TypeError:
+                pass
+            else:
+                return str(number).encode()
+        raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+
+    def decode(self, data: bytes) -> int:
+        return int(data.decode())
+
+
+class StrFloat(Encoding):
+    """``str_float``: a float as the shortest decimal text that gives it back."""
+
+    name = "str_float"
+    what = "a float"
+
+    def encode(self, value: Any) -> bytes:
+        if isinstance(value, float | np.floating) or (isinstance(value, int | np.integer) and type(value) is not bool):
+            number = float(value)
+            if number == value or number != number:
+                return str(number).encode()
+        raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+
+    def decode(self, data: bytes) -> float:
+        return float(data.decode())
+
+
+class StrDecimal(Encoding):
+    """``str_decimal``: a ``decimal.Decimal``, with all its digits."""
+
+    name = "str_decimal"
+    what = "a decimal.Decimal"
+
+    def encode(self, value: Any) -> bytes:
+        if isinstance(value, Decimal):
+            return str(value).encode()
+        raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
+
+    def decode(self, data: bytes) -> Decimal:
+        try:
+            return Decimal(data.decode())
+        except decimal.InvalidOperation:
+            raise ValueError(f"not a decimal number: {data[:40]!r}") from None
+
+
+class Json(Encoding):
+    """``json``: what the standard ``json`` module makes of a value.
+
+    An array becomes a list; NaN and infinities pass, as in the reference.
+    """
+
+    name = "json"
+    what = "something that JSON can hold"
+
+    def encode(self, value: Any) -> bytes:
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        try:
+            return _utf8(json.dumps(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UnfitValueError(f"expected {self.what}, got {describe(value)}: {error}") from error
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            return json.loads(data.decode())
+        except RecursionError:
+            raise ValueError("JSON nested too deeply") from None
+
+
+class Pickle(Encoding):
+    """``pkl``: any Python object. Decoding runs whatever the data says, so readers ask for consent first."""
+
+    name = "pkl"
+    safe = False
+    what = "an object that pickle can store"
+
+    def encode(self, value: Any) -> bytes:
+        try:
+            return pickle.dumps(value)
+        except Exception as error:  # pickle passes on whatever the object's own code raises
+            raise UnfitValueError(f"expected {self.what}, got {describe(value)}: {error}") from error
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            return pickle.loads(data)  # noqa: S301 - the reader refuses unsafe encodings without consent
+        except Exception as error:
+            raise ValueError(f"not a pickle that can be read here: {error!r}") from error
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UnfitValueError(f"expected text that UTF-8 can hold, got {describe(text)}: {error}") from None

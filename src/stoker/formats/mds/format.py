@@ -1,0 +1,37 @@
+"""MDS as a format of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stoker.formats.base import ShardInfo
+from stoker.formats.mds.reader import MDSShard, iterate_many, read_many
+from stoker.formats.mds.spec import parse_mds_shard
+from stoker.types import Batch, Buffer, Ids
+
+__all__ = ["MDSFormat"]
+
+
+class MDSFormat:
+    """One file a shard: a header of offsets, the writer's configuration, then the samples."""
+
+    name = "mds"
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+        return parse_mds_shard(obj, where)
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, allow_unsafe_types: bool = False
+    ) -> MDSShard:
+        return MDSShard(info, files[0], where, allow_unsafe_types=allow_unsafe_types)
+
+    def read_many(
+        self, shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        return read_many(shards, which, rows, columns)
+
+    def iterate_many(
+        self, shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        return iterate_many(shards, which, rows, columns)

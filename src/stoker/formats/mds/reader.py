@@ -1,0 +1,337 @@
+"""Read MDS shards: from row numbers of many open shards to columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
+from stoker.formats.base import ShardInfo
+from stoker.formats.gather import address_of, gather_rows, gather_u32
+from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.types import Batch, Buffer, Column, Ids
+
+__all__ = ["MDSShard", "RecordLayout", "iterate_many", "read_many"]
+
+# What a decoder may raise on bytes that are not what it expects. Missing packages are not among them.
+_DECODE_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    ArithmeticError,
+    SyntaxError,
+    EOFError,
+    OSError,
+)
+_NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
+_NO_VALUES: list[bytes] = []
+# Samples are gathered in pieces of this size where they are taken one by one.
+_PIECE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """Where a sample's columns lie in its bytes: u32 sizes of the variable columns, then all payloads in order.
+
+    Attributes:
+        names: columns in the file's (sorted) order.
+        encodings: their encodings.
+        sizes: their fixed widths in bytes, ``None`` for variable ones.
+        variable: number of variable columns.
+        width: bytes of a whole sample where all columns are fixed, else ``None``.
+    """
+
+    names: tuple[str, ...]
+    encodings: tuple[Encoding, ...]
+    sizes: tuple[int | None, ...]
+    variable: int
+    width: int | None
+
+    @classmethod
+    def of(cls, info: ShardInfo) -> RecordLayout:
+        """The layout that an index entry describes. Shards of one dataset share one object."""
+        return _layout(tuple(info.spec["column_names"]), tuple(info.spec["column_encodings"]))
+
+
+@lru_cache(maxsize=256)
+def _layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> RecordLayout:
+    encodings = tuple(get_encoding(name) for name in encoding_names)
+    sizes = tuple(encoding.size for encoding in encodings)
+    fixed = [size for size in sizes if size is not None]
+    return RecordLayout(
+        names, encodings, sizes, len(sizes) - len(fixed), sum(fixed) if len(fixed) == len(sizes) else None
+    )
+
+
+class MDSShard:
+    """One open MDS shard: its header checked against the index and against itself.
+
+    Args:
+        info: the index's entry.
+        data: the shard's bytes; kept, never closed here.
+        where: names the shard in errors.
+        allow_unsafe_types: whether pickled columns may be decoded.
+    """
+
+    __slots__ = ("address", "allow_unsafe_types", "array", "data", "layout", "samples", "where")
+
+    def __init__(self, info: ShardInfo, data: Buffer, where: str, *, allow_unsafe_types: bool = False) -> None:
+        self.where = where
+        self.data = data
+        self.array: NDArray[np.uint8] = np.frombuffer(data, dtype=np.uint8)
+        self.address = address_of(self.array)
+        self.layout = RecordLayout.of(info)
+        self.samples = info.samples
+        self.allow_unsafe_types = allow_unsafe_types
+        self._check(info.raw[0].bytes)
+
+    @property
+    def format(self) -> str:
+        return "mds"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.layout.names
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        return read_many([self], np.zeros(len(rows), dtype=np.int64), rows, columns)
+
+    def _check(self, expected: int) -> None:
+        size = self.array.size
+        if size != expected:
+            raise CorruptDataError(f"{self.where}: the file has {size} bytes, the index says {expected}")
+        head = 4 + 4 * (self.samples + 1)
+        if size < head:
+            raise CorruptDataError(f"{self.where}: {size} bytes can not hold a header for {self.samples} samples")
+        count = int(self.array[:4].view("<u4")[0])
+        if count != self.samples:
+            raise CorruptDataError(f"{self.where}: the file holds {count} samples, the index says {self.samples}")
+        offsets = self.array[4:head].view("<u4").astype(np.int64)
+        lengths = np.diff(offsets)
+        if int(offsets[0]) < head or int(offsets[-1]) != size or (lengths.size and int(lengths.min()) < 0):
+            bad = int(np.argmin(lengths)) if lengths.size and int(lengths.min()) < 0 else 0
+            raise CorruptDataError(
+                f"{self.where}: sample offsets leave the file or run backwards (first {offsets[0]}, last {offsets[-1]}, "
+                f"file {size} bytes, near sample {bad})"
+            )
+        width = self.layout.width
+        least = 4 * self.layout.variable
+        wrong = np.flatnonzero(lengths < least if width is None else lengths != width)
+        if wrong.size:
+            row = int(wrong[0])
+            raise CorruptDataError(
+                f"{self.where}: sample {row} has {lengths[row]} bytes, its columns need "
+                f"{width if width is not None else f'at least {least}'}"
+            )
+
+
+def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+    """Decode samples of several open shards, in the order given, without a step for each shard.
+
+    Args:
+        shards: open shards with the same columns and encodings.
+        which: for each sample, its shard's place in ``shards``; int64, shape ``(n,)``.
+        rows: for each sample, its row in that shard; int64, shape ``(n,)``, checked to be inside.
+        columns: names to read, default all.
+
+    Returns:
+        Column name to column, in the shards' column order: fixed-width columns as arrays of shape ``(n, ...)``, fresh
+        and writable, the others as lists.
+
+    Raises:
+        CorruptDataError: sizes inside a sample contradict its length, or a value does not decode.
+        UnsafeDataError: a pickled column and no consent.
+    """
+    layout = shards[0].layout
+    wanted = _wanted(layout, columns, shards[0])
+    if not len(rows):
+        return {
+            name: _decode(layout.encodings[k], np.zeros((0, layout.sizes[k] or 0), np.uint8), []) for k, name in wanted
+        }
+    base, begins, lengths = _find(shards, which, rows)
+    batch: Batch = {}
+    for k, name in wanted:
+        size = layout.sizes[k]
+        if size is not None:
+            raw, values = _fixed(base + begins[k], size), _NO_VALUES
+        else:
+            raw, values = _NO_ROWS, list(_slices(shards, which, begins[k], lengths[k]))
+        try:
+            batch[name] = _decode(layout.encodings[k], raw, values)
+        except _DECODE_ERRORS as error:
+            raise _blame(shards, which, rows, layout.encodings[k], raw, values, name, error) from error
+    return batch
+
+
+def iterate_many(
+    shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+) -> dict[str, Iterable[Any]]:
+    """Like :func:`read_many`, for taking samples one by one: each column's values as they are asked for.
+
+    Nothing is decoded, and little is copied, before the consumer wants it, so memory stays small and in the processor's
+    cache however large the samples are. Errors come when the sample that has them is reached.
+    """
+    layout = shards[0].layout
+    wanted = _wanted(layout, columns, shards[0])
+    if not len(rows):
+        return {name: () for _, name in wanted}
+    base, begins, lengths = _find(shards, which, rows)
+    values: dict[str, Iterable[Any]] = {}
+    for k, name in wanted:
+        size = layout.sizes[k]
+        if size is not None:
+            values[name] = chain.from_iterable(
+                _fixed_items(shards, which, rows, layout.encodings[k], name, base + begins[k], size)
+            )
+        else:
+            values[name] = _variable_items(shards, which, rows, layout.encodings[k], name, begins[k], lengths[k])
+    return values
+
+
+def _fixed_items(
+    shards: Sequence[MDSShard], which: Ids, rows: Ids, encoding: Encoding, name: str, addresses: Ids, size: int
+) -> Iterator[list[Any]]:
+    step = max(1, _PIECE_BYTES // max(1, size))
+    for first in range(0, len(addresses), step):
+        piece = slice(first, first + step)
+        raw = _fixed(addresses[piece], size)
+        try:
+            items = encoding.items(encoding.decode_fixed(raw))
+        except _DECODE_ERRORS as error:
+            raise _blame(shards, which[piece], rows[piece], encoding, raw, _NO_VALUES, name, error) from error
+        yield items
+
+
+def _variable_items(
+    shards: Sequence[MDSShard], which: Ids, rows: Ids, encoding: Encoding, name: str, first: Ids, length: Ids
+) -> Iterable[Any]:
+    slices = _slices(shards, which, first, length)
+    return slices if encoding.verbatim else _decoded(shards, which, rows, encoding, name, slices)
+
+
+def _decoded(
+    shards: Sequence[MDSShard], which: Ids, rows: Ids, encoding: Encoding, name: str, slices: Iterator[bytes]
+) -> Iterator[Any]:
+    decode = encoding.decode
+    number = 0
+    data = b""
+    try:
+        for number, data in enumerate(slices):  # noqa: B007 - for the error below
+            yield decode(data)
+    except _DECODE_ERRORS as error:
+        here = slice(number, number + 1)
+        raise _blame(shards, which[here], rows[here], encoding, _NO_ROWS, [data], name, error) from error
+
+
+def _slices(shards: Sequence[MDSShard], which: Ids, first: Ids, length: Ids) -> Iterator[bytes]:
+    """The bytes ``[first, first + length)`` of each sample's shard."""
+    buffers = [shard.data for shard in shards]
+    ends = (first + length).tolist()
+    if len(buffers) == 1:
+        data = buffers[0]
+        return (data[a:b] for a, b in zip(first.tolist(), ends, strict=True))
+    return (buffers[s][a:b] for s, a, b in zip(which.tolist(), first.tolist(), ends, strict=True))
+
+
+def _fixed(addresses: Ids, size: int) -> NDArray[np.uint8]:
+    return gather_rows(addresses, size) if size else np.zeros((len(addresses), 0), np.uint8)
+
+
+def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], list[Ids]]:
+    """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
+    bases = np.array([shard.address for shard in shards], dtype=np.int64)
+    counts = np.array([shard.samples for shard in shards], dtype=np.int64)
+    # The gather below reads memory by address: nothing unchecked may reach it.
+    if int(rows.min()) < 0 or (rows >= counts[which]).any():
+        raise IndexError("row outside its shard")
+    base = bases[which]
+    bounds = gather_u32(base + 4 + 4 * rows, 2)
+    begins, lengths = _places(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
+    return base, begins, lengths
+
+
+def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard) -> list[tuple[int, str]]:
+    """Number and name of the columns to read."""
+    chosen = set(layout.names if columns is None else columns)
+    unknown = chosen.difference(layout.names)
+    if unknown:
+        raise FormatError(f"{shard.where} has no column {min(unknown)!r}; it has {', '.join(layout.names)}")
+    wanted = [(k, name) for k, name in enumerate(layout.names) if name in chosen]
+    for k, name in wanted:
+        if not layout.encodings[k].safe and not shard.allow_unsafe_types:
+            raise UnsafeDataError(
+                f"{shard.where}: column {name!r} is {layout.encodings[k].name}, and reading it runs code from the data. "
+                "Pass allow_unsafe_types=True if you trust its author, or leave the column out with columns="
+            )
+    return wanted
+
+
+def _places(
+    shards: Sequence[MDSShard], which: Ids, rows: Ids, base: Ids, start: Ids, end: Ids
+) -> tuple[list[Ids], list[Ids]]:
+    """Offset in the file, and length, of each column of each sample."""
+    layout = shards[0].layout
+    begins: list[Ids] = []
+    lengths: list[Ids] = []
+    cursor = start + 4 * layout.variable
+    sizes = gather_u32(base + start, layout.variable) if layout.variable else None
+    number = 0
+    for size in layout.sizes:
+        if size is None:
+            assert sizes is not None
+            length = sizes[:, number]
+            number += 1
+        else:
+            length = np.full(len(rows), size, dtype=np.int64)
+        begins.append(cursor)
+        lengths.append(length)
+        cursor = cursor + length
+    # Sizes are unsigned, so the cursor never runs backwards: one check at the end bounds every column.
+    if sizes is not None and not np.array_equal(cursor, end):
+        bad = int(np.flatnonzero(cursor != end)[0])
+        raise CorruptDataError(
+            f"{shards[int(which[bad])].where}: sample {int(rows[bad])}: its columns' sizes add up to "
+            f"{int(cursor[bad] - start[bad])} bytes, the sample has {int(end[bad] - start[bad])}"
+        )
+    return begins, lengths
+
+
+def _decode(encoding: Encoding, raw: NDArray[np.uint8], values: list[bytes]) -> Column:
+    if encoding.size is not None:
+        return encoding.decode_fixed(raw)
+    return encoding.decode_values(values)
+
+
+def _blame(
+    shards: Sequence[MDSShard],
+    which: Ids,
+    rows: Ids,
+    encoding: Encoding,
+    raw: NDArray[np.uint8],
+    values: list[bytes],
+    name: str,
+    error: Exception,
+) -> Exception:
+    """The error for the first sample of a column that does not decode. Errors of missing packages pass unchanged."""
+    place = 0
+    for place in range(len(rows)):
+        try:
+            if encoding.size is not None:
+                encoding.decode_fixed(raw[place : place + 1])
+            else:
+                encoding.decode_values(values[place : place + 1])
+        except Exception as found:  # noqa: BLE001 - whatever a decoder raises is what is being looked for
+            error = found
+            break
+    return CorruptDataError(
+        f"{shards[int(which[place])].where}: sample {int(rows[place])}: column {name!r} ({encoding.name}) does not "
+        f"decode: {error}"
+    )

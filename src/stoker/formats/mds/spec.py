@@ -1,0 +1,78 @@
+"""What the index says of an MDS shard, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from stoker.errors import FormatError, IndexFileError
+from stoker.formats.base import ShardInfo
+from stoker.formats.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.mds.encodings import get_encoding
+
+__all__ = ["mds_spec", "parse_mds_shard"]
+
+
+def parse_mds_shard(obj: Mapping[str, Any], where: str) -> ShardInfo:
+    """Check one MDS entry of an index's ``shards`` list; ``where`` names it in errors.
+
+    The result's ``spec`` holds ``column_names``, ``column_encodings`` and ``column_sizes``, parallel tuples,
+    and the writer's ``hashes`` and ``size_limit``; shards where all of these are equal share one.
+
+    Raises:
+        IndexFileError: the entry is incomplete, contradicts itself or is unsafe.
+        FormatError: a column's encoding is unknown.
+    """
+    samples = parse_samples(obj, where)
+    raw, zipped, compression = parse_files(obj, ("data",), where)
+    names = string_list(obj, "column_names", where)
+    encodings = string_list(obj, "column_encodings", where)
+    sizes = tuple(require(obj, "column_sizes", list, where))
+    try:
+        spec, width = mds_spec(names, encodings, sizes, *parse_settings(obj, where))
+    except IndexFileError as error:
+        raise IndexFileError(f"{where}: {error}") from None
+    except FormatError as error:
+        raise FormatError(f"{where}: {error}") from None
+    except TypeError:  # unhashable, so neither int nor null
+        refuse(where, "'column_sizes' should hold integers and nulls")
+    need = 8 + samples * (4 + width)
+    if raw[0].bytes < need:
+        refuse(where, f"{samples} samples need at least {need} bytes, but the shard has {raw[0].bytes}")
+    return ShardInfo("mds", samples, raw, zipped, compression, spec)
+
+
+@lru_cache(maxsize=256)
+def mds_spec(
+    names: tuple[str, ...],
+    encodings: tuple[str, ...],
+    sizes: tuple[int | None, ...],
+    hashes: tuple[str, ...],
+    size_limit: int | str | None,
+) -> tuple[Mapping[str, Any], int]:
+    """The checked spec of these columns and settings, and the least bytes that a sample of them takes."""
+    if not len(names) == len(encodings) == len(sizes):
+        raise IndexFileError(
+            f"column_names, column_encodings and column_sizes have {len(names)}, {len(encodings)} and "
+            f"{len(sizes)} entries"
+        )
+    if len(set(names)) != len(names):
+        raise IndexFileError("two columns have the same name")
+    width = 0
+    for name, encoding_name, size in zip(names, encodings, sizes, strict=True):
+        try:
+            expected = get_encoding(encoding_name).size
+        except FormatError as error:
+            raise FormatError(f"column {name!r}: {error}") from None
+        if size != expected or isinstance(size, bool):
+            raise IndexFileError(f"column {name!r} ({encoding_name}) should have size {expected}, found {size!r}")
+        width += 4 if expected is None else expected
+    spec = {
+        "column_names": names,
+        "column_encodings": encodings,
+        "column_sizes": sizes,
+        "hashes": hashes,
+        "size_limit": size_limit,
+    }
+    return spec, width

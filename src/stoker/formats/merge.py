@@ -1,0 +1,69 @@
+"""Put parts of a batch together in a given order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import FormatError
+from stoker.formats.base import ShardReader
+from stoker.types import Array, Batch, Column, Ids
+
+__all__ = ["iterate_each", "read_each", "scatter"]
+
+
+def read_each(shards: Sequence[ShardReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+    """``read_many`` for formats that read shard by shard."""
+    if len(shards) == 1:
+        return shards[0].read(rows, columns)
+    parts: list[tuple[Ids, Batch]] = []
+    for number, shard in enumerate(shards):
+        here = np.flatnonzero(which == number)
+        if here.size or not rows.size:
+            parts.append((here, shard.read(rows[here], columns)))
+    return scatter(parts, len(rows))
+
+
+def iterate_each(
+    shards: Sequence[ShardReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+) -> dict[str, Iterable[Any]]:
+    """``iterate_many`` for formats that read shard by shard: all at once, in order."""
+    batch = read_each(shards, which, rows, columns)
+    return {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in batch.items()}
+
+
+def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
+    """Put each part's values at its places in a batch of ``length``.
+
+    Columns that are arrays of one dtype and row shape in all parts stay arrays; the others become lists.
+
+    Raises:
+        FormatError: the parts do not have the same columns.
+    """
+    names = list(parts[0][1])
+    for _, part in parts:
+        if set(part) != set(names):
+            raise FormatError(
+                f"shards of this dataset have different columns ({', '.join(sorted(names))} and {', '.join(sorted(part))}): "
+                "read those that they share with columns="
+            )
+    return {name: _scatter_column([(places, part[name]) for places, part in parts], length) for name in names}
+
+
+def _scatter_column(parts: Sequence[tuple[Ids, Column]], length: int) -> Column:
+    first = parts[0][1]
+    if isinstance(first, np.ndarray) and all(
+        isinstance(column, np.ndarray) and column.dtype == first.dtype and column.shape[1:] == first.shape[1:]
+        for _, column in parts
+    ):
+        out: Array = np.empty((length, *first.shape[1:]), dtype=first.dtype)
+        for places, column in parts:
+            out[places] = column
+        return out
+    values: list[Any] = [None] * length
+    for places, column in parts:
+        for place, value in zip(places.tolist(), column, strict=True):
+            values[place] = value
+    return values

@@ -1,0 +1,184 @@
+"""From a plan of positions to batches: locate, fetch ahead, read, transform, in order."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from stoker.dataset.pool import ShardPool
+from stoker.dataset.samples import SampleRun, iterate_samples, read_samples
+from stoker.dataset.threads import Threads
+from stoker.loader.columns import split_batch, stack_samples
+from stoker.order import BatchPlan, EpochOrder
+from stoker.types import Batch, Ids, Transform
+
+__all__ = ["Pipeline", "PipelineSettings"]
+
+_T = TypeVar("_T")
+
+_LOCATE_SAMPLES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """How batches are made; nothing here changes which samples come when.
+
+    Attributes:
+        columns: columns to read; ``None`` for all.
+        transform: applied to each sample, on the reading threads.
+        lookahead: samples ahead of the one delivered whose shards are fetched; 0 where shards are at hand.
+        most_shards: most distinct shards to fetch ahead, where the cache is small.
+        chunk: about how many samples are read in one step, as columns.
+        threads: how many steps are read at once, ahead of the consumer; 0 reads in the consumer's thread.
+    """
+
+    columns: Sequence[str] | None = None
+    transform: Transform | None = None
+    lookahead: int = 0
+    most_shards: int = sys.maxsize
+    chunk: int = 1024
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some batches that are read together: their lengths, and where their samples lie."""
+
+    lengths: list[int]
+    shards: Ids
+    rows: Ids
+    distinct: tuple[int, ...]
+
+
+class Pipeline:
+    """One rank's (or loader worker's) way through an epoch.
+
+    Args:
+        pool: the dataset's open shards.
+        order: the epoch's order.
+        plan: the rank's batches.
+        settings: see :class:`PipelineSettings`.
+        worker: number of the loader worker.
+        workers: number of loader workers.
+    """
+
+    def __init__(
+        self,
+        pool: ShardPool,
+        order: EpochOrder,
+        plan: BatchPlan,
+        settings: PipelineSettings,
+        worker: int = 0,
+        workers: int = 1,
+    ) -> None:
+        self._pool = pool
+        self._order = order
+        self._plan = plan
+        self._settings = settings
+        self._worker = worker
+        self._workers = workers
+
+    def sample_runs(self) -> Iterator[SampleRun]:
+        """The samples in order, transformed."""
+        if self._settings.threads:
+            return self._run(self._sample_list)
+        return self._run(self._sample_run)
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches in order, as columns. With a transform its results are stacked into columns again."""
+        for batches in self._run(self._read_batches):
+            yield from batches
+
+    def _sample_run(self, chunk: _Chunk) -> SampleRun:
+        transform = self._settings.transform
+        run = iterate_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)
+        return run if transform is None else SampleRun(map(transform, run.samples), run.remaining)
+
+    def _sample_list(self, chunk: _Chunk) -> SampleRun:
+        return SampleRun.of(list(self._sample_run(chunk).samples))
+
+    def _read_batches(self, chunk: _Chunk) -> list[Batch]:
+        if self._settings.transform is not None:
+            batch = stack_samples(list(self._sample_run(chunk).samples))
+        else:
+            batch = read_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)
+        return split_batch(batch, chunk.lengths)
+
+    def _run(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
+        settings = self._settings
+        needed: dict[int, int] = {}
+        self._pool.expect(needed.keys())
+        threads = Threads(settings.threads, "read") if settings.threads else None
+        running: deque[tuple[_Chunk, Future[_T]]] = deque()
+        try:
+            for chunk in self._fetched_ahead(needed):
+                if threads is None:
+                    yield read(chunk)
+                    self._let_go(chunk, needed)
+                    continue
+                running.append((chunk, threads.submit(partial(read, chunk))))
+                # One more than there are threads, so that none waits for the consumer to ask.
+                if len(running) > settings.threads + 1:
+                    yield from self._finish(running, needed)
+            while running:
+                yield from self._finish(running, needed)
+        finally:
+            if threads is not None:
+                threads.close(patience=0.0)
+            self._pool.expect(())
+
+    def _finish(self, running: deque[tuple[_Chunk, Future[_T]]], needed: dict[int, int]) -> Iterator[_T]:
+        chunk, future = running.popleft()
+        yield future.result()
+        self._let_go(chunk, needed)
+
+    def _let_go(self, chunk: _Chunk, needed: dict[int, int]) -> None:
+        """A chunk has been read and delivered: shards that no chunk ahead needs may be closed."""
+        for shard in chunk.distinct:
+            needed[shard] -= 1
+            if not needed[shard]:
+                del needed[shard]
+                self._pool.done_with(shard)
+
+    def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[_Chunk]:
+        """Chunks in order, the shards of those ahead being fetched meanwhile and counted in ``needed``."""
+        lookahead = self._settings.lookahead
+        source = self._located()
+        if not lookahead:
+            yield from source
+            return
+        window: deque[_Chunk] = deque()
+        ahead = 0
+        for chunk in source:
+            window.append(chunk)
+            ahead += len(chunk.rows)
+            for shard in chunk.distinct:
+                needed[shard] = needed.get(shard, 0) + 1
+            while len(window) > 1 and (ahead > lookahead or len(needed) > self._settings.most_shards):
+                ahead -= len(window[0].rows)
+                yield window.popleft()
+            self._pool.prefetch(chunk.distinct)
+        while window:
+            yield window.popleft()
+
+    def _located(self) -> Iterator[_Chunk]:
+        settings = self._settings
+        # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
+        for batches in self._plan.chunks(max(settings.chunk, _LOCATE_SAMPLES), self._worker, self._workers):
+            positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
+            shards, rows = self._order.locate(positions)
+            together = max(1, settings.chunk // self._plan.batch_size)
+            start = 0
+            for first in range(0, len(batches), together):
+                lengths = [len(batch) for batch in batches[first : first + together]]
+                here = slice(start, start + sum(lengths))
+                start = here.stop
+                distinct = tuple(np.unique(shards[here]).tolist()) if settings.lookahead else ()
+                yield _Chunk(lengths, shards[here], rows[here], distinct)

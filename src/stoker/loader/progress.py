@@ -1,0 +1,174 @@
+"""Which epoch an iteration is, agreed on between a process and its DataLoader workers.
+
+A DataLoader forks (or spawns) workers for each pass, or keeps them over passes; either way the data set object in the
+main process is not told. So that each pass is a new epoch, and a loaded state reaches workers that already live, the few
+numbers this takes lie in memory that the processes share: an anonymous file (``memfd``), which has no name, belongs to
+nobody else, and is gone with the last process that holds it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EpochClock", "StartingPoint"]
+
+_BYTES = 4096
+# Places of the shared int64 numbers.
+_NEXT, _RESUME_EPOCH, _RESUME_POSITION, _RESUME_PARTIAL, _RECORDS = range(5)
+# Then records, the newest written over the oldest: which pass of which workers began which epoch where, and a bit for
+# each worker that has begun it.
+_FIRST_RECORD = 8
+_TOKEN, _PASS, _EPOCH, _POSITION, _PARTIAL, _BEGUN = range(6)
+_RECORD_LENGTH = 8
+_RECORDS_KEPT = (_BYTES // 8 - _FIRST_RECORD) // _RECORD_LENGTH
+_WORKER_BITS = 64 * (_RECORD_LENGTH - _BEGUN)
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """Where an iteration begins.
+
+    Attributes:
+        epoch: the epoch's number.
+        position: first position of the epoch that is delivered.
+        partial: samples of the first batch that each rank has already had; 0 where a state was taken between batches.
+    """
+
+    epoch: int
+    position: int = 0
+    partial: int = 0
+
+
+class EpochClock:
+    """Counts epochs for a data set and all copies of it in forked or spawned child processes."""
+
+    _file: int
+    _passes: tuple[int, int, int]
+
+    def __init__(self) -> None:
+        self._attach(os.memfd_create("stoker-epoch", os.MFD_CLOEXEC))
+        os.ftruncate(self._file, _BYTES)
+        self._map()
+        with self._locked() as shared:
+            shared[_RESUME_EPOCH] = -1
+
+    def begin(self, token: int | None, worker: int | None = None) -> StartingPoint:
+        """Begin the next epoch.
+
+        Args:
+            token: names the set of workers that begin together; in each pass they get the same epoch, which the first of
+                them takes. ``None`` in a process that is no worker.
+            worker: number of the worker. A number that comes a second time in a set's pass belongs to another set with the
+                same token (torch draws it from a generator that users may seed), which gets an epoch of its own.
+        """
+        with self._locked() as shared:
+            if token is None:
+                return self._take_next(shared)
+            # The passes of a worker that lives on follow each other without a word from the main process.
+            pid, its_token, count = self._passes
+            number = count if (pid, its_token) == (os.getpid(), token) else 0
+            self._passes = os.getpid(), token, number + 1
+            record = self._find(shared, token, number, worker)
+            if record is None:
+                point = self._take_next(shared)
+                record = self._record(shared, int(shared[_RECORDS]))
+                shared[_RECORDS] += 1
+                record[:] = 0
+                record[:_BEGUN] = token, number, point.epoch, point.position, point.partial
+            if worker is not None and worker < _WORKER_BITS:
+                record[_BEGUN:].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
+            return StartingPoint(int(record[_EPOCH]), int(record[_POSITION]), int(record[_PARTIAL]))
+
+    def _take_next(self, shared: NDArray[np.int64]) -> StartingPoint:
+        point = self._point(shared, int(shared[_NEXT]))
+        shared[_NEXT] += 1
+        return point
+
+    def _find(self, shared: NDArray[np.int64], token: int, number: int, worker: int | None) -> NDArray[np.int64] | None:
+        """The record of a pass, if a worker of its set has made it."""
+        newest = int(shared[_RECORDS]) - 1
+        for k in range(newest, max(-1, newest - _RECORDS_KEPT), -1):
+            record = self._record(shared, k)
+            if (record[_TOKEN], record[_PASS]) != (token, number):
+                continue
+            if worker is None or worker >= _WORKER_BITS:
+                return record
+            begun = int(record[_BEGUN:].view(np.uint64)[worker // 64])
+            return None if begun >> worker % 64 & 1 else record
+        return None
+
+    @staticmethod
+    def _record(shared: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+        first = _FIRST_RECORD + number % _RECORDS_KEPT * _RECORD_LENGTH
+        return shared[first : first + _RECORD_LENGTH]
+
+    @staticmethod
+    def _point(shared: NDArray[np.int64], epoch: int) -> StartingPoint:
+        if epoch == int(shared[_RESUME_EPOCH]):
+            return StartingPoint(epoch, int(shared[_RESUME_POSITION]), int(shared[_RESUME_PARTIAL]))
+        return StartingPoint(epoch)
+
+    def peek(self) -> StartingPoint:
+        """Where the next iteration would begin."""
+        with self._locked() as shared:
+            return self._point(shared, int(shared[_NEXT]))
+
+    def started(self, epoch: int) -> StartingPoint:
+        """Where an epoch that has begun did begin."""
+        with self._locked() as shared:
+            return self._point(shared, epoch)
+
+    def load(self, point: StartingPoint) -> None:
+        """Make the next iteration, here or in workers, begin at ``point``."""
+        with self._locked() as shared:
+            shared[_NEXT] = point.epoch
+            shared[_RESUME_EPOCH] = point.epoch
+            shared[_RESUME_POSITION] = point.position
+            shared[_RESUME_PARTIAL] = point.partial
+
+    @contextmanager
+    def _locked(self) -> Iterator[NDArray[np.int64]]:
+        # A record lock belongs to the process and goes with it; threads of one process do not begin epochs at once.
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            yield self._shared
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _attach(self, file: int) -> None:
+        self._file = file
+        self._passes = 0, 0, 0
+
+    def _map(self) -> None:
+        self._memory = mmap.mmap(self._file, _BYTES)
+        self._shared: NDArray[np.int64] = np.frombuffer(self._memory, dtype=np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            # On the way to a spawned child: hand the file over itself.
+            return {"file": reduction.DupFd(self._file)}
+        return {"numbers": self._shared.tolist()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "file" in state:
+            self._attach(state["file"].detach())
+            self._map()
+        else:
+            # Sent by other means (to another host, say): a clock of its own that shows the same time.
+            EpochClock.__init__(self)
+            self._shared[:] = state["numbers"]
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)

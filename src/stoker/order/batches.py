@@ -1,0 +1,191 @@
+"""Which positions a rank takes: global batches cut into equal parts, the same for every world.
+
+Global batch k is the positions ``[start + k * G, start + (k + 1) * G)``. Inside a batch, positions are arranged by
+canonical node (``position % C``), then by position, and rank r of R takes the r-th R-th of that row. So the ranks of one
+node take the samples of the same canonical nodes, batch after batch, and the parts of all ranks put one behind the
+other are the batch as one rank alone would see it. What a rank computes costs O(its own part), whatever R is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.types import Ids
+
+__all__ = ["BatchPlan", "Remainder"]
+
+Remainder = Literal["pad", "drop", "uneven"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The batches of one rank from a position to the epoch's end.
+
+    Attributes:
+        start: first position, in ``[0, end]``: 0, or where a stopped run had got to.
+        end: one past the last position of the epoch.
+        batch_size: samples in a full batch of one rank; the global batch is ``batch_size * world_size``.
+        rank: this rank, in ``[0, world_size)``.
+        world_size: number of ranks.
+        num_canonical_nodes: C of the order.
+        remainder: what becomes of the last, partial global batch. Its samples are spread evenly over the ranks;
+            if there are fewer than ranks, ``"pad"`` repeats its samples so that every rank has one and all ranks take
+            the same number of steps, and ``"uneven"`` leaves the last ranks without. ``"drop"`` leaves a partial
+            batch out altogether.
+    """
+
+    start: int
+    end: int
+    batch_size: int
+    rank: int
+    world_size: int
+    num_canonical_nodes: int = 1
+    remainder: Remainder = "pad"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank {self.rank} is not in a world of {self.world_size}")
+        if not 0 <= self.start <= self.end:
+            raise ConfigError(f"position {self.start} is not in an epoch of {self.end}")
+        if self.remainder not in get_args(Remainder):
+            raise ConfigError(f"remainder must be one of {', '.join(get_args(Remainder))}, got {self.remainder!r}")
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in a full global batch."""
+        return self.batch_size * self.world_size
+
+    @property
+    def full_batches(self) -> int:
+        """Number of full global batches."""
+        return (self.end - self.start) // self.global_batch_size
+
+    @property
+    def tail(self) -> int:
+        """Samples of the last, partial global batch, before ``remainder`` is applied."""
+        return (self.end - self.start) % self.global_batch_size
+
+    @property
+    def padding(self) -> int:
+        """Samples that ``remainder="pad"`` repeats over all ranks: 0 unless the tail is smaller than the world."""
+        return max(0, self.world_size - self.tail) if self.tail and self.remainder == "pad" else 0
+
+    def __len__(self) -> int:
+        """Number of batches that this rank takes."""
+        return self.full_batches + (1 if self._tail_part() is not None else 0)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples that this rank takes."""
+        part = self._tail_part()
+        return self.full_batches * self.batch_size + (0 if part is None else part[1] - part[0])
+
+    def position_after(self, batches: int) -> int:
+        """The position that a resume starts from after ``batches`` batches of every rank."""
+        if self.remainder == "drop" and batches >= self.full_batches:
+            return self.end
+        return min(self.start + batches * self.global_batch_size, self.end)
+
+    def positions(self, first: int, last: int, step: int = 1) -> Ids:
+        """Positions of this rank's full batches ``first, first + step, ...`` below ``last``.
+
+        Returns:
+            int64 of shape ``(batches, batch_size)``.
+        """
+        batches: Ids = np.arange(first, last, step, dtype=np.int64)
+        starts: Ids = self.start + batches * self.global_batch_size
+        low = self.rank * self.batch_size
+        return _arranged(starts[:, None], self.global_batch_size, low, low + self.batch_size, self.num_canonical_nodes)
+
+    def tail_positions(self) -> Ids:
+        """Positions of this rank's part of the last, partial batch; int64, shape ``(n,)``, empty where it has none."""
+        part = self._tail_part()
+        if part is None:
+            return np.zeros(0, dtype=np.int64)
+        start = np.array([[self.end - self.tail]], dtype=np.int64)
+        low, high = part
+        whole: Ids = _arranged(start, self.tail, low, min(high, self.tail), self.num_canonical_nodes)[0]
+        if high > self.tail:
+            # Padding: ranks beyond the tail repeat it from its beginning.
+            again = np.arange(max(low, self.tail), high) % self.tail
+            row = _arranged(start, self.tail, 0, self.tail, self.num_canonical_nodes)[0]
+            return np.concatenate([whole, row[again]])
+        return whole
+
+    def chunks(self, samples: int, worker: int = 0, workers: int = 1) -> Iterator[list[Ids]]:
+        """This rank's batches, or those of one of its loader workers, several at a time.
+
+        Worker w of W takes batches ``w, w + W, ...``, which is the order in which torch's DataLoader asks its workers.
+
+        Args:
+            samples: about how many samples to put together.
+            worker: number of the loader worker, in ``[0, workers)``.
+            workers: number of loader workers.
+
+        Yields:
+            Lists of position arrays, an array a batch.
+        """
+        together = max(1, samples // self.batch_size)
+        full = self.full_batches
+        for first in range(worker, full, together * workers):
+            last = min(full, first + together * workers)
+            yield list(self.positions(first, last, workers))
+        if full % workers == worker:
+            tail = self.tail_positions()
+            if tail.size:
+                yield [tail]
+
+    def _tail_part(self) -> tuple[int, int] | None:
+        """This rank's slice of the arranged tail, or ``None`` where it takes no part."""
+        tail = self.tail
+        if not tail or self.remainder == "drop":
+            return None
+        if tail < self.world_size:
+            if self.remainder == "uneven" and self.rank >= tail:
+                return None
+            return self.rank, self.rank + 1
+        return self.rank * tail // self.world_size, (self.rank + 1) * tail // self.world_size
+
+
+def _arranged(start: Ids, length: int, low: int, high: int, nodes: int) -> Ids:
+    """Entries ``[low, high)`` of the window ``[start, start + length)`` sorted by ``(position % nodes, position)``.
+
+    Args:
+        start: first positions of windows, shape ``(windows, 1)``.
+        length: length of every window.
+        low: first entry of the sorted window.
+        high: one past the last entry.
+        nodes: number of canonical nodes.
+
+    Returns:
+        int64 of shape ``(windows, high - low)``, in closed form: nothing of length ``length`` is built.
+    """
+    entry = np.arange(low, max(low, high), dtype=np.int64)[None, :]
+    if nodes == 1:
+        return start + entry
+    # Each residue occurs `each` times in the window, those of the circular run [first, first + extra) once more. Over
+    # residues in order 0 .. nodes-1 that makes three runs: [0, a) and [b, nodes) with n_outer, [a, b) with n_inner.
+    each, extra = divmod(length, nodes)
+    first = start % nodes
+    wraps = first + extra > nodes
+    a = np.where(wraps, first + extra - nodes, first)
+    b = np.where(wraps, first, first + extra)
+    outer = np.where(wraps, each + 1, each)
+    inner = np.where(wraps, each, each + 1)
+    at_a = a * outer
+    at_b = at_a + (b - a) * inner
+    in_left = entry < at_a
+    in_middle = entry < at_b
+    count = np.maximum(np.where(in_left | ~in_middle, outer, inner), 1)
+    base = np.where(in_left, 0, np.where(in_middle, at_a, at_b))
+    residue, turn = np.divmod(entry - base, count)
+    residue += np.where(in_left, 0, np.where(in_middle, a, b))
+    positions: Ids = start + (residue - first) % nodes + turn * nodes
+    return positions

@@ -1,0 +1,43 @@
+"""What a fork does to object stores.
+
+obstore runs its requests on a thread pool of its own, which ``fork()`` does not copy: in a child whose
+parent had loaded obstore, a request would wait for ever on threads that are not there. This module notices
+such forks, so that :mod:`stoker.storage.store` can take another way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["abandon", "generation", "runtime_lost"]
+
+_generation = 0
+_runtime_lost = False
+_abandoned: list[object] = []
+
+
+def generation() -> int:
+    """A number that differs between a process and the children that it forks."""
+    return _generation
+
+
+def runtime_lost() -> bool:
+    """Whether obstore was loaded in the parent, before this process was forked from it."""
+    return _runtime_lost
+
+
+def abandon(client: object) -> None:
+    """Keep a client of the parent's for ever, as its destructor would talk to threads that are not there."""
+    _abandoned.append(client)
+
+
+def _after_fork_in_child() -> None:
+    global _generation, _runtime_lost
+    _generation += 1
+    # Loaded, not used: whether someone else's code has used it can not be seen, and the helper is always
+    # right.
+    _runtime_lost = _runtime_lost or "obstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,259 @@
+"""Local files as a store. No thread pool and no locks, so a fork does it no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from stoker.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+    StorageTimeoutError,
+)
+from stoker.storage.types import BufferLike, ObjectInfo, check_range, check_size
+
+__all__ = ["LocalStore", "file_error", "write_all"]
+
+_COPY_CHUNK = 1 << 30
+_TEMPORARY = ".stoker-put-"
+# Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
+_NO_TMPFILE = frozenset([errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS])
+_CAN_NOT_COPY = frozenset([errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF])
+
+
+class LocalStore:
+    """The files under one folder. An object is a regular file; folders come and stay as needed."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def get(self, key: str, max_bytes: int | None) -> bytes:
+        path = self._path(key)
+        with _errors(path), _open(path) as (fd, size):
+            check_size(size, max_bytes, path)
+            return _read(fd, 0, size)
+
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]:
+        path = self._path(key)
+        with _errors(path), _open(path) as (fd, size):
+            for start, end in zip(starts, ends, strict=True):
+                check_range(start, end, size, path)
+            return [_read(fd, start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+    def download(self, key: str, path: Path, max_bytes: int | None) -> int:
+        source = self._path(key)
+        with _errors(source), _open(source) as (fd, size):
+            check_size(size, max_bytes, source)
+            with _errors(str(path)):
+                target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                try:
+                    done = _copy(fd, target)
+                    # At the end: what the file had before is written over, not freed first.
+                    os.ftruncate(target, done)
+                finally:
+                    os.close(target)
+            return done
+
+    def put(self, key: str, parts: Sequence[memoryview]) -> None:
+        def write(fd: int) -> None:
+            for part in parts:
+                write_all(fd, part)
+
+        self._appear(key, write)
+
+    def put_file(self, key: str, path: Path) -> None:
+        with _errors(str(path)), _open(str(path)) as (source, _):
+
+            def write(fd: int) -> None:
+                _copy(source, fd)
+
+            self._appear(key, write)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        root = self._path(prefix) if prefix else self._root
+        found: list[ObjectInfo] = []
+
+        def refuse(error: OSError) -> None:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise file_error(error, root) from None
+
+        for folder, _, names in os.walk(root, onerror=refuse, followlinks=True):
+            for name in names:
+                if name.startswith(_TEMPORARY):
+                    continue
+                path = f"{folder}/{name}"
+                with contextlib.suppress(FileNotFoundError):  # deleted while we look
+                    status = os.stat(path)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append(ObjectInfo(os.path.relpath(path, self._root), status.st_size))
+        yield from sorted(found, key=lambda info: info.key)
+
+    def head(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        with _errors(path):
+            status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise _not_a_file(path)
+        return ObjectInfo(key, status.st_size)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with _errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(path)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root.rstrip('/')}/{key}"
+
+    def _appear(self, key: str, write: Callable[[int], None]) -> None:
+        """Give the object the bytes that ``write`` writes, at once and durably.
+
+        The file has no name while it is written, where the file system can do that, so that a process
+        killed in the middle leaves nothing; elsewhere it has a name that no listing shows.
+        """
+        path = self._path(key)
+        folder = os.path.dirname(path)
+        with _errors(path):
+            if os.path.isdir(path):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            os.makedirs(folder, exist_ok=True)
+            temporary = f"{folder}/{_TEMPORARY}{secrets.token_hex(8)}"
+            fd, named = _unnamed(folder), False
+            if fd is None:
+                fd, named = (
+                    os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666),
+                    True,
+                )
+            try:
+                write(fd)
+                os.fsync(fd)
+                if not named:
+                    # linkat() can not replace a file, so there is a moment with a temporary name.
+                    # Naming a src_dir_fd, which an absolute path does not use, makes it linkat(), which can
+                    # follow.
+                    os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
+                    named = True
+                os.replace(temporary, path)
+                named = False
+            finally:
+                os.close(fd)
+                if named:
+                    with contextlib.suppress(OSError):
+                        os.unlink(temporary)
+            folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                with contextlib.suppress(OSError):  # some network file systems can not
+                    os.fsync(folder_fd)
+            finally:
+                os.close(folder_fd)
+
+
+def file_error(error: OSError, path: str) -> StorageError:
+    """stoker's error for a failed operation on a local file."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return ObjectNotFoundError(f"{path}: no such file. Check the path.", url=path)
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return AccessDeniedError(f"{path}: {reason}. Check its permissions and those of its folder.", url=path)
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return StorageFullError(f"{path}: {reason}. Free some space there, or choose another place.", url=path)
+        case errno.ETIMEDOUT | errno.ESTALE:
+            return StorageTimeoutError(f"{path}: {reason}. The file system behind it fails.", url=path)
+    return StorageError(f"{path}: {reason}.", url=path)
+
+
+def write_all(fd: int, data: memoryview | bytes) -> int:
+    """Write all of ``data`` at the file's position, and return its length in bytes."""
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.write(fd, view[done:] if done else view)
+    return done
+
+
+@contextlib.contextmanager
+def _errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise file_error(error, path) from None
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[tuple[int, int]]:
+    """Descriptor and size of a regular file."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not make us wait
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise _not_a_file(path)
+        yield fd, status.st_size
+    finally:
+        os.close(fd)
+
+
+def _not_a_file(path: str) -> ObjectNotFoundError:
+    return ObjectNotFoundError(f"{path}: not a file. Check the path.", url=path)
+
+
+def _read(fd: int, start: int, size: int) -> bytes:
+    """``size`` bytes from ``start``; fewer only if the file shrank meanwhile."""
+    data = os.pread(fd, size, start)
+    if len(data) == size:
+        return data
+    parts, done = [data], len(data)
+    while done < size and parts[-1]:  # a read is at most 2 GiB
+        parts.append(os.pread(fd, size - done, start + done))
+        done += len(parts[-1])
+    return b"".join(parts)
+
+
+def _copy(source: int, target: int) -> int:
+    """Copy a file from its start to the start of another, inside the kernel where it can, and return the bytes."""
+    os.lseek(target, 0, os.SEEK_SET)
+    done = 0
+    ways = [_copy_range, _send, _read_write]
+    while True:
+        try:
+            count = ways[0](source, target, done)
+        except OSError as error:
+            if len(ways) == 1 or error.errno not in _CAN_NOT_COPY:
+                raise
+            ways.pop(0)
+            continue
+        if count == 0:
+            # Some kernels answer 0 for files that they can not copy, so a second way must agree.
+            if done or len(ways) == 1:
+                return done
+            ways.pop(0)
+        done += count
+
+
+def _copy_range(source: int, target: int, done: int) -> int:
+    return os.copy_file_range(source, target, _COPY_CHUNK, done)
+
+
+def _send(source: int, target: int, done: int) -> int:
+    return os.sendfile(target, source, done, _COPY_CHUNK)
+
+
+def _read_write(source: int, target: int, done: int) -> int:
+    return write_all(target, os.pread(source, 1 << 20, done))
+
+
+def _unnamed(folder: str) -> int | None:
+    try:
+        return os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+        return None

@@ -1,0 +1,342 @@
+"""Object stores through obstore: our retries, our errors, data straight into files."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError
+from stoker.storage.faults import Fault, classify, error_for, exhausted
+from stoker.storage.local import file_error, write_all
+from stoker.storage.options import ClientSpec, client_spec, detect_cloud
+from stoker.storage.retry import RetryPolicy, TransientError, run
+from stoker.storage.types import BufferLike, ObjectInfo, check_size
+from stoker.storage.url import Location
+
+if TYPE_CHECKING:
+    from obstore import GetResult
+    from obstore.store import ObjectStore
+
+__all__ = ["RemoteStore"]
+
+T = TypeVar("T")
+
+# Small enough to stay in the processor's cache between the socket and the file, large enough that the calls
+# and the interpreter's lock cost little: measured by benchmarks/storage_download.py.
+_CHUNK = 1 << 17
+# One request up to here; above it, parts. A client's stall time counts from the start of a request until
+# the answer begins, so requests that carry data use a client that allows them longer, and they carry
+# bounded amounts.
+_SMALL_PUT = 1 << 20
+_SINGLE_PUT = 16 << 20
+_PART = 8 << 20
+_PARTS_AT_ONCE = 4
+_UPLOAD_PATIENCE = 4
+_PAGE = 1000
+
+_memory_stores: dict[str, Any] = {}
+
+
+class RemoteStore:
+    """The objects under one root of an object store. Thread-safe; belongs to the process that made it."""
+
+    def __init__(
+        self, location: Location, options: Mapping[str, Any], retry: RetryPolicy, stall_timeout: float
+    ) -> None:
+        self._location = location
+        self._retry = retry
+        self._spec = client_spec(location, options, os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
+        self._client = _build(location, self._spec, {})
+        patience = {"read_timeout": f"{max(1, round(stall_timeout * _UPLOAD_PATIENCE * 1000))}ms"}
+        self._upload_client = _build(location, self._spec, patience)
+
+    def get(self, key: str, max_bytes: int | None) -> bytes:
+        import obstore
+
+        def attempt(_: int) -> bytes:
+            result = obstore.get(self._client, self._path(key))
+            size = result.meta["size"]
+            check_size(size, max_bytes, self._url(key))
+            data = result.bytes().to_bytes()
+            self._check_whole(len(data), size, key)
+            return data
+
+        return self._run(key, attempt)
+
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]:
+        import obstore
+
+        wanted = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+
+        def attempt(_: int) -> list[memoryview]:
+            if len(wanted) == 1:  # one request, where many are preceded by planning
+                (start, end), *_rest = wanted
+                return [memoryview(obstore.get_range(self._client, self._path(key), start=start, end=end))]
+            found = obstore.get_ranges(
+                self._client, self._path(key), starts=[r[0] for r in wanted], ends=[r[1] for r in wanted]
+            )
+            return [memoryview(part) for part in found]
+
+        parts = iter(self._run(key, attempt) if wanted else [])
+        answer: list[BufferLike] = []
+        for start, end in zip(starts, ends, strict=True):
+            part: BufferLike = next(parts) if start < end else b""
+            if len(part) != end - start:
+                url = self._url(key)
+                raise StorageError(f"{url}: bytes [{start}, {end}) lie outside of the object.", url=url)
+            answer.append(part)
+        return answer
+
+    def download(self, key: str, path: Path, max_bytes: int | None) -> int:
+        import obstore
+
+        try:
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise file_error(error, str(path)) from None
+
+        def attempt(_: int) -> int:
+            result = obstore.get(self._client, self._path(key))
+            size = result.meta["size"]
+            check_size(size, max_bytes, self._url(key))
+            done = self._write(result, target, path)
+            self._check_whole(done, size, key)
+            return done
+
+        try:
+            done = self._run(key, attempt)
+            os.ftruncate(target, done)  # at the end: what the file had before is written over, not freed first
+        finally:
+            os.close(target)
+        return done
+
+    def put(self, key: str, parts: Sequence[memoryview]) -> None:
+        import obstore
+
+        self._refuse_writes(key)
+        size = sum(len(part) for part in parts)
+
+        def attempt(number: int) -> None:
+            # An iterator of views goes to the request without a copy.
+            data: Any = iter(parts) if parts else b""
+            client = self._client if size <= _SMALL_PUT else self._upload_client
+            if size <= _SINGLE_PUT:
+                obstore.put(client, self._path(key), data, use_multipart=False)
+            else:
+                obstore.put(
+                    client,
+                    self._path(key),
+                    data if len(parts) > 1 else parts[0],
+                    use_multipart=True,
+                    chunk_size=_PART,
+                    max_concurrency=_at_once(number),
+                )
+
+        self._run(key, attempt)
+
+    def put_file(self, key: str, path: Path) -> None:
+        import obstore
+
+        self._refuse_writes(key)
+        try:
+            size = os.stat(path).st_size
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise file_error(error, str(path)) from None
+
+        def attempt(number: int) -> None:
+            client = self._client if size <= _SMALL_PUT else self._upload_client
+            obstore.put(
+                client,
+                self._path(key),
+                Path(path),
+                use_multipart=size > _SINGLE_PUT,
+                chunk_size=_PART,
+                max_concurrency=_at_once(number),
+            )
+
+        self._run(key, attempt)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        import obstore
+
+        if self._location.kind == "http":
+            raise StorageError(f"{self._url(prefix)}: plain HTTP can not list. Name the objects, or use another store.")
+        inside = self._path(prefix) if prefix else self._location.prefix
+        skip = len(self._location.prefix) + 1 if self._location.prefix else 0
+        stream: Any = None
+        last: str | None = None
+
+        def page(attempt: int) -> Sequence[Mapping[str, Any]] | None:
+            nonlocal stream
+            if stream is None or attempt:  # go on behind what was already given
+                stream = obstore.list(self._client, inside or None, offset=last, chunk_size=_PAGE)
+            found: Sequence[Mapping[str, Any]] | None = next(stream, None)
+            return found
+
+        while (found := self._run(prefix, page)) is not None:
+            for meta in found:
+                yield ObjectInfo(meta["path"][skip:], meta["size"])
+                last = meta["path"]
+
+    def head(self, key: str) -> ObjectInfo:
+        import obstore
+
+        try:
+            meta = self._run(key, lambda _: obstore.head(self._client, self._path(key)))
+        except ObjectNotFoundError:
+            self._run(
+                key, lambda _: self._probe(key)
+            )  # the answer to HEAD has no body, so it can not say what is missing
+            raise
+        return ObjectInfo(key, meta["size"])
+
+    def exists(self, key: str) -> bool:
+        """As head, in one request."""
+        import obstore
+
+        try:
+            self._run(key, lambda _: obstore.head(self._client, self._path(key)))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def delete(self, key: str) -> None:
+        import obstore
+
+        self._refuse_writes(key)
+        try:
+            self._run(key, lambda _: obstore.delete(self._client, self._path(key)))
+        except ObjectNotFoundError as error:
+            if "bucket" in str(error):
+                raise
+
+    def _run(self, key: str, attempt: Callable[[int], T]) -> T:
+        """``attempt`` under the retry policy, its exceptions turned into stoker's."""
+
+        def translated(number: int) -> T:
+            try:
+                return attempt(number)
+            except (StokerError, TransientError):
+                raise
+            except Exception as error:  # noqa: BLE001 - obstore raises several unrelated types
+                fault = classify(error)
+            # Outside of the except block, so that obstore's text, which may hold a signed URL, is not
+            # chained.
+            url = self._url(key)
+            if fault.retryable:
+                raise self._transient(fault, key)
+            raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
+
+        return run(translated, self._retry)
+
+    def _transient(self, fault: Fault, key: str) -> TransientError:
+        url = self._url(key)
+        return TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed))
+
+    def _check_whole(self, got: int, size: int, key: str) -> None:
+        if got != size:
+            raise self._transient(Fault("transient", f"{got} of {size} bytes arrived"), key)
+
+    def _write(self, result: GetResult, target: int, path: Path) -> int:
+        """Write an answer's body to the start of a file, and return the bytes."""
+        stream = iter(result.stream(_CHUNK))
+        done = 0
+        try:
+            os.lseek(target, 0, os.SEEK_SET)
+        except OSError as error:
+            raise file_error(error, str(path)) from None
+        while chunk := next(stream, None):
+            try:
+                done += write_all(target, chunk)
+            except OSError as error:
+                raise file_error(error, str(path)) from None
+            del chunk
+        return done
+
+    def _probe(self, key: str) -> None:
+        import obstore
+
+        obstore.get(self._client, self._path(key))
+
+    def _refuse_writes(self, key: str) -> None:
+        if self._location.kind == "http":
+            url = self._url(key)
+            raise StorageError(f"{url}: plain HTTP is read-only here. Write to another store.", url=url)
+
+    def _path(self, key: str) -> str:
+        return f"{self._location.prefix}/{key}" if self._location.prefix else key
+
+    def _url(self, key: str) -> str:
+        return f"{self._location.url}/{key}" if key else self._location.url
+
+
+def _at_once(attempt: int) -> int:
+    """Parts of an upload that share the line: a second attempt suspects that the line is slow."""
+    return _PARTS_AT_ONCE if attempt == 0 else 1
+
+
+def _build(location: Location, spec: ClientSpec, client_overrides: Mapping[str, Any]) -> ObjectStore:
+    """An obstore client of the bucket.
+
+    Raises:
+        ConfigError: settings that obstore refuses, or boto3's refusal of a profile.
+    """
+    import obstore.store
+
+    if location.kind == "memory":
+        memory: ObjectStore = _memory_stores.setdefault(location.root, obstore.store.MemoryStore())
+        return memory
+    common: dict[str, Any] = {
+        "client_options": {**spec.client_options, **client_overrides},
+        # There is one retry policy, ours.
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=365)},
+    }
+    provider = _provider(spec)
+    if provider is not None:
+        common["credential_provider"] = provider
+    config: Any = dict(spec.config)
+    try:
+        match location.kind:
+            case "s3":
+                return obstore.store.S3Store(location.host, config=config, **common)
+            case "gs":
+                return obstore.store.GCSStore(location.host, config=config, **common)
+            case "azure":
+                return obstore.store.AzureStore.from_url(location.root, config=config, **common)
+            case _:
+                return obstore.store.HTTPStore(location.root, **common)
+    except Exception as error:  # noqa: BLE001 - the same
+        fault = classify(error)
+    raise ConfigError(f"{location.url}: {fault.detail}. Check storage_options and the environment.")
+
+
+def _provider(spec: ClientSpec) -> Any:
+    if spec.credential_provider is not None:
+        return spec.credential_provider
+    if spec.credentials is not None:
+        # Handed in through a call, as single settings would be mixed with those of the environment (a
+        # session token).
+        answer = {
+            "access_key_id": spec.credentials.access_key_id,
+            "secret_access_key": spec.credentials.secret_access_key,
+            "token": spec.credentials.session_token,
+            "expires_at": None,
+        }
+        return lambda: answer
+    if spec.profile is not None:
+        boto3 = importlib.import_module("boto3")  # optional
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        try:
+            return Boto3CredentialProvider(boto3.Session(profile_name=spec.profile))
+        except Exception as error:  # noqa: BLE001 - botocore raises many types
+            reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"AWS profile {spec.profile!r} gives no credentials ({reason}). Log in, or set AWS_ACCESS_KEY_ID."
+        )
+    return None

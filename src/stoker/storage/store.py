@@ -1,0 +1,191 @@
+"""The face of storage: one class for every kind of URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
+from stoker.storage import fork
+from stoker.storage.local import LocalStore
+from stoker.storage.retry import RetryPolicy
+from stoker.storage.types import Backend, BufferLike, ObjectInfo, PutData, as_parts, check_ranges
+from stoker.storage.url import check_key, check_prefix, parse_url
+
+if TYPE_CHECKING:
+    from stoker.types import StorageOptions
+
+__all__ = ["Store", "open_store"]
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    options: StorageOptions | None = None,
+    *,
+    retry: RetryPolicy | None = None,
+    stall_timeout: float = 60.0,
+) -> Store:
+    """Open the place that ``url`` names; nothing is connected, or checked to exist, before the first use.
+
+    Args:
+        url: ``s3://``, ``gs://``, ``az://`` (``abfs://``), ``http(s)://`` (reading only), ``file://``,
+            ``memory://`` or a plain path.
+        options: credentials and settings by obstore's names (``access_key_id``, ``endpoint``, ``region``,
+            ...; ``client_options`` for those of the HTTP client). Each overrides the environment
+            (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole.
+        retry: when to try again; the default tries 6 times in at most 300 s.
+        stall_timeout: seconds without a byte after which a request fails. There is no limit on a whole
+            download.
+
+    Raises:
+        ConfigError: the URL or an argument makes no sense.
+
+    >>> store = open_store("memory://example")
+    >>> store.put("a/b", b"hello")
+    >>> store.get("a/b")
+    b'hello'
+    """
+    return Store(url, options, retry=retry, stall_timeout=stall_timeout)
+
+
+class Store:
+    """Objects under one root, by key: ``/``-separated paths relative to the root.
+
+    Thread-safe. Picklable: the copy connects anew, in its process. A store keeps working in a forked process.
+
+    Errors of all methods: :class:`ConfigError` for a key that leaves the root and for settings that make no
+    sense, :class:`ObjectNotFoundError` where the object or its bucket is missing,
+    :class:`AccessDeniedError`, :class:`StorageTimeoutError` when the store stalls or retries are used up,
+    :class:`StorageFullError`, and :class:`StorageError` for the rest. Each names the URL.
+
+    Attributes:
+        url: the root, normalised: no slash at its end, an absolute path for local files.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        options: StorageOptions | None = None,
+        *,
+        retry: RetryPolicy | None = None,
+        stall_timeout: float = 60.0,
+    ) -> None:
+        self._location = parse_url(url)
+        self.url = self._location.url
+        if options is not None and not isinstance(options, Mapping):
+            raise ConfigError(f"storage_options is a {type(options).__name__}: expected a mapping of names to values.")
+        self._options: dict[str, Any] = dict(options or {})
+        self._retry = retry or RetryPolicy()
+        if not 0 < stall_timeout < float("inf"):
+            raise ConfigError(f"stall_timeout is {stall_timeout!r}: expected seconds above 0.")
+        self._stall_timeout = stall_timeout
+        self._home = os.getpid()
+        # Replaced as one: two threads that build it at once do no harm, and a lock could be held while we
+        # are forked.
+        self._made: tuple[int, Backend] | None = None
+
+    def __repr__(self) -> str:
+        return f"Store({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.url, self._options, self._retry, self._stall_timeout, self._home)
+
+    def url_of(self, key: str) -> str:
+        """The URL of an object, for messages; of the root for an empty key."""
+        return f"{self.url}/{key}" if key else self.url
+
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """The whole object.
+
+        One larger than ``max_bytes`` is a :class:`StorageError`, before its body is read.
+        """
+        return self._backend().get(check_key(key), max_bytes)
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Bytes ``[start, end)``, all of them: a range beyond the object's end is a :class:`StorageError`."""
+        return bytes(self.get_ranges(key, [start], [end])[0])
+
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]:
+        """Bytes ``[starts[i], ends[i])`` for each i, as buffers; ranges that lie close share a request."""
+        check_ranges(starts, ends, self.url_of(check_key(key)))
+        return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends])
+
+    def download(self, key: str, path: Path, *, max_bytes: int | None = None) -> int:
+        """Stream the object into a local file and return its size in bytes.
+
+        The file is made, or written over from its start and cut to the object's size. After an error it holds
+        anything; the caller removes it. Objects of any size need a few MB of memory.
+        """
+        return self._backend().download(check_key(key), Path(path), max_bytes)
+
+    def put(self, key: str, data: PutData) -> None:
+        """Write an object from one buffer or several in a row; it appears whole or not at all."""
+        self._backend().put(check_key(key), as_parts(data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write an object from a local file; it appears whole or not at all."""
+        self._backend().put_file(check_key(key), Path(path))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects in the folder ``prefix`` and below, by key; none where there is no such folder."""
+        return self._backend().list(check_prefix(prefix))
+
+    def head(self, key: str) -> ObjectInfo:
+        """The object's size, without its data."""
+        return self._backend().head(check_key(key))
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object; ``False`` also where there is no bucket."""
+        backend = self._backend()
+        ask = getattr(backend, "exists", None)
+        if ask is not None:
+            return bool(ask(check_key(key)))
+        try:
+            backend.head(check_key(key))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def delete(self, key: str) -> None:
+        """Remove the object; no error where there is none."""
+        self._backend().delete(check_key(key))
+
+    def _backend(self) -> Backend:
+        made = self._made
+        if made is not None and made[0] == fork.generation():
+            return made[1]
+        if made is not None:
+            fork.abandon(made[1])
+        backend = self._build()
+        self._made = (fork.generation(), backend)
+        return backend
+
+    def _build(self) -> Backend:
+        if self._location.kind == "file":
+            if self._options:
+                raise ConfigError(f"{self.url}: storage_options {sorted(self._options)} mean nothing for local files.")
+            return LocalStore(self._location.prefix)
+        if self._location.kind == "memory" and self._home != os.getpid():
+            message = f"{self.url}: memory:// lives in one process ({self._home}). Use a path or an object store."
+            raise StorageError(message, url=self.url)
+        if fork.runtime_lost():
+            if self._location.kind == "memory":
+                message = (
+                    f"{self.url}: memory:// can not be used in a fork of a process that has obstore loaded. "
+                    "Use a path, or start workers by 'spawn'."
+                )
+                raise StorageError(message, url=self.url)
+            from stoker.storage.proxy import ProxyStore
+
+            return ProxyStore(self.url, self)
+        from stoker.storage.remote import RemoteStore
+
+        return RemoteStore(self._location, self._options, self._retry, self._stall_timeout)
+
+
+def _restore(url: str, options: dict[str, Any], retry: RetryPolicy, stall_timeout: float, home: int) -> Store:
+    store = Store(url, options, retry=retry, stall_timeout=stall_timeout)
+    store._home = home
+    return store

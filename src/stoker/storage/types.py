@@ -1,0 +1,106 @@
+"""What the kinds of store share: the shape of their answers and the checks that they all make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from stoker.errors import ConfigError, StorageError
+
+__all__ = [
+    "Backend",
+    "BufferLike",
+    "ObjectInfo",
+    "PutData",
+    "as_parts",
+    "check_range",
+    "check_ranges",
+    "check_size",
+]
+
+BufferLike: TypeAlias = bytes | memoryview
+"""Bytes in memory, read through the buffer protocol."""
+
+PutData: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
+"""What can be put: one buffer, or several that follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object.
+
+    Attributes:
+        key: relative to the store's root.
+        size: bytes.
+    """
+
+    key: str
+    size: int
+
+
+class Backend(Protocol):
+    """What a kind of store does. Keys and ranges are checked already; methods run in many threads."""
+
+    def get(self, key: str, max_bytes: int | None) -> bytes: ...
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]: ...
+    def download(self, key: str, path: Path, max_bytes: int | None) -> int: ...
+    def put(self, key: str, parts: Sequence[memoryview]) -> None: ...
+    def put_file(self, key: str, path: Path) -> None: ...
+    def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
+    def head(self, key: str) -> ObjectInfo: ...
+    def delete(self, key: str) -> None: ...
+
+
+def as_parts(data: Any) -> list[memoryview]:
+    """Flat byte views of one buffer or of a sequence of buffers, none of them empty.
+
+    Raises:
+        ConfigError: not a buffer, or one that does not lie in one piece.
+    """
+    items = [data] if isinstance(data, (bytes, bytearray, memoryview)) or hasattr(data, "__array_interface__") else data
+    parts = []
+    try:
+        for item in items:
+            view = memoryview(item)
+            if view.nbytes:
+                parts.append(view.cast("B"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"data of type {type(data).__name__} can not be put: expected bytes in one piece ({error})."
+        ) from None
+    return parts
+
+
+def check_ranges(starts: Sequence[int], ends: Sequence[int], url: str) -> None:
+    """Refuse ranges that are no ranges.
+
+    Raises:
+        ConfigError: as many starts as ends are needed, and ``0 <= start <= end``.
+    """
+    if len(starts) != len(ends):
+        raise ConfigError(f"{url}: {len(starts)} starts and {len(ends)} ends of ranges: expected as many of each.")
+    for start, end in zip(starts, ends, strict=True):
+        if not 0 <= start <= end:
+            raise ConfigError(f"{url}: [{start}, {end}) is not a range of bytes: expected 0 <= start <= end.")
+
+
+def check_range(start: int, end: int, size: int, url: str) -> None:
+    """Refuse a range that reaches beyond the object.
+
+    Raises:
+        StorageError: it does.
+    """
+    if end > size:
+        raise StorageError(f"{url}: bytes [{start}, {end}) lie outside of the object, which has {size}.", url=url)
+
+
+def check_size(size: int, max_bytes: int | None, url: str) -> None:
+    """Refuse an object that is larger than the caller wants.
+
+    Raises:
+        StorageError: it is.
+    """
+    if max_bytes is not None and size > max_bytes:
+        raise StorageError(f"{url}: the object has {size} bytes, but at most {max_bytes} are expected.", url=url)

@@ -1,0 +1,174 @@
+"""URLs and keys: where a store's root is, and how names under it are spelled."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import unquote
+
+from stoker.errors import ConfigError
+
+__all__ = ["Kind", "Location", "check_key", "check_prefix", "is_local", "join_url", "parse_url"]
+
+Kind: TypeAlias = Literal["s3", "gs", "azure", "http", "file", "memory"]
+
+_KINDS: dict[str, Kind] = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "az": "azure",
+    "azure": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "adl": "azure",
+    "http": "http",
+    "https": "http",
+    "file": "file",
+    "memory": "memory",
+}
+_HOST = {"s3": "bucket", "gs": "bucket", "azure": "container", "http": "host", "memory": "name"}
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A store's root, parsed.
+
+    Attributes:
+        kind: which sort of store.
+        root: ``scheme://host`` as object stores know it; empty for local files.
+        host: bucket, container, host or name; empty for local files.
+        prefix: path inside the bucket without slashes at its ends; for local files the absolute path.
+    """
+
+    kind: Kind
+    root: str
+    host: str
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        """The normalised URL, without a slash at its end; a plain absolute path for local files."""
+        if self.kind == "file":
+            return self.prefix
+        return f"{self.root}/{self.prefix}" if self.prefix else self.root
+
+
+def parse_url(url: str | os.PathLike[str]) -> Location:
+    """Parse a URL or a plain path (``~`` is expanded; relative paths start at the working directory).
+
+    Raises:
+        ConfigError: empty, an unknown scheme, no bucket, ``..`` in the path, a password in it.
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigError(f"{text!r} is not a URL or a path: expected a non-empty string without NUL characters.")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _local(text)
+    kind = _KINDS.get(scheme.lower())
+    if kind is None:
+        known = ", ".join(f"{name}://" for name in _KINDS)
+        raise ConfigError(f"{_redact(text)!r}: unknown scheme {scheme!r}. Known are {known} and plain paths.")
+    host, _, path = rest.partition("/")
+    if kind == "file":
+        if host not in ("", "localhost"):
+            raise ConfigError(f"{text!r}: a file URL has three slashes (file:///path); {host!r} reads as a host here.")
+        return _local("/" + unquote(path))
+    userinfo, at, _ = host.rpartition("@")
+    if at and (kind != "azure" or ":" in userinfo):
+        raise ConfigError(
+            f"{_redact(text)!r}: credentials do not belong in a URL, which is printed and logged. "
+            "Put them in storage_options= or in the environment."
+        )
+    if not host:
+        raise ConfigError(f"{text!r} has no {_HOST[kind]}: expected {scheme}://<{_HOST[kind]}>/<path>.")
+    if kind == "http" and any(c in rest for c in "?#"):
+        raise ConfigError(
+            f"{_redact(text)!r}: a store's root can have no query or fragment: keys are appended to its path."
+        )
+    segments = [part for part in path.split("/") if part]
+    _refuse_dots(segments, text)
+    scheme = "s3" if kind == "s3" else scheme.lower()
+    return Location(kind, f"{scheme}://{host}", host, "/".join(segments))
+
+
+def is_local(url: str | os.PathLike[str]) -> Path | None:
+    """The absolute path of a plain path or ``file://`` URL, or ``None`` for everything else.
+
+    Raises:
+        ConfigError: as :func:`parse_url`.
+    """
+    location = parse_url(url)
+    return Path(location.prefix) if location.kind == "file" else None
+
+
+def join_url(base: str | os.PathLike[str], *parts: str) -> str:
+    """``base`` with ``parts`` appended, one slash between them; empty parts are skipped.
+
+    The base keeps its spelling, so a relative path stays relative.
+
+    Raises:
+        ConfigError: a part that is absolute or contains ``..``.
+
+    >>> join_url("s3://bucket/data/", "train", "index.json")
+    's3://bucket/data/train/index.json'
+    """
+    text = os.fspath(base)
+    for part in parts:
+        relative = part.rstrip("/") if part != "/" else part
+        if relative:
+            check_key(relative)
+            text = f"{text}{relative}" if text.endswith("/") else f"{text}/{relative}"
+    return text
+
+
+def check_key(key: str) -> str:
+    """``key`` itself, if it names an object inside a root.
+
+    Raises:
+        ConfigError: empty, absolute, with an empty, ``.`` or ``..`` segment, or with a NUL character.
+    """
+    if not isinstance(key, str) or not key:
+        raise ConfigError(
+            f"{key!r} is not a key: expected a non-empty '/'-separated path relative to the store's root."
+        )
+    if key.startswith("/"):
+        raise ConfigError(f"key {key!r} is absolute: keys are relative to the store's root.")
+    if "\0" in key:
+        raise ConfigError(f"key {key!r} contains a NUL character.")
+    segments = key.split("/")
+    _refuse_dots(segments, key)
+    if "" in segments or "." in segments:
+        raise ConfigError(f"key {key!r} has an empty or '.' segment: write it without.")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """``prefix`` without a slash at its end, if it names a folder inside a root or is empty.
+
+    Raises:
+        ConfigError: as :func:`check_key`.
+    """
+    if prefix == "":
+        return prefix
+    return check_key(prefix.removesuffix("/"))
+
+
+def _local(text: str) -> Location:
+    path = os.path.abspath(os.path.expanduser(text))
+    return Location("file", "", "", path)
+
+
+def _refuse_dots(segments: list[str], text: str) -> None:
+    if ".." in segments:
+        raise ConfigError(f"{text!r} contains '..', which may leave the place it is relative to: write it without.")
+
+
+def _redact(text: str) -> str:
+    """The text with anything that may be a password or a signature cut out."""
+    scheme, _, rest = text.partition("://")
+    host, slash, path = rest.partition("/")
+    host = host.rpartition("@")[2].split("?")[0].split("#")[0]
+    return f"{scheme}://{host}{slash}{path.split('?')[0].split('#')[0]}"

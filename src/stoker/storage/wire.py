@@ -1,0 +1,42 @@
+"""Numbered messages of known length on a pipe."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+__all__ = ["read_frame", "write_frame"]
+
+_HEADER = struct.Struct("<QQ")
+_READ = 1 << 20
+
+
+def write_frame(fd: int, number: int, payload: bytes) -> None:
+    """Write one message; blocks while the pipe is full."""
+    for part in (_HEADER.pack(number, len(payload)), payload):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+def read_frame(fd: int) -> tuple[int, bytearray] | None:
+    """The next message with its number, or ``None`` when the other end is closed."""
+    header = _read(fd, _HEADER.size)
+    if header is None:
+        return None
+    number, size = _HEADER.unpack(header)
+    payload = _read(fd, size)
+    return None if payload is None else (number, payload)
+
+
+def _read(fd: int, size: int) -> bytearray | None:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = os.read(fd, min(_READ, size - len(data)))
+        except OSError:
+            return None
+        if not piece:
+            return None
+        data += piece
+    return data

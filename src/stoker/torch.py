@@ -1,0 +1,157 @@
+"""``StreamingDataLoader``: torch's DataLoader over a StreamingDataset, with a state that counts what was yielded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import ConfigError, MissingPackageError, StateError
+from stoker.loader import StartingPoint
+from stoker.streaming import StreamingDataset
+from stoker.types import Batch
+
+try:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+except ModuleNotFoundError as error:
+    raise MissingPackageError(f"StreamingDataLoader needs torch ({error}): pip install 'stoker[torch]'") from error
+
+__all__ = ["StreamingDataLoader", "as_tensors", "collate"]
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """A ``DataLoader`` that can stop and go on in mid-epoch, on the same or another cluster.
+
+    ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save
+    this. The state counts batches that were yielded, not those that workers have prepared.
+
+    Args:
+        dataset: what to read.
+        batch_size: samples a batch on this rank. Default: the dataset's. If both are given they must agree.
+        columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
+            per-sample step and no ``collate_fn``. Much faster for small samples.
+        **options: DataLoader's other arguments (``num_workers``, ``pin_memory``, ...). ``collate_fn`` is :func:`collate`
+            unless given.
+    """
+
+    def __init__(
+        self, dataset: StreamingDataset, batch_size: int | None = None, *, columnar: bool = False, **options: Any
+    ) -> None:
+        for name in ("shuffle", "sampler", "batch_sampler"):
+            if options.get(name):
+                raise ConfigError(
+                    f"{name}= has no meaning here: the order is the dataset's, see StreamingDataset(shuffle=)"
+                )
+        if batch_size is None:
+            batch_size = dataset.batch_size if dataset.batch_size is not None else 1
+        if dataset.batch_size is None:
+            dataset.batch_size = batch_size
+        if dataset.batch_size != batch_size:
+            raise ConfigError(
+                f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: the order of batches rests on both "
+                "being the same"
+            )
+        self._stream = dataset
+        self._start: StartingPoint | None = None
+        self._yielded = 0
+        if columnar:
+            if options.get("collate_fn") is not None:
+                raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
+            options["collate_fn"] = as_tensors
+            super().__init__(_Columns(dataset), batch_size=None, **options)
+        else:
+            options.setdefault("collate_fn", collate)
+            super().__init__(dataset, batch_size=batch_size, **options)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._start, self._yielded = self._stream.upcoming(), 0
+        for batch in super().__iter__():
+            self._yielded += 1
+            yield batch
+        self._start = None
+
+    def __len__(self) -> int:
+        size = self._stream.batch_size or 1
+        return (len(self._stream) + (0 if self.drop_last else size - 1)) // size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, by the batches that this loader has yielded."""
+        if self._start is None:
+            return self._stream.state_dict()
+        return self._stream.state_after(self._start, self._yielded)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, with the next iteration.
+
+        Raises:
+            StateError: it belongs to another dataset, or to other order settings, or was taken inside a batch.
+        """
+        if isinstance(state, Mapping) and state.get("partial"):
+            raise StateError(
+                "this state was taken inside a batch, by iterating over samples: a loader can only go on between batches"
+            )
+        self._stream.load_state_dict(state)
+        self._start = None
+
+
+class _Columns(IterableDataset[Batch]):
+    """A dataset's batches as the items of a DataLoader that does not batch."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._dataset.batches()
+
+
+def as_tensors(batch: Batch) -> dict[str, Any]:
+    """A batch with its arrays as tensors that share their memory; columns of other things stay lists."""
+    return {
+        name: torch.from_numpy(column) if isinstance(column, np.ndarray) and column.dtype.kind in "biufc" else column
+        for name, column in batch.items()
+    }
+
+
+def collate(samples: list[Any]) -> Any:
+    """What torch's ``default_collate`` returns, several times as fast for dicts of NumPy arrays.
+
+    Columns of equally shaped arrays are stacked by NumPy, in a loader worker straight into the shared memory that carries
+    them to the main process. Everything else is left to ``default_collate``; ``bytes`` and other objects that it refuses
+    stay lists.
+    """
+    first = samples[0]
+    if not isinstance(first, dict):
+        return _collate_values(samples)
+    names = first.keys()
+    if any(sample.keys() != names for sample in samples):
+        raise ConfigError(f"samples of one batch have different columns, the first has {', '.join(map(str, names))}")
+    return {name: _collate_values([sample[name] for sample in samples]) for name in names}
+
+
+def _collate_values(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
+        if any(type(value) is not np.ndarray or value.shape != first.shape for value in values):
+            return default_collate(values)
+        out = _empty((len(values), *first.shape), first.dtype)
+        np.stack(values, out=out.numpy())
+        return out
+    if isinstance(first, bytes):
+        return values
+    try:
+        return default_collate(values)
+    except TypeError:
+        return values
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+    """An uninitialised tensor, in shared memory if this is a loader worker."""
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=kind)
+    # As default_collate does: what lies in shared memory already is passed on without a copy.
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=kind).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]

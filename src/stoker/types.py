@@ -1,0 +1,35 @@
+"""Types that every layer shares."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Batch", "Buffer", "Column", "Ids", "Sample", "StorageOptions", "Transform"]
+
+Array: TypeAlias = NDArray[Any]
+"""A NumPy array of any dtype and shape."""
+
+Ids: TypeAlias = NDArray[np.int64]
+"""One-dimensional int64: sample ids, row numbers or positions."""
+
+Column: TypeAlias = Array | list[Any]
+"""One column of a batch: an array of shape ``(n, ...)`` for fixed-width columns, a list of n values for the rest."""
+
+Batch: TypeAlias = dict[str, Column]
+"""Column name to column; all columns have the same length."""
+
+Sample: TypeAlias = dict[str, Any]
+"""Column name to value: a batch of one without its first axis."""
+
+Buffer: TypeAlias = mmap.mmap | bytes
+"""The bytes of a file. Slicing gives ``bytes`` in one copy; both support the buffer protocol."""
+
+Transform: TypeAlias = Callable[[Sample], Any]
+
+StorageOptions: TypeAlias = Mapping[str, Any]
+"""Credentials and client settings of one storage root, by obstore's names (``access_key_id``, ``endpoint``, ...)."""

@@ -1,0 +1,65 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from s3server import Bucket, S3Server, make_bucket, run_s3_server
+
+# Names of stores and keys that would make a test depend on who runs it.
+_FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")
+
+
+@pytest.fixture(autouse=True)
+def _no_foreign_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see no credentials but their own."""
+    for name in list(os.environ):
+        if name.startswith(_FOREIGN):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server that checks signatures."""
+    with run_s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> Iterator[Bucket]:
+    """An empty bucket on it: ``url`` and ``storage_options`` open it."""
+    with make_bucket(s3_server) as made:
+        yield made
+
+
+@pytest.fixture
+def no_debris(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails the test that leaves anything in the folder for temporary files, or something of stoker's
+    beside it.
+
+    The test and its children get a ``TMPDIR`` of their own, which must be empty in the end, as other
+    programs use the machine's; there and in /dev/shm, nothing new may have stoker's name.
+    """
+    before = _ours()
+    own = Path(tempfile.mkdtemp(prefix="st"))
+    monkeypatch.setenv("TMPDIR", str(own))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    try:
+        yield
+        left = sorted(str(path) for path in [*own.iterdir(), *(_ours() - before)])
+        assert not left, f"left behind: {left}"
+    finally:
+        shutil.rmtree(own)
+
+
+def _ours() -> set[Path]:
+    folders = (Path("/tmp"), Path("/dev/shm"))
+    return {path for folder in folders if folder.is_dir() for path in folder.glob("*stoker*")}

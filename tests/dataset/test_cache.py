@@ -1,0 +1,347 @@
+"""The cache: whole verified files or none, shared, bounded, and never the place where the only copy is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import MDSWriter, StreamingDataset
+from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageFullError
+
+ROWS = 400
+WIDTH = 64
+
+
+def write(
+    out: Path, *, rows: int = ROWS, seed: int = 0, compression: str | None = None, hashes: list[str] | None = None
+) -> list[bytes]:
+    """A dataset of about 20 shards; returns what each sample holds."""
+    rng = np.random.default_rng(seed)
+    data = [rng.bytes(WIDTH) for _ in range(rows)]
+    with MDSWriter(
+        columns={"id": "int", "data": "bytes"}, out=str(out), size_limit=2048, compression=compression, hashes=hashes
+    ) as writer:
+        for number, row in enumerate(data):
+            writer.write({"id": number, "data": row})
+    return data
+
+
+def read_all(dataset: StreamingDataset) -> dict[int, bytes]:
+    return {sample["id"]: sample["data"] for sample in dataset}
+
+
+def shard_files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("shard.*") if ".stoker" not in path.parts)
+
+
+def used(root: Path) -> int:
+    total = 0
+    for path in shard_files(root):
+        with contextlib.suppress(FileNotFoundError):  # evicted just now
+            total += path.stat().st_size
+    return total
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz", "br:3", "bz2", "snappy"])
+@pytest.mark.parametrize("keep_zip", [False, True])
+def test_shards_come_from_the_remote_once(tmp_path: Path, compression: str | None, keep_zip: bool) -> None:
+    rows = write(tmp_path / "remote", compression=compression, hashes=["sha1", "xxh64"])
+    options: dict[str, Any] = {"remote": tmp_path / "remote", "local": tmp_path / "local", "keep_zip": keep_zip}
+    assert read_all(StreamingDataset(**options, shuffle=True)) == dict(enumerate(rows))
+    suffixes = {path.suffix for path in shard_files(tmp_path / "local")}
+    assert suffixes == ({".mds"} if not compression or not keep_zip else {".mds", "." + compression.split(":")[0]})
+    for path in shard_files(tmp_path / "remote"):
+        path.unlink()
+    assert read_all(StreamingDataset(**options)) == dict(enumerate(rows))
+    assert not list((tmp_path / "local" / ".stoker").glob("*.part*"))
+
+
+def test_a_directory_is_read_in_place(tmp_path: Path) -> None:
+    rows = write(tmp_path / "data")
+    before = sorted(os.listdir(tmp_path / "data"))
+    for arguments in (
+        {"local": tmp_path / "data"},
+        {"remote": tmp_path / "data"},
+        {"remote": f"file://{tmp_path}/data"},
+    ):
+        assert read_all(StreamingDataset(**arguments)) == dict(enumerate(rows))
+    assert sorted(os.listdir(tmp_path / "data")) == before
+
+
+def test_a_compressed_directory_without_remote_keeps_its_files(tmp_path: Path) -> None:
+    rows = write(tmp_path / "data", compression="zstd")
+    before = {path: path.read_bytes() for path in shard_files(tmp_path / "data")}
+    assert read_all(StreamingDataset(local=tmp_path / "data")) == dict(enumerate(rows))
+    assert all(path.read_bytes() == data for path, data in before.items())
+
+
+def test_split_is_a_sub_directory_of_both(tmp_path: Path) -> None:
+    rows = write(tmp_path / "remote" / "train")
+    dataset = StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local", split="train")
+    assert read_all(dataset) == dict(enumerate(rows))
+    assert (tmp_path / "local" / "train" / "index.json").exists()
+    with pytest.raises(ConfigError, match="split must be a sub-directory"):
+        StreamingDataset(remote=tmp_path / "remote", split="../elsewhere")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "longer"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_damaged_shard_in_the_cache_is_fetched_again(tmp_path: Path, damage: str, compression: str | None) -> None:
+    rows = write(tmp_path / "remote", hashes=["xxh64"], compression=compression)
+    options: dict[str, Any] = {"remote": tmp_path / "remote", "local": tmp_path / "local", "validate_hash": "xxh64"}
+    read_all(StreamingDataset(**options))
+    victim = shard_files(tmp_path / "local")[3]
+    hurt(victim, damage)
+    assert read_all(StreamingDataset(**options)) == dict(enumerate(rows))
+
+
+def hurt(path: Path, damage: str) -> None:
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[-1] ^= 255
+    path.write_bytes(
+        {"truncate": bytes(data[:-7]), "empty": b"", "longer": bytes(data) + b"x"}.get(damage, bytes(data))
+    )
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "longer"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_damaged_shard_in_the_remote_is_an_error_that_names_it(
+    tmp_path: Path, damage: str, compression: str | None
+) -> None:
+    write(tmp_path / "remote", hashes=["xxh64"], compression=compression)
+    victim = shard_files(tmp_path / "remote")[3]
+    hurt(victim, damage)
+    dataset = StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local")
+    with pytest.raises((CorruptDataError, OSError), match=victim.name) as caught:
+        read_all(dataset)
+    dataset.close()
+    assert type(caught.value).__module__ == "stoker.errors"
+    assert not (tmp_path / "local" / victim.name).exists()
+    assert not list((tmp_path / "local" / ".stoker").glob("*.part*"))
+
+
+def test_a_damaged_shard_without_remote_is_an_error_and_stays(tmp_path: Path) -> None:
+    write(tmp_path / "data", hashes=["sha1"])
+    victim = shard_files(tmp_path / "data")[5]
+    hurt(victim, "flip")
+    with pytest.raises(CorruptDataError, match=r"shard\.00005\.mds: its sha1 is"):
+        read_all(StreamingDataset(local=tmp_path / "data", validate_hash="sha1"))
+    assert victim.exists()
+
+
+def test_a_missing_shard_names_itself(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    shard_files(tmp_path / "remote")[2].unlink()
+    with pytest.raises(ObjectNotFoundError, match=r"shard\.00002\.mds"):
+        read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local"))
+    with pytest.raises(ObjectNotFoundError, match=r"shard\.00002\.mds.*no remote"):
+        read_all(StreamingDataset(local=tmp_path / "remote"))
+
+
+def test_asking_for_a_hash_that_the_index_lacks_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "remote", hashes=["sha1"])
+    with pytest.raises(ConfigError, match="validate_hash='md5', but the index has only sha1"):
+        read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local", validate_hash="md5"))
+
+
+def test_no_index_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"index\.json"):
+        StreamingDataset(remote=tmp_path / "nowhere", local=tmp_path / "local")
+    with pytest.raises(ConfigError, match="give remote="):
+        StreamingDataset()
+
+
+# -- a dataset written anew under the old name -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hashes", [None, ["xxh64"]])
+def test_a_dataset_written_anew_is_noticed(tmp_path: Path, hashes: list[str] | None) -> None:
+    write(tmp_path / "remote", seed=1, hashes=hashes)
+    options: dict[str, Any] = {"remote": tmp_path / "remote", "local": tmp_path / "local"}
+    read_all(StreamingDataset(**options))
+    shutil.rmtree(tmp_path / "remote")
+    rows = write(tmp_path / "remote", seed=2, hashes=hashes or ["sha1"])
+    assert read_all(StreamingDataset(**options)) == dict(enumerate(rows))
+
+
+def test_shards_that_hashes_prove_the_same_are_kept(tmp_path: Path) -> None:
+    write(tmp_path / "remote", hashes=["xxh64"])
+    options: dict[str, Any] = {"remote": tmp_path / "remote", "local": tmp_path / "local"}
+    read_all(StreamingDataset(**options))
+    inodes = {path.name: path.stat().st_ino for path in shard_files(tmp_path / "local")}
+    index = json.loads((tmp_path / "remote" / "index.json").read_text())
+    index["shards"].pop()
+    (tmp_path / "remote" / "index.json").write_text(json.dumps(index))
+    read_all(StreamingDataset(**options))
+    kept = {path.name: path.stat().st_ino for path in shard_files(tmp_path / "local")}
+    assert kept.items() < inodes.items()
+    assert len(kept) == len(inodes) - 1
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_is_kept_while_reading(tmp_path: Path) -> None:
+    rows = write(tmp_path / "remote")
+    limit = 6 * 2048
+    dataset = StreamingDataset(
+        remote=tmp_path / "remote",
+        local=tmp_path / "local",
+        cache_limit=limit,
+        shuffle=True,
+        predownload=10,
+        batch_size=4,
+    )
+    most = 0
+    for _ in range(2):
+        seen = {}
+        for sample in dataset:
+            seen[sample["id"]] = sample["data"]
+            most = max(most, used(tmp_path / "local"))
+        assert seen == dict(enumerate(rows))
+    assert 2048 < most <= limit
+
+
+def test_a_limit_below_what_is_read_at_once_still_finishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = write(tmp_path / "remote")
+    dataset = StreamingDataset(
+        remote=tmp_path / "remote",
+        local=tmp_path / "local",
+        cache_limit=2500,
+        shuffle=True,
+        num_canonical_nodes=4,
+        shuffle_block_size=64,
+        batch_size=16,
+    )
+    assert "raise it, or lower shuffle_block_size" in caplog.text
+    assert read_all(dataset) == dict(enumerate(rows))
+
+
+def test_a_limit_without_remote_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    rows = write(tmp_path / "data")
+    with pytest.raises(ConfigError, match="no remote"):
+        StreamingDataset(local=tmp_path / "data", cache_limit="4kb")
+    with pytest.raises(ConfigError, match="can not hold one shard"):
+        StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache", cache_limit=100)
+    assert read_all(StreamingDataset(local=tmp_path / "data")) == dict(enumerate(rows))
+
+
+def test_files_of_others_in_the_cache_are_never_evicted(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    (tmp_path / "local").mkdir()
+    mine = tmp_path / "local" / "notes.txt"
+    mine.write_text("x" * 9000)
+    read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local", cache_limit=4 * 2048))
+    assert mine.read_text() == "x" * 9000
+
+
+def _read_in_child(options: dict[str, Any], results: Any) -> None:
+    results.put(read_all(StreamingDataset(**options)))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("limit", [None, 40 * 2048])
+def test_processes_share_one_cache(tmp_path: Path, limit: int | None) -> None:
+    rows = write(tmp_path / "remote", rows=2000, compression="zstd", hashes=["xxh64"])
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    children = [
+        context.Process(
+            target=_read_in_child,
+            args=(
+                {
+                    "remote": tmp_path / "remote",
+                    "local": tmp_path / "local",
+                    "cache_limit": limit,
+                    "shuffle": True,
+                    "shuffle_seed": seed,
+                    "num_canonical_nodes": 2,
+                },
+                results,
+            ),
+        )
+        for seed in range(3)
+    ]
+    for child in children:
+        child.start()
+    for _ in children:
+        assert results.get(timeout=120) == dict(enumerate(rows))
+    for child in children:
+        child.join()
+    assert not list((tmp_path / "local" / ".stoker").glob("*.part*"))
+    if limit is not None:
+        assert used(tmp_path / "local") <= limit
+
+
+# -- a cache that can not be written -----------------------------------------------------------------------------------
+
+
+def test_a_read_only_cache_that_has_everything_works(tmp_path: Path) -> None:
+    rows = write(tmp_path / "remote")
+    options: dict[str, Any] = {"remote": tmp_path / "remote", "local": tmp_path / "local"}
+    read_all(StreamingDataset(**options))
+    with read_only(tmp_path / "local"):
+        assert read_all(StreamingDataset(**options)) == dict(enumerate(rows))
+
+
+def test_a_read_only_cache_that_lacks_a_shard_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "remote")
+    (tmp_path / "local").mkdir()
+    with (
+        read_only(tmp_path / "local"),
+        pytest.raises(CacheError, match=r"can not write to the cache .*choose another local="),
+    ):
+        read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local"))
+
+
+class read_only:  # noqa: N801 - reads as a context
+    """Mount a folder read-only if we may (root ignores permissions), else take its write permission."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        if os.geteuid() == 0:
+            code = os.system(f"mount --bind {self.folder} {self.folder} && mount -o remount,bind,ro {self.folder}")
+            if code:
+                pytest.skip("root without the right to mount: nothing is read-only here")
+        else:
+            self.folder.chmod(0o500)
+
+    def __exit__(self, *_: object) -> None:
+        if os.geteuid() == 0:
+            os.system(f"umount {self.folder}")
+        else:
+            self.folder.chmod(0o700)
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing_torn(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs the right to mount a small file system")
+    rows = write(tmp_path / "remote")
+    local = tmp_path / "local"
+    local.mkdir()
+    if os.system(f"mount -t tmpfs -o size=20k tmpfs {local}"):
+        pytest.skip("root without the right to mount")
+    try:
+        dataset = StreamingDataset(remote=tmp_path / "remote", local=local)
+        with pytest.raises(StorageFullError, match=r"no space left in the cache .*set cache_limit="):
+            read_all(dataset)
+        dataset.close()
+        sizes = {path.name: path.stat().st_size for path in shard_files(local)}
+        assert all(size == (tmp_path / "remote" / name).stat().st_size for name, size in sizes.items())
+        os.system(f"mount -o remount,size=4m {local}")
+        again = StreamingDataset(remote=tmp_path / "remote", local=local)
+        assert read_all(again) == dict(enumerate(rows))
+        again.close()
+    finally:
+        os.system(f"umount {local}")

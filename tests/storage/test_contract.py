@@ -1,0 +1,241 @@
+"""What every kind of store promises alike: local files, memory, S3, S3 through the helper process."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from s3server import Bucket
+from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageFullError
+from stoker.storage import ObjectInfo, Store, fork, open_store
+from stoker.storage.proxy import ProxyStore
+
+MakeStore = Callable[[str], Store]
+
+
+@pytest.fixture(
+    params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3), pytest.param("helper", marks=pytest.mark.s3)]
+)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+    """Opens stores under one fresh root of each kind."""
+    if request.param == "local":
+        return lambda path: open_store(tmp_path / "root" / path)
+    if request.param == "memory":
+        name = secrets.token_hex(8)
+        return lambda path: open_store(f"memory://{name}/{path}")
+    bucket: Bucket = request.getfixturevalue("bucket")
+
+    def s3(path: str) -> Store:
+        store = open_store(f"{bucket.url}/{path}", bucket.storage_options)
+        if request.param == "helper":
+            store._made = (fork.generation(), ProxyStore(store.url, store))
+        return store
+
+    return s3
+
+
+@pytest.fixture
+def store(make: MakeStore) -> Store:
+    return make("data")
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 3_000_000, 17_000_000])
+def test_what_was_put_comes_back(store: Store, tmp_path: Path, size: int) -> None:
+    data = secrets.token_bytes(size)
+    store.put("a/b.bin", data)
+    assert store.get("a/b.bin") == data
+    assert store.head("a/b.bin") == ObjectInfo("a/b.bin", size)
+    target = tmp_path / "target"
+    assert store.download("a/b.bin", target) == size
+    assert target.read_bytes() == data
+    (tmp_path / "source").write_bytes(data)
+    store.put_file("c.bin", tmp_path / "source")
+    assert store.get("c.bin") == data
+
+
+@pytest.mark.parametrize("size", [2000, 9_000_000])
+def test_several_buffers_become_one_object(store: Store, size: int) -> None:
+    data = secrets.token_bytes(size)
+    array = np.frombuffer(data, np.uint8).reshape(-1, 2)
+    store.put("a", [data, b"", bytearray(data), array.data])
+    assert store.get("a") == data * 3
+    store.put("b", array.data)
+    assert store.get("b") == data
+    store.put("c", [])
+    assert store.get("c") == b""
+
+
+@pytest.mark.parametrize("data", ["text", 3, [1, 2], None, memoryview(b"abcdef")[::2]])
+def test_what_is_not_bytes_in_one_piece_is_refused(store: Store, data: object) -> None:
+    with pytest.raises(ConfigError, match="can not be put"):
+        store.put("a", data)  # type: ignore[arg-type]
+    assert not store.exists("a")
+
+
+def test_a_put_replaces(store: Store) -> None:
+    store.put("a", b"old and longer")
+    store.put("a", b"new")
+    assert store.get("a") == b"new"
+    assert [info.key for info in store.list()] == ["a"]
+
+
+def test_a_download_replaces_what_the_file_held(store: Store, tmp_path: Path) -> None:
+    store.put("a", b"short")
+    target = tmp_path / "target"
+    target.write_bytes(b"x" * 100_000)
+    assert store.download("a", target) == 5
+    assert target.read_bytes() == b"short"
+
+
+def test_ranges_are_exact_or_an_error(store: Store) -> None:
+    data = secrets.token_bytes(5000)
+    store.put("a", data)
+    assert store.get_range("a", 10, 20) == data[10:20]
+    assert store.get_range("a", 7, 7) == b""
+    parts = store.get_ranges("a", [0, 4000, 4000, 3], [1, 5000, 4000, 2000])
+    assert [bytes(part) for part in parts] == [data[0:1], data[4000:], b"", data[3:2000]]
+    assert store.get_ranges("a", [], []) == []
+    for start, end in ((4999, 5001), (6000, 7000)):
+        with pytest.raises(StorageError, match="data/a") as caught:
+            store.get_range("a", start, end)
+        assert caught.value.url == store.url_of("a")
+    for starts, ends in (([5], [4]), ([-1], [4]), ([1, 2], [3])):
+        with pytest.raises(ConfigError):
+            store.get_ranges("a", starts, ends)
+
+
+def test_objects_larger_than_expected_are_refused(store: Store, tmp_path: Path) -> None:
+    store.put("a", b"12345")
+    assert store.get("a", max_bytes=5) == b"12345"
+    assert store.download("a", tmp_path / "t", max_bytes=5) == 5
+    with pytest.raises(StorageError, match=r"5 bytes, but at most 4"):
+        store.get("a", max_bytes=4)
+    with pytest.raises(StorageError, match=r"5 bytes, but at most 4"):
+        store.download("a", tmp_path / "t", max_bytes=4)
+
+
+def test_listing_gives_keys_and_sizes_of_whole_folders(store: Store, make: MakeStore) -> None:
+    keys = ["a/x", "a/y/z", "ab/x", "b"]
+    for number, key in enumerate(keys):
+        store.put(key, b"x" * number)
+    make("data2").put("other", b"")
+    assert list(store.list()) == [ObjectInfo(key, number) for number, key in enumerate(keys)]
+    assert [info.key for info in store.list("a")] == ["a/x", "a/y/z"]
+    assert [info.key for info in store.list("a/")] == ["a/x", "a/y/z"]
+    assert [info.key for info in store.list("a/y")] == ["a/y/z"]
+    assert list(store.list("nothing")) == []
+    assert list(make("nothing").list()) == []
+
+
+@pytest.mark.parametrize(
+    "key", ["a b/c+d", "é/日本.bin", "a%20b", "a?b#c&d=e", "it's (1)!*~.mds.zst", "..a/b..", "a:b"]
+)
+def test_odd_keys_are_just_names(store: Store, key: str, tmp_path: Path) -> None:
+    store.put(key, key.encode())
+    assert store.get(key) == key.encode()
+    assert store.exists(key)
+    assert [info.key for info in store.list()] == [key]
+    assert store.download(key, tmp_path / "t") == len(key.encode())
+    store.delete(key)
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/", "a\0b"])
+def test_keys_that_leave_the_root_are_refused_everywhere(store: Store, key: str, tmp_path: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: store.get(key),
+        lambda: store.get_range(key, 0, 1),
+        lambda: store.get_ranges(key, [0], [1]),
+        lambda: store.download(key, tmp_path / "t"),
+        lambda: store.put(key, b""),
+        lambda: store.put_file(key, tmp_path),
+        lambda: store.head(key),
+        lambda: store.exists(key),
+        lambda: store.delete(key),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError):
+            call()
+    if key not in ("", "a/"):
+        with pytest.raises(ConfigError):
+            list(store.list(key))
+
+
+def test_a_missing_object_is_named(store: Store, tmp_path: Path) -> None:
+    store.put("there", b"x")
+    calls: list[Callable[[], object]] = [
+        lambda: store.get("a/nope"),
+        lambda: store.get_range("a/nope", 0, 1),
+        lambda: store.get_ranges("a/nope", [0, 5], [1, 6]),
+        lambda: store.download("a/nope", tmp_path / "t"),
+        lambda: store.head("a/nope"),
+        lambda: store.get("a"),
+    ]
+    for call in calls:
+        with pytest.raises(ObjectNotFoundError) as caught:
+            call()
+        assert caught.value.url is not None
+        assert caught.value.url.startswith(store.url)
+        assert str(caught.value.url) in str(caught.value)
+    assert not store.exists("a/nope")
+    assert store.exists("there")
+    store.delete("a/nope")
+
+
+def test_a_folder_is_not_an_object(store: Store) -> None:
+    store.put("a/b", b"x")
+    assert not store.exists("a")
+    with pytest.raises(ObjectNotFoundError):
+        store.head("a")
+
+
+def test_local_faults_of_transfers_name_the_local_file(store: Store, tmp_path: Path) -> None:
+    store.put("a", b"x" * 100)
+    with pytest.raises(ObjectNotFoundError, match="no/target"):
+        store.download("a", tmp_path / "no" / "target")
+    with pytest.raises(ObjectNotFoundError, match="no-source"):
+        store.put_file("b", tmp_path / "no-source")
+    assert not store.exists("b")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_called_so(store: Store) -> None:
+    store.put("a", b"x" * 100)
+    with pytest.raises(StorageFullError, match="/dev/full"):
+        store.download("a", Path("/dev/full"))
+
+
+def test_many_threads_share_a_store(store: Store, tmp_path: Path) -> None:
+    barrier = threading.Barrier(8)
+
+    def work(number: int) -> bool:
+        barrier.wait(30)
+        data = bytes([number]) * (1000 + number)
+        store.put(f"k/{number}", data)
+        size = store.download(f"k/{number}", tmp_path / str(number))
+        return store.get(f"k/{number}") == data and size == len(data)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    assert len(list(store.list("k"))) == 8
+
+
+def test_a_pickled_store_is_the_same_place(store: Store) -> None:
+    store.put("a", b"x")
+    again = pickle.loads(pickle.dumps(store))
+    assert again.url == store.url
+    assert again.get("a") == b"x"
+
+
+def test_errors_survive_pickling() -> None:
+    for kind in (StorageError, ObjectNotFoundError, AccessDeniedError, StorageFullError):
+        error = pickle.loads(pickle.dumps(kind("what and where", url="s3://b/x")))
+        assert type(error) is kind
+        assert (str(error), error.url) == ("what and where", "s3://b/x")

@@ -1,0 +1,245 @@
+"""Servers that fail, on real sockets: what is tried again, what is not, and that nothing waits for ever."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from scripted_server import Script, ScriptedServer, cut, hang, hang_in_body, reset_in_body, serve, status, trickle
+
+from stoker.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+    StorageTimeoutError,
+)
+from stoker.storage import RetryPolicy, Store, open_store
+
+_STALL = 0.3
+_BODY = b"0123456789" * 30_000
+_SLOW_DOWN = status(503, b"<Error><Code>SlowDown</Code><Message>Please reduce your rate</Message></Error>")
+
+
+def s3(server: ScriptedServer, *, attempts: int = 3, stall: float = _STALL) -> Store:
+    options = {"endpoint": server.endpoint, "access_key_id": "AKIAKEY", "secret_access_key": "SECRET"}
+    return open_store(
+        "s3://bucket/x", options, retry=RetryPolicy(attempts=attempts, base_delay=0.01), stall_timeout=stall
+    )
+
+
+_READS: list[Callable[[Store, Path], object]] = [
+    lambda store, path: store.get("a"),
+    lambda store, path: store.download("a", path / "target"),
+    lambda store, path: store.get_range("a", 0, 10),
+    lambda store, path: store.get_ranges("a", [0, 200_000], [10, 200_010]),
+]
+_NO_BODY: list[Callable[[Store, Path], object]] = [
+    lambda store, path: store.head("a"),
+    lambda store, path: list(store.list()),
+    lambda store, path: store.put("a", b"data"),
+    lambda store, path: store.delete("a"),
+]
+
+
+@pytest.mark.parametrize("script", [hang, hang_in_body])
+@pytest.mark.parametrize("call", _READS)
+def test_a_server_that_stalls_is_given_up(
+    script: Script, call: Callable[[Store, Path], object], tmp_path: Path
+) -> None:
+    with serve(script) as server, pytest.raises(StorageTimeoutError, match=r"s3://bucket/x/a.*2 attempts") as caught:
+        call(s3(server, attempts=2), tmp_path)
+    assert caught.value.url == "s3://bucket/x/a"
+    assert isinstance(caught.value, TimeoutError)
+    assert len(server.requests) >= 2
+
+
+@pytest.mark.parametrize("call", _NO_BODY)
+def test_a_server_that_never_answers_is_given_up(call: Callable[[Store, Path], object], tmp_path: Path) -> None:
+    with serve(hang) as server, pytest.raises(StorageTimeoutError, match="nothing within the stall time"):
+        call(s3(server, attempts=2), tmp_path)
+    assert len(server.requests) == 2
+
+
+def test_an_upload_that_nobody_reads_is_given_up() -> None:
+    with serve(hang) as server, pytest.raises(StorageTimeoutError):
+        s3(server, attempts=2, stall=0.1).put("a", b"x" * (12 << 20))
+
+
+def test_a_slow_download_is_not_a_stall(tmp_path: Path) -> None:
+    pieces = [b"a" * 1000] * 8
+    with serve(trickle(pieces, _STALL / 2)) as server:  # in all four times the stall time
+        assert s3(server, attempts=1).download("a", tmp_path / "t") == 8000
+    assert (tmp_path / "t").read_bytes() == b"".join(pieces)
+
+
+@pytest.mark.parametrize("script", [cut, reset_in_body, _SLOW_DOWN, status(500), status(502), status(429), status(408)])
+def test_a_download_survives_two_failures(script: Script, tmp_path: Path) -> None:
+    with serve(script, script, status(200, _BODY)) as server:
+        assert s3(server).download("a", tmp_path / "t") == len(_BODY)
+    assert (tmp_path / "t").read_bytes() == _BODY
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("script", [cut, reset_in_body, _SLOW_DOWN])
+def test_a_get_survives_two_failures(script: Script) -> None:
+    with serve(script, script, status(200, _BODY)) as server:
+        assert s3(server).get("a") == _BODY
+
+
+_LISTING = (
+    b'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>x/a</Key><Size>4</Size>'
+    b"<LastModified>2022-10-12T17:50:00.000Z</LastModified></Contents></ListBucketResult>"
+)
+_DELETED = b'<?xml version="1.0"?><DeleteResult><Deleted><Key>x/a</Key></Deleted></DeleteResult>'
+
+
+@pytest.mark.parametrize(("call", "body"), list(zip(_NO_BODY, [b"", _LISTING, b"", _DELETED], strict=True)))
+def test_every_request_is_tried_again(call: Callable[[Store, Path], object], body: bytes, tmp_path: Path) -> None:
+    with serve(_SLOW_DOWN, _SLOW_DOWN, status(200, body)) as server:
+        call(s3(server), tmp_path)
+    assert len(server.requests) == 3
+
+
+def test_a_store_that_keeps_failing_names_the_last_reason(tmp_path: Path) -> None:
+    with serve(_SLOW_DOWN) as server, pytest.raises(StorageTimeoutError) as caught:
+        s3(server).get("a")
+    assert len(server.requests) == 3
+    for text in ("s3://bucket/x/a", "503", "SlowDown", "Please reduce", "3 attempts"):
+        assert text in str(caught.value)
+    with serve(cut) as server, pytest.raises(StorageTimeoutError, match="broke"):
+        s3(server).download("a", tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "says"),
+    [
+        (status(403, b"<Error><Code>AccessDenied</Code></Error>"), AccessDeniedError, "AccessDenied"),
+        (status(403), AccessDeniedError, "403"),
+        (status(401), AccessDeniedError, "401"),
+        (status(400, b"<Error><Code>ExpiredToken</Code></Error>"), AccessDeniedError, "ExpiredToken"),
+        (status(404, b"<Error><Code>NoSuchKey</Code></Error>"), ObjectNotFoundError, "no such object"),
+        (status(404, b"<Error><Code>NoSuchBucket</Code></Error>"), ObjectNotFoundError, "no bucket 'bucket'"),
+        (status(400, b"<Error><Code>InvalidRequest</Code></Error>"), StorageError, "InvalidRequest"),
+        (status(405), StorageError, "405"),
+        (status(501), StorageError, "501"),
+        (status(301), StorageError, "region"),
+        (status(507), StorageFullError, "room"),
+        (status(403, b"<Error><Code>QuotaExceeded</Code></Error>"), StorageFullError, "QuotaExceeded"),
+    ],
+)
+def test_what_can_not_succeed_later_is_asked_once(script: Script, kind: type[StorageError], says: str) -> None:
+    with serve(script) as server, pytest.raises(kind, match=says) as caught:
+        s3(server).get("a")
+    assert type(caught.value) is kind
+    assert "s3://bucket/x/a" in str(caught.value)
+    assert len(server.requests) == 1
+
+
+def test_some_refusals_are_really_requests_to_come_again() -> None:
+    timeout = status(400, b"<Error><Code>RequestTimeout</Code></Error>")
+    with serve(timeout, timeout, status(200, _BODY)) as server:
+        assert s3(server).get("a") == _BODY
+
+
+def test_no_credentials_means_anonymous_and_says_so() -> None:
+    with serve(status(403)) as server:
+        store = open_store("s3://bucket", {"endpoint": server.endpoint})
+        with pytest.raises(AccessDeniedError, match="no credentials"):
+            store.get("a")
+    assert "authorization" not in server.requests[0].lower()
+
+
+def test_a_server_without_ranges_is_called_so() -> None:
+    with serve(status(200, _BODY)) as server, pytest.raises(StorageError, match="ranges"):
+        s3(server).get_range("a", 5, 10)
+
+
+class _Files(SimpleHTTPRequestHandler):
+    """The standard library's server of a folder, quiet."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_plain_http_reads_only(tmp_path: Path) -> None:
+    (tmp_path / "served" / "x").mkdir(parents=True)
+    data = _BODY + b"end"
+    (tmp_path / "served" / "x" / "a b%").write_bytes(data)
+    handler = functools.partial(_Files, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            store = open_store(f"http://127.0.0.1:{server.server_address[1]}/x/")
+            assert store.get("a b%") == data
+            assert store.head("a b%").size == len(data)
+            assert store.exists("a b%")
+            assert not store.exists("b")
+            assert store.download("a b%", tmp_path / "t") == len(data)
+            assert (tmp_path / "t").read_bytes() == data
+            with pytest.raises(ObjectNotFoundError, match="/x/b"):
+                store.get("b")
+            writes: list[Callable[[], object]] = [
+                lambda: list(store.list()),
+                lambda: store.put("b", b""),
+                lambda: store.put_file("b", tmp_path / "t"),
+                lambda: store.delete("a b%"),
+            ]
+            for call in writes:
+                with pytest.raises(StorageError, match="HTTP"):
+                    call()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_nobody_listening_is_a_bounded_wait() -> None:
+    with serve(hang) as server:
+        endpoint = server.endpoint
+    options = {"endpoint": endpoint, "access_key_id": "k", "secret_access_key": "s"}
+    store = open_store("s3://b", options, retry=RetryPolicy(attempts=2, base_delay=0.01))
+    with pytest.raises(StorageTimeoutError, match="can not connect"):
+        store.get("a")
+
+
+def test_the_metadata_service_is_asked_only_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(hang) as metadata, serve(status(200, _BODY)) as server:
+        options = {"endpoint": server.endpoint}
+        assert open_store("s3://b", options).get("a") == _BODY
+        assert "authorization" not in server.requests[0].lower()
+        assert metadata.requests == []
+        retry = RetryPolicy(attempts=1)
+        asked = open_store(
+            "s3://b", {**options, "metadata_endpoint": metadata.endpoint}, retry=retry, stall_timeout=_STALL
+        )
+        with pytest.raises(StorageError, match="s3://b/a"):
+            asked.get("a")
+        assert len(metadata.requests) == 1
+        assert len(server.requests) == 1
+
+
+def test_google_and_azure_are_reached_by_their_urls() -> None:
+    with serve(status(200, _BODY)) as server:
+        key = json.dumps(
+            {
+                "gcs_base_url": server.endpoint,
+                "disable_oauth": True,
+                "client_email": "",
+                "private_key": "",
+                "private_key_id": "",
+            }
+        )
+        google = open_store("gs://bucket/x", {"service_account_key": key, "allow_http": True})
+        assert google.get("a b") == _BODY
+        for url in ("az://container/x", "abfs://container/x", "azure://container/x"):
+            azure = open_store(url, {"account_name": "account", "endpoint": server.endpoint})
+            assert azure.get("a b") == _BODY
+    paths = [request.split()[1] for request in server.requests]
+    assert paths[0].startswith("/bucket/x")
+    assert all(path == "/container/x/a%20b" for path in paths[1:])

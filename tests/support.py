@@ -1,0 +1,128 @@
+"""What tests share: datasets whose samples are known from their ids, and child processes that can not hang."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker import MDSWriter
+
+__all__ = [
+    "COLUMNS",
+    "TESTS",
+    "check_batch",
+    "check_sample",
+    "environ",
+    "make_dataset",
+    "run_script",
+    "sample_of",
+    "start_script",
+]
+
+TESTS = Path(__file__).parent
+
+COLUMNS = {"data": "bytes", "id": "int", "row": "ndarray:int32:6", "text": "str"}
+"""A variable column, a scalar, a fixed-width array and text."""
+
+_SALT = b"stoker"
+
+
+def sample_of(number: int, least: int = 0) -> dict[str, Any]:
+    """The sample with this id. No byte of it is like another sample's, so that any wrong byte is noticed.
+
+    Args:
+        number: the id.
+        least: fewest bytes of ``data``.
+    """
+    digest = hashlib.shake_128(_SALT + number.to_bytes(8, "little"))
+    return {
+        "data": digest.digest(least + number % 37),
+        "id": number,
+        "row": np.frombuffer(digest.digest(24), "<i4"),
+        "text": f"number {number} " + "é" * (number % 5),
+    }
+
+
+def check_sample(sample: dict[str, Any], least: int = 0) -> int:
+    """Compare every byte of a sample with what its id says; returns the id."""
+    number = int(sample["id"])
+    expected = sample_of(number, least)
+    assert sample.keys() == expected.keys(), sorted(sample)
+    assert bytes(sample["data"]) == expected["data"], f"sample {number}: wrong bytes in data"
+    assert np.array_equal(np.asarray(sample["row"]), expected["row"]), f"sample {number}: wrong numbers in row"
+    assert sample["text"] == expected["text"], f"sample {number}: wrong text {sample['text']!r}"
+    return number
+
+
+def check_batch(batch: dict[str, Any], least: int = 0) -> list[int]:
+    """The same for a batch of columns; returns the ids in order."""
+    count = len(batch["id"])
+    assert all(len(column) == count for column in batch.values())
+    return [check_sample({name: column[k] for name, column in batch.items()}, least) for k in range(count)]
+
+
+def make_dataset(
+    out: str | os.PathLike[str], samples: int | Iterable[int], *, least: int = 0, size_limit: int = 4096, **options: Any
+) -> None:
+    """Write a dataset of :func:`sample_of`.
+
+    Args:
+        out: a directory or URL.
+        samples: how many, or their ids.
+        least: fewest bytes of ``data``.
+        size_limit: raw bytes of a shard; 4096 holds about 35 samples where ``least`` is 0.
+        **options: MDSWriter's.
+    """
+    ids = range(samples) if isinstance(samples, int) else samples
+    with MDSWriter(columns=COLUMNS, out=out, size_limit=size_limit, **options) as writer:
+        for number in ids:
+            writer.write(sample_of(number, least))
+
+
+def environ(**more: str) -> dict[str, str]:
+    """This process's environment for a child that is to find the tests' modules and no launcher's variables."""
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMPI_", "SLURM_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+    kept["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**kept, **more}
+
+
+def start_script(script: Path, *arguments: Any, **env: str) -> subprocess.Popen[str]:
+    """Start a Python script of the tests as a process of its own, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(script), *map(str, arguments)],
+        env=environ(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_script(command: Sequence[Any], *, timeout: float = 120, **env: str) -> list[Any]:
+    """Run ``python <command>`` to its end; what it printed, a JSON value a line.
+
+    Raises:
+        AssertionError: it failed, or did not end in time; with what it said.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            env=environ(**env),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"{command[0]} hung: {error.stdout!r} {error.stderr!r}") from None
+    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
