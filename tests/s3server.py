@@ -124,8 +124,10 @@ def make_bucket(server: S3Server) -> Iterator[Bucket]:
     finally:
         for upload in client.list_multipart_uploads(Bucket=bucket.name).get("Uploads", []):
             client.abort_multipart_upload(Bucket=bucket.name, Key=upload["Key"], UploadId=upload["UploadId"])
-        for key in bucket.keys():  # noqa: SIM118 - a list of names, not a mapping
-            client.delete_object(Bucket=bucket.name, Key=key)
+        keys = bucket.keys()
+        for start in range(0, len(keys), 1000):
+            batch = [{"Key": key} for key in keys[start : start + 1000]]
+            client.delete_objects(Bucket=bucket.name, Delete={"Objects": batch, "Quiet": True})
         client.delete_bucket(Bucket=bucket.name)
 
 

@@ -329,6 +329,8 @@ class StreamingDataset:
         most_shards = self._most_shards(worker)
         # All shards of a chunk are open, and so can not be evicted, at once.
         chunk = min(chunk, most_shards)
+        if lookahead:
+            chunk = min(chunk, max(1, lookahead // 2))
         settings = PipelineSettings(
             columns=self.columns,
             transform=self.transform,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from decimal import Decimal
+from fractions import Fraction
 
 from stoker.errors import ConfigError
 
@@ -63,7 +63,7 @@ def _parse(value: object, units: Mapping[str, int], what: str, form: str) -> int
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value.strip().lower())
         if match and match[2] in units:
-            return int(Decimal(match[1]) * units[match[2]])
+            return int(Fraction(match[1]) * units[match[2]])
     elif isinstance(value, float):
         if math.isfinite(value) and value >= 0:
             return int(value)

@@ -76,6 +76,15 @@ def test_a_directory_is_read_in_place(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "data")) == before
 
 
+def test_a_compressed_remote_directory_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    rows = write(tmp_path / "data", compression="zstd")
+    before = sorted(os.listdir(tmp_path / "data"))
+    assert read_all(StreamingDataset(remote=tmp_path / "data")) == dict(enumerate(rows))
+    assert sorted(os.listdir(tmp_path / "data")) == before
+    assert len(shard_files(tmp_path / "cache")) == len(before) - 1
+
+
 def test_a_compressed_directory_without_remote_keeps_its_files(tmp_path: Path) -> None:
     rows = write(tmp_path / "data", compression="zstd")
     before = {path: path.read_bytes() for path in shard_files(tmp_path / "data")}

@@ -179,10 +179,13 @@ def test_the_helper_dies_with_its_parent_however_that_dies(store: Store, tmp_pat
         if pid == 0:
             try:
                 store.get("before")
-                if ending == "kill with a child" and os.fork() == 0:
-                    time.sleep(2 * _SECONDS)  # holds nothing of the pipe open
-                    os._exit(0)
-                (tmp_path / "new").write_text(str(helper_pid()))
+                child = 0
+                if ending == "kill with a child":
+                    child = os.fork()
+                    if child == 0:
+                        time.sleep(2 * _SECONDS)  # must hold nothing of the pipe open
+                        os._exit(0)
+                (tmp_path / "new").write_text(f"{helper_pid()} {child}")
                 (tmp_path / "new").rename(tmp_path / ending)
                 if ending != "exit":
                     time.sleep(_SECONDS)
@@ -194,7 +197,12 @@ def test_the_helper_dies_with_its_parent_however_that_dies(store: Store, tmp_pat
         if ending != "exit":
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        assert gone(int((tmp_path / ending).read_text()))
+        helper, child = map(int, (tmp_path / ending).read_text().split())
+        try:
+            assert gone(helper)
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.s3
@@ -262,7 +270,10 @@ def test_memory_lives_in_one_process() -> None:
 
 
 def test_options_that_can_not_be_pickled_are_named() -> None:
-    store = open_store("s3://b", {"credential_provider": dict, "endpoint": "http://127.0.0.1:9"})
+    def provider() -> dict[str, str]:
+        return {}
+
+    store = open_store("s3://b", {"credential_provider": provider, "endpoint": "http://127.0.0.1:9"})
 
     def work() -> None:
         fork._runtime_lost = True

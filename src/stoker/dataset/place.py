@@ -67,8 +67,11 @@ def open_place(
         root = directory if directory is not None else _default_cache(str(source), storage_options)
     root = root.absolute()
     if source is None or (directory is not None and _same(directory, root)):
-        store = open_store(root)
-        return Place(load_index(store), ShardCache(root, None, settings))
+        index = load_index(open_store(root))
+        if local is not None or not index.compressed:
+            return Place(index, ShardCache(root, None, settings))
+        # A remote is not written to: its shards are decompressed into a cache.
+        root = _default_cache(str(source), None)
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     index = _fetch_index(store, root)
     cache = ShardCache(root, store, settings, index.file_sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -26,6 +27,7 @@ MAX_OFFSET: Final = (1 << 32) - 1
 _MAX_FILE = 1 << 40  # of compressed files, which have no offsets of their own
 _NO_HASHES: Final[Mapping[str, str]] = {}
 _HEX = frozenset("0123456789abcdef")
+_USUAL = re.compile(r"[A-Za-z0-9_-]{1,99}(?:[./][A-Za-z0-9_-]{1,99}){0,9}").fullmatch
 
 
 def refuse(where: str, problem: str) -> NoReturn:
@@ -125,11 +127,9 @@ def _parse_file(obj: Mapping[str, Any], key: str, where: str, limit: int) -> Fil
 
 def check_basename(basename: str) -> str | None:
     """What makes this path unfit as a file's name below a dataset's root, or ``None`` if nothing does."""
-    # One test for the usual case: letters, digits, dots, dashes and underscores, with no "..".
-    if basename.isascii() and basename.replace(".", "").replace("/", "").replace("-", "").replace("_", "").isalnum():
-        plain = ".." not in basename and "//" not in basename and basename[0] != "/" and basename[-1] != "/"
-        if plain and "./" not in basename and "/." not in basename and len(basename) < 256:
-            return None
+    # One test for the usual case: words of letters, digits, dashes and underscores between single dots and slashes.
+    if _USUAL(basename) is not None:
+        return None
     if not basename:
         return "it is empty"
     if len(basename.encode(errors="surrogatepass")) > 1024:

@@ -170,15 +170,19 @@ class Pipeline:
 
     def _located(self) -> Iterator[_Chunk]:
         settings = self._settings
+        # Chunks begin with one batch and double, so that the first batch waits for few shards and the rest is efficient.
+        most = max(1, settings.chunk // self._plan.batch_size)
+        together = 1
         # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
         for batches in self._plan.chunks(max(settings.chunk, _LOCATE_SAMPLES), self._worker, self._workers):
             positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
             shards, rows = self._order.locate(positions)
-            together = max(1, settings.chunk // self._plan.batch_size)
-            start = 0
-            for first in range(0, len(batches), together):
+            start = first = 0
+            while first < len(batches):
                 lengths = [len(batch) for batch in batches[first : first + together]]
+                first += together
                 here = slice(start, start + sum(lengths))
                 start = here.stop
                 distinct = tuple(np.unique(shards[here]).tolist()) if settings.lookahead else ()
                 yield _Chunk(lengths, shards[here], rows[here], distinct)
+                together = min(2 * together, most)

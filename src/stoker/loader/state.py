@@ -57,7 +57,7 @@ def read_state(
         numbers = [epoch, position, *inside]
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
     if theirs != fingerprint:
         raise StateError(
@@ -84,4 +84,6 @@ def read_state(
             f"{partial['batch_size']} on {partial['world_size']} ranks; here they are {batch_size} and {world_size}. Take "
             "states between batches to resume on another cluster"
         )
+    if not partial["samples"] < batch_size:
+        raise StateError(f"{partial['samples']} samples can not lie inside a batch of {batch_size}")
     return StartingPoint(epoch, position, partial["samples"])

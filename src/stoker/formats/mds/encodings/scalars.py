@@ -53,7 +53,7 @@ class IntScalar(Encoding):
     def encode(self, value: Any) -> bytes:
         try:
             return self._pack(value)  # refuses floats and whatever is out of range
-        except struct.error:
+        except (struct.error, TypeError):
             return self._pack(self._integer(value))
 
     def _integer(self, value: Any) -> int:

@@ -1,0 +1,267 @@
+"""torch's own DataLoader over a StreamingDataset: every sample once an epoch, however its workers are started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from s3server import Bucket
+from stoker import StreamingDataLoader, StreamingDataset
+from stoker.errors import CorruptDataError, ObjectNotFoundError, StateError
+from support import check_batch, check_sample, make_dataset, run_script
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("no_debris"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+HERE = Path(__file__).parent
+SAMPLES = 300
+EVERYTHING = list(range(SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dataloader") / "data"
+    make_dataset(out, SAMPLES, size_limit=1500, compression="zstd", hashes=["xxh3_64"])
+    return out
+
+
+def collate(batch: list[Any]) -> list[Any]:
+    # Each item is a dict with your columns.
+    return batch
+
+
+def ids_of(loader: Any) -> list[int]:
+    return [check_sample(sample) for batch in loader for sample in batch]
+
+
+def method(workers: int, name: str) -> dict[str, Any]:
+    return {"num_workers": workers, **({"multiprocessing_context": name} if workers else {})}
+
+
+# One case without workers, and four starts of spawned workers, which each import torch, instead of every combination.
+CASES = [
+    (0, "fork", False),
+    *((workers, "fork", persistent) for workers in (1, 4) for persistent in (False, True)),
+    *((workers, "spawn", workers == 4) for workers in (1, 4)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "start", "persistent"), CASES)
+def test_each_epoch_has_every_sample_once_in_a_new_order(
+    data: Path, tmp_path: Path, workers: int, start: str, persistent: bool
+) -> None:
+    dataset: Any = StreamingDataset(remote=data, local=tmp_path / "cache", shuffle=True, shuffle_seed=1337)
+    loader: Any = DataLoader(
+        dataset, batch_size=8, collate_fn=collate, persistent_workers=persistent, **method(workers, start)
+    )
+    assert len(loader) == 38
+    epochs = [ids_of(loader) for _ in range(3 if persistent or not workers else 2)]
+    assert all(sorted(epoch) == EVERYTHING for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
+    assert dataset.next_epoch == len(epochs)
+    assert not list((tmp_path / "cache" / ".stoker").glob("*.part"))
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_guide_from_s3_after_the_parent_has_used_the_network(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    for name, value in bucket.server.environ.items():
+        monkeypatch.setenv(name, value)
+    remote = f"{bucket.url}/datasets/ui-trajs"
+    make_dataset(tmp_path / "train", SAMPLES, remote=remote, compression="zstd", hashes="sha1")
+    ds: Any = StreamingDataset(remote=remote, local=tmp_path / "cache/ui-trajs", shuffle=True, shuffle_seed=1337)
+    check_sample(ds[17])  # a download of the parent's own
+    context = multiprocessing.get_context(start)
+    loader: Any = DataLoader(
+        ds, batch_size=8, num_workers=2, collate_fn=collate, persistent_workers=True, multiprocessing_context=context
+    )
+    assert sorted(ids_of(loader)) == EVERYTHING
+    assert sorted(ids_of(loader)) == EVERYTHING
+    assert not list((tmp_path / "cache/ui-trajs" / ".stoker").glob("*.part"))
+
+
+@pytest.mark.parametrize("columnar", [False, True])
+def test_tensors_come_from_the_default_collate_and_from_columns(data: Path, columnar: bool) -> None:
+    loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=16), num_workers=2, columnar=columnar)
+    batches = list(loader)
+    assert all(isinstance(batch["id"], torch.Tensor) and isinstance(batch["row"], torch.Tensor) for batch in batches)
+    assert [number for batch in batches for number in check_batch(batch)] == EVERYTHING
+    assert len(loader) == len(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_that_stop_early_leave_the_next_epoch_whole(data: Path, tmp_path: Path, workers: int) -> None:
+    dataset: Any = StreamingDataset(remote=data, local=tmp_path / "cache", shuffle=True)
+    loader: Any = DataLoader(dataset, batch_size=8, collate_fn=collate, **method(workers, "fork"))
+    for _ in range(3):
+        next(iter(loader))
+    assert dataset.next_epoch == 3
+    assert sorted(ids_of(loader)) == EVERYTHING
+
+
+def test_equal_seeds_of_torch_do_not_repeat_an_epoch(data: Path) -> None:
+    dataset: Any = StreamingDataset(local=data, shuffle=True)
+    loader: Any = DataLoader(dataset, batch_size=8, collate_fn=collate, **method(2, "fork"))
+    epochs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        epochs.append(ids_of(loader))
+    assert [sorted(epoch) for epoch in epochs] == [EVERYTHING] * 2
+    assert epochs[0] != epochs[1]
+
+
+def test_two_loaders_on_one_dataset_take_epochs_in_turn(data: Path) -> None:
+    dataset = StreamingDataset(local=data, shuffle=True, batch_size=8)
+    alone = StreamingDataset(local=data, shuffle=True, batch_size=8)
+    expected = [[sample["id"] for sample in alone] for _ in range(5)]
+    first, second = (
+        StreamingDataLoader(dataset, collate_fn=collate, persistent_workers=True, **method(2, "fork")) for _ in "ab"
+    )
+    assert ids_of(first) == expected[0]
+    assert ids_of(second) == expected[1]
+    running = iter(first)
+    begun = [check_sample(sample) for _ in range(3) for sample in next(running)]
+    assert begun == expected[2][: len(begun)]
+    resumed = StreamingDataset(local=data, shuffle=True, batch_size=8)
+    resumed.load_state_dict(first.state_dict())
+    assert begun + [check_sample(sample) for sample in resumed] == expected[2]
+    assert ids_of(second) == expected[3]
+    assert [sample["id"] for sample in dataset] == expected[4]
+
+
+class SlowStart:
+    """A dataset whose second worker begins long after the first, as a spawned one may."""
+
+    def __init__(self, dataset: StreamingDataset, gate: Any) -> None:
+        self.dataset, self.gate = dataset, gate
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        if info is not None and info.id == 1:
+            self.gate.wait(30)
+        return iter(self.dataset)
+
+
+IterableDataset.register(SlowStart)
+
+
+def test_a_worker_that_begins_only_after_a_state_was_loaded_still_goes_on_with_the_others(data: Path) -> None:
+    options: dict[str, Any] = {"local": data, "shuffle": True, "batch_size": 10}
+    expected = [sample["id"] for sample in StreamingDataset(**options)]
+    stopped = StreamingDataset(**options)
+    running = iter(stopped)
+    begun = [next(running)["id"] for _ in range(30)]
+    dataset = StreamingDataset(**options)
+    gate = multiprocessing.get_context("fork").Event()
+    loader: Any = DataLoader(
+        SlowStart(dataset, gate),  # type: ignore[arg-type]
+        batch_size=10,
+        collate_fn=collate,
+        persistent_workers=True,
+        **method(2, "fork"),
+    )
+    first = next(iter(loader))
+    assert [sample["id"] for sample in first] == expected[:10]
+    dataset.load_state_dict(stopped.state_dict())
+    gate.set()
+    assert begun + ids_of(loader) == expected
+    assert dataset.next_epoch == 1
+
+
+def test_a_state_inside_a_batch_is_not_for_workers(data: Path) -> None:
+    dataset: Any = StreamingDataset(local=data, batch_size=8)
+    running = iter(dataset)
+    next(running)
+    with pytest.raises(StateError, match="inside a batch"):
+        StreamingDataLoader(StreamingDataset(local=data, batch_size=8)).load_state_dict(dataset.state_dict())
+    other: Any = StreamingDataset(local=data, batch_size=8)
+    other.load_state_dict(dataset.state_dict())
+    with pytest.raises(ValueError, match="inside a batch"):
+        list(DataLoader(other, batch_size=8, collate_fn=collate, **method(2, "fork")))
+
+
+# -- failures in workers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_an_error_in_the_main_process(data: Path, tmp_path: Path) -> None:
+    # In a process of its own: torch's signal handler raises wherever the main thread happens to be.
+    (found,) = run_script([HERE / "killed_worker.py", data, tmp_path / "cache"], timeout=60)
+    assert found["worker"] in found["error"]
+    fresh = StreamingDataset(remote=data, local=tmp_path / "cache", batch_size=8)
+    assert [number for batch in fresh.batches() for number in check_batch(batch)] == EVERYTHING
+    assert not list((tmp_path / "cache" / ".stoker").glob("*.part"))
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_corrupt_shard_is_stokers_error_in_the_main_process(data: Path, tmp_path: Path, start: str) -> None:
+    shutil.copytree(data, tmp_path / "remote")
+    victim = sorted((tmp_path / "remote").glob("*.mds.zstd"))[4]
+    victim.write_bytes(victim.read_bytes()[:-3] + b"abc")
+    dataset: Any = StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "cache")
+    loader: Any = DataLoader(dataset, batch_size=8, collate_fn=collate, **method(2 if start == "fork" else 1, start))
+    kind, message = failure_of(loader)
+    assert (kind, victim.name in message) == (CorruptDataError, True), message
+    victim.unlink()
+    kind, message = failure_of(loader)
+    assert (kind, victim.name in message) == (ObjectNotFoundError, True), message
+
+
+def failure_of(loader: Any) -> tuple[type[Exception], str]:
+    running = iter(loader)
+    try:
+        for _ in running:
+            pass
+    except Exception as error:
+        return type(error), str(error)
+    finally:
+        running._shutdown_workers()  # left to the garbage collector, it takes torch ten seconds
+    raise AssertionError("no error")
+
+
+# -- torch before, after, or not at all -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["torch first", "stoker first", "torch after the dataset"])
+def test_the_moment_of_importing_torch_does_not_matter(data: Path, order: str) -> None:
+    assert run_script([HERE / "import_order.py", data, order]) == [{"samples": SAMPLES, "iterable": True}]
+
+
+def test_without_torch_everything_works_but_the_loader(data: Path, tmp_path: Path) -> None:
+    (found,) = run_script([HERE / "without_torch.py", data, tmp_path])
+    assert found == {
+        "missing": "StreamingDataLoader needs torch (No module named 'torch'): pip install 'stoker[torch]'",
+        "modules": [],
+        "samples": SAMPLES,
+    }
+
+
+def test_importing_stoker_loads_neither_frameworks_nor_clients() -> None:
+    code = "import sys, json, stoker; print(json.dumps(sorted(name.partition('.')[0] for name in sys.modules)))"
+    (modules,) = run_script(["-c", code])
+    heavy = {"torch", "obstore", "pyarrow", "rich", "pandas", "PIL", "xxhash", "cramjam", "boto3"}
+    assert heavy.isdisjoint(modules)
+    assert "stoker" in modules
+
+
+def test_reading_local_shards_loads_neither_frameworks_nor_clients(data: Path) -> None:
+    code = (
+        "import sys, json, stoker; dataset = stoker.StreamingDataset(local=sys.argv[1], shuffle=True); "
+        "next(iter(dataset)); print(json.dumps(sorted(name.partition('.')[0] for name in sys.modules)))"
+    )
+    (modules,) = run_script(["-c", code, data])
+    assert {"torch", "obstore", "pyarrow", "rich", "pandas", "PIL", "boto3"}.isdisjoint(modules)
