@@ -56,7 +56,9 @@ def stable_samples(count: int = 7) -> dict[str, tuple[dict[str, str], list[dict[
     for sign in ("u", ""):
         for bits in (8, 16, 32, 64):
             info = np.iinfo(f"{sign}int{bits}")
-            add(f"{sign}int{bits}", f"{sign}int{bits}", [0, 1, info.min, info.max, np.dtype(f"{sign}int{bits}").type(7)])
+            add(
+                f"{sign}int{bits}", f"{sign}int{bits}", [0, 1, info.min, info.max, np.dtype(f"{sign}int{bits}").type(7)]
+            )
     for bits in (16, 32, 64):
         kind = np.dtype(f"float{bits}").type
         values = [0.0, -0.0, 1.5, 1 / 3, float("inf"), float("-inf"), float("nan"), kind(2.7), 3, 6.1e-5, 5e-8]
@@ -67,7 +69,19 @@ def stable_samples(count: int = 7) -> dict[str, tuple[dict[str, str], list[dict[
     add("json", "json", [None, {"b": [1, 2.5, "é"], "a": True}, [float("nan")], "x", np.arange(3)])
     add("pkl", "pkl", [{"a": (1, 2)}, [b"x", None], "text"])
     arrays: list[Any] = []
-    for name in ("uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64"):
+    for name in (
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "float16",
+        "uint32",
+        "int32",
+        "float32",
+        "uint64",
+        "int64",
+        "float64",
+    ):
         arrays.append(rng.integers(0, 100, (2, 3)).astype(name))
         add(f"ndarray:{name}", f"ndarray:{name}", [arrays[-1], arrays[-1][:, :1], arrays[-1].reshape(-1)])
         add(f"ndarray:{name}:2,3", f"ndarray:{name}:2,3", [arrays[-1], arrays[-1] * 0])
@@ -114,7 +128,7 @@ def text_samples() -> dict[str, tuple[str, dict[str, str], dict[str, Any], list[
             ("", 0, 0.1),
             ("Grüße", -5, float("inf")),
             ("tail", 10**20, 1e300),
-            ('q"uo\'te', 7, -0.0),
+            ("q\"uo'te", 7, -0.0),
             ("x" * 30, 1, 2.0),
         ]
     ]

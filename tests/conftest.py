@@ -41,13 +41,14 @@ def bucket(s3_server: S3Server) -> Iterator[Bucket]:
 
 
 @pytest.fixture
-def no_debris(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_debris(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails the test that leaves anything in the folder for temporary files, or something of stoker's
     beside it.
 
     The test and its children get a ``TMPDIR`` of their own, which must be empty in the end, as other
     programs use the machine's; there and in /dev/shm, nothing new may have stoker's name.
     """
+    tmp_path_factory.getbasetemp()  # pytest makes its own folder once, where TMPDIR then is
     before = _ours()
     own = Path(tempfile.mkdtemp(prefix="st"))
     monkeypatch.setenv("TMPDIR", str(own))

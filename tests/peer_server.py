@@ -29,10 +29,11 @@ def write(kind: str, columns: dict[str, str], options: dict[str, Any], samples: 
 def read(root: str) -> list[dict[str, Any]]:
     """All samples of a dataset, described."""
     import numpy as np
-    from cases import describe
     from streaming.base.compression import decompress
     from streaming.base.format import reader_from_json
     from streaming.base.hashing import get_hash
+
+    from cases import describe
 
     samples = []
     for entry in json.loads(Path(root, "index.json").read_text())["shards"]:

@@ -18,7 +18,7 @@ from stoker.dataset.cache import CacheSettings
 from stoker.dataset.place import open_place
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import SampleRun, iterate_samples, read_samples
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateError
 from stoker.loader import EpochClock, Pipeline, PipelineSettings, StartingPoint, make_state, read_state
 from stoker.order import BatchPlan, EpochOrder, OrderSettings, Remainder, ShardTable
 from stoker.storage import RetryPolicy
@@ -159,6 +159,7 @@ class StreamingDataset:
         self._check_limit()
         self._clock = EpochClock()
         self._progress = _Progress()
+        self._resumed_worker: tuple[StartingPoint, int] | None = None
 
     # -- size and place --------------------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class StreamingDataset:
     def __iter__(self) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch."""
         worker = LoaderWorker.detect()
-        point = self._clock.begin(worker.token, worker.number)
+        point, begun = self._begin(worker)
         if point.partial and worker.token is not None:
             raise ConfigError("the state was taken inside a batch: go on without DataLoader workers for this epoch")
         plan = self._plan(point)
@@ -250,8 +251,8 @@ class StreamingDataset:
         if threads is None:
             threads = min(8, os.cpu_count() or 1) if self.transform is not None and worker.count == 1 else 0
         self._say_padding(plan, point.epoch)
-        progress = self._progress = _Progress(point, plan)
-        for run in self._pipeline(point, plan, worker, threads, one_by_one=not threads).sample_runs():
+        progress = self._progress = _Progress(point, plan, begun)
+        for run in self._pipeline(point, plan, worker, threads, begun, one_by_one=not threads).sample_runs():
             progress.enter(run)
             if skip:
                 # The state was taken inside the first batch; what was delivered of it stays delivered.
@@ -279,7 +280,7 @@ class StreamingDataset:
         return self._batches(size, worker)
 
     def _batches(self, size: int, worker: LoaderWorker) -> Iterator[Batch]:
-        point = self._clock.begin(worker.token, worker.number)
+        point, begun = self._begin(worker)
         if point.partial:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
         plan = self._plan(point, size)
@@ -288,11 +289,19 @@ class StreamingDataset:
             most = 2 if self.transform is None else 8
             threads = min(most, os.cpu_count() or 1) if worker.count == 1 else 0
         self._say_padding(plan, point.epoch)
-        progress = self._progress = _Progress(point, plan)
-        for batch in self._pipeline(point, plan, worker, threads).batches():
+        progress = self._progress = _Progress(point, plan, begun)
+        for batch in self._pipeline(point, plan, worker, threads, begun).batches():
             progress.delivered += plan.batch_size
             yield batch
         progress.finish()
+
+    def _begin(self, worker: LoaderWorker) -> tuple[StartingPoint, int]:
+        """Begin the next epoch: where, and how many batches of this worker were delivered before."""
+        if self._resumed_worker is not None:
+            (point, begun), self._resumed_worker = self._resumed_worker, None
+            self._clock.adopt(worker.token, point.epoch)
+            return point, begun
+        return self._clock.begin(worker.token, worker.number), 0
 
     def _say_padding(self, plan: BatchPlan, epoch: int) -> None:
         if plan.padding and plan.rank == 0:
@@ -318,7 +327,14 @@ class StreamingDataset:
         )
 
     def _pipeline(
-        self, point: StartingPoint, plan: BatchPlan, worker: LoaderWorker, threads: int, *, one_by_one: bool = False
+        self,
+        point: StartingPoint,
+        plan: BatchPlan,
+        worker: LoaderWorker,
+        threads: int,
+        begun: int,
+        *,
+        one_by_one: bool = False,
     ) -> Pipeline:
         average = max(1, self.index.total_bytes // max(1, self.size))
         lookahead = self._lookahead(average, plan, worker)
@@ -340,7 +356,7 @@ class StreamingDataset:
             threads=threads,
         )
         order = EpochOrder(self._table, self.order, point.epoch)
-        return Pipeline(self._pool, order, plan, settings, worker.number, worker.count)
+        return Pipeline(self._pool, order, plan, settings, worker.number, worker.count, begun)
 
     def _lookahead(self, average: int, plan: BatchPlan, worker: LoaderWorker) -> int:
         cache = self._pool.cache
@@ -374,6 +390,9 @@ class StreamingDataset:
             from_beginning: whether ``num_samples`` counts from the epoch's start, or from where this run resumed.
         """
         progress = self._progress
+        worker = LoaderWorker.detect()
+        if worker.token is not None:
+            return self._worker_state(worker)
         if num_samples is None:
             point = self._clock.peek() if progress.finished else progress.here()
         else:
@@ -405,6 +424,14 @@ class StreamingDataset:
         Raises:
             StateError: it belongs to another dataset, or to other order settings.
         """
+        worker = LoaderWorker.detect()
+        if isinstance(state, Mapping) and "worker" in state:
+            own = state["worker"]
+            if worker.token is None or (own["number"], own["count"]) != (worker.number, worker.count):
+                raise StateError(
+                    f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can "
+                    "go on from. States of StreamingDataLoader fit any number of workers"
+                )
         point = read_state(
             state,
             self.index.fingerprint,
@@ -412,8 +439,23 @@ class StreamingDataset:
             batch_size=self.batch_size or 1,
             world_size=self.world.world_size,
         )
-        self._clock.load(point)
+        if "worker" in state:
+            self._resumed_worker = point, int(state["worker"]["batches"])
+        else:
+            self._clock.load(point)
         self._progress = _Progress()
+
+    def _worker_state(self, worker: LoaderWorker) -> dict[str, Any]:
+        """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
+        progress = self._progress
+        if progress.plan is None:
+            begun, batches = self._resumed_worker or (self._clock.peek(), 0)
+        elif progress.finished:
+            begun, batches = StartingPoint(progress.point.epoch + 1), 0
+        else:
+            begun, batches = progress.point, progress.batches
+        own = {"number": worker.number, "count": worker.count, "batches": batches}
+        return {**self._state(begun), "worker": own}
 
     def _started(self) -> StartingPoint:
         """Where workers of this object began their current epoch."""
@@ -470,10 +512,10 @@ class StreamingDataset:
 class _Progress:
     """How far one iteration has got, counted by what the consumer has taken."""
 
-    def __init__(self, point: StartingPoint | None = None, plan: BatchPlan | None = None) -> None:
+    def __init__(self, point: StartingPoint | None = None, plan: BatchPlan | None = None, begun: int = 0) -> None:
         self.point = point or StartingPoint(0)
         self.plan = plan
-        self.delivered = 0
+        self.delivered = 0 if plan is None else begun * plan.batch_size
         self.remaining: Iterator[Any] = iter(())
         self.finished = plan is None
 
@@ -487,6 +529,13 @@ class _Progress:
 
     def finish(self) -> None:
         self.finished = True
+
+    @property
+    def batches(self) -> int:
+        """Batches of which the consumer has taken at least one sample."""
+        assert self.plan is not None
+        count = self.delivered - operator.length_hint(self.remaining)
+        return -(-count // self.plan.batch_size)
 
     def here(self) -> StartingPoint:
         plan = self.plan

@@ -319,7 +319,7 @@ def test_an_image_column_without_pillow_names_the_extra(monkeypatch: pytest.Monk
     real = builtins.__import__
 
     def without_pillow(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == "PIL":
+        if name.split(".", maxsplit=1)[0] == "PIL":
             raise ImportError(name)
         return real(name, *args, **kwargs)
 

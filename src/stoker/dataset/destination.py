@@ -16,6 +16,7 @@ from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.formats.base import ShardInfo
 from stoker.formats.entries import identity_of
 from stoker.storage import RetryPolicy, Store, is_local, open_store
+from stoker.storage.local import remove_unfinished
 from stoker.storage.types import PutData
 from stoker.types import StorageOptions
 
@@ -75,6 +76,7 @@ class Destination:
                 except FormatError as error:
                     logger.warning("replacing a dataset whose index can not be read: %s", error)
                 store.delete(INDEX_NAME)
+            _remove_unfinished(store)
             for shard in find_shards(store.list()).values():
                 if not shard.folder:  # what lies in sub-directories may be datasets of their own
                     names.update(shard.paths)
@@ -119,6 +121,7 @@ class Destination:
             kept.update(file.basename for file in info.stored)
         doomed = {path for shard in mine for path in shard.paths} - kept
         for store in self.stores:
+            _remove_unfinished(store)
             self._delete(store, doomed)
         return whole
 
@@ -173,6 +176,12 @@ def open_destination(
     if target is not None:
         stores.append(open_store(target, storage_options, retry=policy))
     return Destination(stores)
+
+
+def _remove_unfinished(store: Store) -> None:
+    folder = is_local(store.url)
+    if folder is not None:
+        remove_unfinished(folder)
 
 
 def _check_same(identity: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:

@@ -72,6 +72,7 @@ def open_place(
             return Place(index, ShardCache(root, None, settings))
         # A remote is not written to: its shards are decompressed into a cache.
         root = _default_cache(str(source), None)
+    assert source is not None  # with local= alone we have returned
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     index = _fetch_index(store, root)
     cache = ShardCache(root, store, settings, index.file_sizes)

@@ -108,7 +108,7 @@ def _read_shard(store: Store, shard: ShardFiles) -> ShardInfo:
     main = roles_of(shard.format)[-1]  # the file with the offsets and the configuration
     where = store.url_of(shard.key(main, codec))
     header = _Content(store, shard, main, codec)
-    count = header.words(0, 1, where)[0]
+    count = int(header.words(0, 1, where)[0])
     offsets = header.words(4, count + 1, where)
     start = 4 + 4 * (count + 1)
     end = int(offsets[0]) if shard.format == "mds" else header.size
@@ -182,7 +182,7 @@ class _Content:
 
     def words(self, start: int, count: int, where: str) -> Any:
         """``count`` u32 at ``start``, as int64."""
-        end = start + 4 * int(count)
+        end = start + 4 * count
         if end > self.size:
             raise CorruptDataError(f"{where}: torn, its header needs {end} bytes and {self.size} are there")
         return np.frombuffer(self.read(start, end), "<u4").astype(np.int64)

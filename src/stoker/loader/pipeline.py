@@ -67,6 +67,7 @@ class Pipeline:
         settings: see :class:`PipelineSettings`.
         worker: number of the loader worker.
         workers: number of loader workers.
+        skip: batches of this worker to leave out at the beginning.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Pipeline:
         settings: PipelineSettings,
         worker: int = 0,
         workers: int = 1,
+        skip: int = 0,
     ) -> None:
         self._pool = pool
         self._order = order
@@ -84,6 +86,7 @@ class Pipeline:
         self._settings = settings
         self._worker = worker
         self._workers = workers
+        self._skip = skip
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed."""
@@ -174,7 +177,8 @@ class Pipeline:
         most = max(1, settings.chunk // self._plan.batch_size)
         together = 1
         # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
-        for batches in self._plan.chunks(max(settings.chunk, _LOCATE_SAMPLES), self._worker, self._workers):
+        together_located = max(settings.chunk, _LOCATE_SAMPLES)
+        for batches in self._plan.chunks(together_located, self._worker, self._workers, self._skip):
             positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
             shards, rows = self._order.locate(positions)
             start = first = 0

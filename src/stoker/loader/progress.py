@@ -75,10 +75,7 @@ class EpochClock:
         with self._locked() as shared:
             if token is None:
                 return self._take_next(shared)
-            # The passes of a worker that lives on follow each other without a word from the main process.
-            pid, its_token, count = self._passes
-            number = count if (pid, its_token) == (os.getpid(), token) else 0
-            self._passes = os.getpid(), token, number + 1
+            number = self._count_pass(token)
             record = self._find(shared, token, number, worker)
             if record is None:
                 point = self._take_next(shared)
@@ -89,6 +86,21 @@ class EpochClock:
             if worker is not None and worker < _WORKER_BITS:
                 record[_BEGUN:].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
             return StartingPoint(int(record[_EPOCH]), int(record[_POSITION]), int(record[_PARTIAL]))
+
+    def adopt(self, token: int | None, epoch: int) -> None:
+        """Begin an epoch that a worker's own state names; the next one follows it."""
+        with self._locked() as shared:
+            if token is not None:
+                self._count_pass(token)
+            shared[_NEXT] = max(int(shared[_NEXT]), epoch + 1)
+
+    def _count_pass(self, token: int) -> int:
+        """Number of this process's pass among those of its set of workers, from 0."""
+        # The passes of a worker that lives on follow each other without a word from the main process.
+        pid, its_token, count = self._passes
+        number = count if (pid, its_token) == (os.getpid(), token) else 0
+        self._passes = os.getpid(), token, number + 1
+        return number
 
     def _take_next(self, shared: NDArray[np.int64]) -> StartingPoint:
         point = self._point(shared, int(shared[_NEXT]))

@@ -19,7 +19,7 @@ from stoker.errors import (
 )
 from stoker.storage.types import BufferLike, ObjectInfo, check_range, check_size
 
-__all__ = ["LocalStore", "file_error", "write_all"]
+__all__ = ["LocalStore", "file_error", "remove_unfinished", "write_all"]
 
 _COPY_CHUNK = 1 << 30
 _TEMPORARY = ".stoker-put-"
@@ -133,14 +133,13 @@ class LocalStore:
             try:
                 write(fd)
                 os.fsync(fd)
-                if not named:
+                if not named and not _link(fd, path):
                     # linkat() can not replace a file, so there is a moment with a temporary name.
-                    # Naming a src_dir_fd, which an absolute path does not use, makes it linkat(), which can
-                    # follow.
-                    os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
+                    _link(fd, temporary)
                     named = True
-                os.replace(temporary, path)
-                named = False
+                if named:
+                    os.replace(temporary, path)
+                    named = False
             finally:
                 os.close(fd)
                 if named:
@@ -152,6 +151,26 @@ class LocalStore:
                     os.fsync(folder_fd)
             finally:
                 os.close(folder_fd)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left of files that they were writing into this folder.
+
+    Only for a folder that nobody else writes to: a file that is being written can not be told apart.
+    """
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        with _errors(str(path)):
+            path.unlink(missing_ok=True)
+
+
+def _link(fd: int, path: str) -> bool:
+    """Give an unnamed file a name; ``False`` if there is such a file already."""
+    try:
+        # Naming a src_dir_fd, which an absolute path does not use, makes it linkat(), which can follow.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def file_error(error: OSError, path: str) -> StorageError:

@@ -1,0 +1,52 @@
+"""torchdata's StatefulDataLoader, which saves each worker's state apart."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from stoker import MDSWriter, StreamingDataset
+from stoker.errors import StateError
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own, and more workers than processors
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("taken", [0, 1, 7, 31])
+def test_it_goes_on_where_it_stopped(tmp_path: Path, workers: int, taken: int) -> None:
+    with MDSWriter({"id": "int"}, str(tmp_path), size_limit=1024) as out:
+        out.write_batch({"id": np.arange(500)})
+
+    def loader() -> StatefulDataLoader:
+        return StatefulDataLoader(
+            StreamingDataset(local=tmp_path, shuffle=True, batch_size=16), batch_size=16, num_workers=workers
+        )
+
+    def ids(batches: object) -> list[list[int]]:
+        return [batch["id"].tolist() for batch in batches]  # type: ignore[attr-defined]
+
+    whole = ids(loader())
+    assert sorted(number for batch in whole for number in batch) == list(range(500))
+    first = loader()
+    head = ids(islice(iter(first), taken))
+    state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    assert head + ids(second) == whole
+    following = ids(second)
+    assert sorted(number for batch in following for number in batch) == list(range(500))
+    assert following != whole
+
+
+def test_a_workers_state_is_refused_elsewhere(tmp_path: Path) -> None:
+    with MDSWriter({"id": "int"}, str(tmp_path)) as out:
+        out.write_batch({"id": np.arange(50)})
+    dataset = StreamingDataset(local=tmp_path)
+    state = {**dataset.state_dict(), "worker": {"number": 0, "count": 2, "batches": 3}}
+    with pytest.raises(StateError, match="state of DataLoader worker 0 of 2"):
+        dataset.load_state_dict(json.loads(json.dumps(state)))
