@@ -33,7 +33,9 @@ ROW = 2048
 def write(url: str, megabytes: int, shard: str) -> None:
     rng = np.random.default_rng(0)
     rows = megabytes * (1 << 20) // (2 * ROW)
-    with MDSWriter(columns={"tokens": f"ndarray:uint16:{ROW}", "id": "int"}, out=url, size_limit=shard, exist_ok=True) as out:
+    with MDSWriter(
+        columns={"tokens": f"ndarray:uint16:{ROW}", "id": "int"}, out=url, size_limit=shard, exist_ok=True
+    ) as out:
         for first in range(0, rows, 4096):
             count = min(4096, rows - first)
             tokens = rng.integers(0, 1 << 16, (count, ROW), dtype=np.uint16)

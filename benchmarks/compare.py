@@ -1,7 +1,7 @@
 """Measure stoker beside mosaicml-streaming, litdata and webdataset, on the same samples, on this machine.
 
     python benchmarks/setup_peers.py            # once: the peers' own environments
-    python benchmarks/compare.py                # about 20 minutes
+    python benchmarks/compare.py                # about 17 minutes
     python benchmarks/compare.py --quick        # a few minutes: fewer samples, one round
 
 Every measurement is a fresh process of the library's own interpreter. The libraries take turns within each
@@ -212,7 +212,7 @@ def main() -> int:
     options = parse()
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)  # into a file: wide enough that no cell is broken
+        console = Console(width=140)  # into a file: wide enough that no cell is broken
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     where = machine(options.dir)
     try:

@@ -126,7 +126,11 @@ def test_a_shard_that_lies(tmp_path: Path, lie: str, way: str) -> None:
     SHARD_LIES[lie](data)
     path.write_bytes(data)
     dataset = StreamingDataset(local=tmp_path, batch_size=7)
-    ways = {"iterate": lambda: list(dataset), "batches": lambda: list(dataset.batches()), "by id": lambda: dataset[:]}
+    ways: dict[str, Callable[[], Any]] = {
+        "iterate": lambda: list(dataset),
+        "batches": lambda: list(dataset.batches()),
+        "by id": lambda: dataset[:],
+    }
     with pytest.raises((CorruptDataError, ObjectNotFoundError), match=r"shard\.00001\.mds"):
         ways[way]()
     assert path.read_bytes() == bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pickle
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from stoker import CSVWriter, JSONWriter, MDSWriter
 from stoker.dataset.index import INDEX_NAME, Index, load_index
-from stoker.errors import FormatError, IndexFileError, ObjectNotFoundError, StokerError
+from stoker.errors import FormatError, IndexFileError, ObjectNotFoundError
 from stoker.storage import open_store
 
 
@@ -282,7 +283,5 @@ def test_no_value_in_an_entry_causes_another_error(key: str, inner: str, junk: A
         entry[key][inner] = junk  # type: ignore[index]
     else:
         entry[key] = junk
-    try:
+    with contextlib.suppress(FormatError):
         parse({"version": 2, "shards": [entry]}).to_json()
-    except StokerError as error:
-        assert "shard 0" in str(error) or "index.json" in str(error)

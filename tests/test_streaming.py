@@ -139,6 +139,22 @@ def test_columns_are_all_that_is_read(data: Path) -> None:
         dataset.read([0], columns=["words"])
 
 
+def test_views_are_the_same_bytes_without_a_copy(tmp_path: Path) -> None:
+    with MDSWriter({"id": "int", "data": "bytes", "text": "str"}, str(tmp_path), size_limit=1024) as writer:
+        for number in range(100):
+            writer.write({"id": number, "data": bytes([number]) * number, "text": f"t{number}"})
+    dataset = StreamingDataset(local=tmp_path, shuffle=True, views=True, batch_size=10)
+    for sample in [*dataset, *dataset[:]]:
+        assert type(sample["data"]) is memoryview
+        assert sample["data"].readonly
+        assert sample["data"] == bytes([sample["id"]]) * sample["id"]
+        assert sample["text"] == f"t{sample['id']}"
+    kept = [view for batch in dataset.batches() for view in batch["data"]]
+    dataset.close()
+    del dataset
+    assert sorted(map(len, kept)) == list(range(100))
+
+
 def test_transform_is_applied_wherever_samples_come_from(data: Path) -> None:
     def double(sample: dict[str, Any]) -> dict[str, Any]:
         return {"twice": np.int64(2 * sample["id"]), "tokens": sample["tokens"] + 1}

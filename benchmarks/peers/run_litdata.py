@@ -65,7 +65,8 @@ class Litdata(Peer):
             self.dataset(job),
             batch_size=job.batch_size,
             num_workers=job.workers,
-            collate_fn=Collate(self.token_key),
+            # As it comes, batches are made by torch's default_collate.
+            collate_fn=None if job.variant.startswith("tokens") else Collate(self.token_key),
         )
 
 

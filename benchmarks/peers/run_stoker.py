@@ -1,5 +1,6 @@
 """stoker: MDS shards, read through ``StreamingDataset``.
 
+Variants when reading: ``plain``, and ``views`` (``bytes`` handed out as memoryviews of the mapped shard, as litdata does).
 Variants when writing: ``write`` (sample by sample) and ``write_batch`` (columns); through a DataLoader:
 ``torch`` (torch's own), ``own`` (stoker's ``StreamingDataLoader``) and ``columnar`` (the same, reading whole
 columns, so that there is nothing to collate).
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
-from common import SHARD_BYTES, Collate, Job, Peer, Source, main
+from common import SHARD_BYTES, Job, Peer, Source, main
 from numpy.typing import NDArray
 
 WRITE_ROWS = 4096
@@ -53,7 +54,13 @@ class Stoker(Peer):
     def dataset(self, job: Job) -> Any:
         from stoker import StreamingDataset
 
-        return StreamingDataset(local=job.data, shuffle=job.shuffle, shuffle_seed=1, batch_size=job.batch_size)
+        return StreamingDataset(
+            local=job.data,
+            shuffle=job.shuffle,
+            shuffle_seed=1,
+            batch_size=job.batch_size,
+            views=job.variant == "views",
+        )
 
     def loader(self, job: Job) -> Any:
         from torch.utils.data import DataLoader
@@ -65,12 +72,7 @@ class Stoker(Peer):
                 self.dataset(job), batch_size=job.batch_size, num_workers=job.workers, columnar=True
             )
         cls = StreamingDataLoader if job.variant == "own" else DataLoader
-        return cls(
-            self.dataset(job),
-            batch_size=job.batch_size,
-            num_workers=job.workers,
-            collate_fn=Collate(self.token_key),
-        )
+        return cls(self.dataset(job), batch_size=job.batch_size, num_workers=job.workers)
 
     def columns(self, job: Job) -> Callable[[], Iterator[NDArray[np.uint16]]]:
         dataset = self.dataset(job)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stoker.dataset.rebuild import rebuild_index
     from stoker.dataset.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
     from stoker.errors import StokerError
-    from stoker.formats.mds.encodings import register_encoding
+    from stoker.formats.mds.encodings import Encoding, register_encoding
     from stoker.streaming import StreamingDataset
     from stoker.torch import StreamingDataLoader
 
@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "CSVWriter": "stoker.dataset.writers",
+    "Encoding": "stoker.formats.mds.encodings",
     "JSONWriter": "stoker.dataset.writers",
     "MDSWriter": "stoker.dataset.writers",
     "StokerError": "stoker.errors",
@@ -38,6 +39,7 @@ _WHERE = {
 
 __all__ = [
     "CSVWriter",
+    "Encoding",
     "JSONWriter",
     "MDSWriter",
     "StokerError",

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ from stoker.dataset.place import open_place
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import SampleRun, iterate_samples, read_samples
 from stoker.errors import ConfigError, StateError
+from stoker.formats.base import ReadOptions
 from stoker.loader import EpochClock, Pipeline, PipelineSettings, StartingPoint, make_state, read_state
+from stoker.loader.collate import speed_up_worker
+from stoker.loader.ring import Ring
 from stoker.order import BatchPlan, EpochOrder, OrderSettings, Remainder, ShardTable
 from stoker.storage import RetryPolicy
 from stoker.types import Batch, Ids, StorageOptions, Transform
@@ -36,7 +39,18 @@ _CHUNK_SAMPLES = 4096
 _LOOKAHEAD_BYTES = 1 << 30
 
 
-class StreamingDataset:
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset
+
+    class _IterableDataset(IterableDataset[Any]):
+        """What type checkers see, so that a DataLoader takes a StreamingDataset; at run time see ``__class__`` below."""
+else:
+
+    class _IterableDataset:
+        pass
+
+
+class StreamingDataset(_IterableDataset):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
@@ -68,6 +82,8 @@ class StreamingDataset:
         shuffle_block_size: samples in a shuffle block. Default: those of two average shards.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
         columns: read only these.
+        views: hand out ``bytes`` columns as read-only ``memoryview`` objects on the mapped shard, without a copy, for
+            decoders that take any buffer. A view keeps its shard's file mapped.
         transform: function of a sample, run where samples are read: in the loader's workers or threads.
         storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
         world: this process's place. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each time
@@ -104,6 +120,7 @@ class StreamingDataset:
         shuffle_block_size: int | None = None,
         allow_unsafe_types: bool = False,
         columns: Sequence[str] | None = None,
+        views: bool = False,
         transform: Transform | None = None,
         storage_options: StorageOptions | None = None,
         world: World | None = None,
@@ -144,7 +161,7 @@ class StreamingDataset:
         self.read_threads = read_threads
         self._given_world = world
         self._pool = ShardPool(
-            place.index, place.cache, threads=download_threads, allow_unsafe_types=allow_unsafe_types
+            place.index, place.cache, threads=download_threads, options=ReadOptions(allow_unsafe_types, views)
         )
         self._table = ShardTable(place.index.sizes)
         self.order = OrderSettings.resolve(
@@ -157,7 +174,10 @@ class StreamingDataset:
         )
         self._check_columns()
         self._check_limit()
+        # What lies open by id alone must not keep all of a limited cache from eviction.
+        self._pool.most_open = min(self._pool.most_open, self._most_shards(LoaderWorker()))
         self._clock = EpochClock()
+        self._ring = Ring()
         self._progress = _Progress()
         self._resumed_worker: tuple[StartingPoint, int] | None = None
 
@@ -297,6 +317,8 @@ class StreamingDataset:
 
     def _begin(self, worker: LoaderWorker) -> tuple[StartingPoint, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
+        if worker.token is not None:
+            speed_up_worker(self._ring)
         if self._resumed_worker is not None:
             (point, begun), self._resumed_worker = self._resumed_worker, None
             self._clock.adopt(worker.token, point.epoch)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loader import StartingPoint
+from stoker.loader.collate import as_tensors, collate
 from stoker.streaming import StreamingDataset
 from stoker.types import Batch
 
 try:
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+    from torch.utils.data import DataLoader, IterableDataset
 except ModuleNotFoundError as error:
     raise MissingPackageError(f"StreamingDataLoader needs torch ({error}): pip install 'stoker[torch]'") from error
 
@@ -64,7 +61,7 @@ class StreamingDataLoader(DataLoader[Any]):
             super().__init__(_Columns(dataset), batch_size=None, **options)
         else:
             options.setdefault("collate_fn", collate)
-            super().__init__(dataset, batch_size=batch_size, **options)  # type: ignore[arg-type]
+            super().__init__(dataset, batch_size=batch_size, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._start, self._yielded = self._stream.upcoming(), 0
@@ -105,53 +102,3 @@ class _Columns(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         return self._dataset.batches()
-
-
-def as_tensors(batch: Batch) -> dict[str, Any]:
-    """A batch with its arrays as tensors that share their memory; columns of other things stay lists."""
-    return {
-        name: torch.from_numpy(column) if isinstance(column, np.ndarray) and column.dtype.kind in "biufc" else column
-        for name, column in batch.items()
-    }
-
-
-def collate(samples: list[Any]) -> Any:
-    """What torch's ``default_collate`` returns, several times as fast for dicts of NumPy arrays.
-
-    Columns of equally shaped arrays are stacked by NumPy, in a loader worker straight into the shared memory that carries
-    them to the main process. Everything else is left to ``default_collate``; ``bytes`` and other objects that it refuses
-    stay lists.
-    """
-    first = samples[0]
-    if not isinstance(first, dict):
-        return _collate_values(samples)
-    names = first.keys()
-    if any(sample.keys() != names for sample in samples):
-        raise ConfigError(f"samples of one batch have different columns, the first has {', '.join(map(str, names))}")
-    return {name: _collate_values([sample[name] for sample in samples]) for name in names}
-
-
-def _collate_values(values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
-        if any(type(value) is not np.ndarray or value.shape != first.shape for value in values):
-            return default_collate(values)
-        out = _empty((len(values), *first.shape), first.dtype)
-        np.stack(values, out=out.numpy())
-        return out
-    if isinstance(first, bytes):
-        return values
-    try:
-        return default_collate(values)
-    except TypeError:
-        return values
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """An uninitialised tensor, in shared memory if this is a loader worker."""
-    kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=kind)
-    # As default_collate does: what lies in shared memory already is passed on without a copy.
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=kind).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]

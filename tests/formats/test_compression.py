@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import mmap
 import resource
@@ -103,7 +104,5 @@ def test_a_bomb_stops_at_the_expected_size(name: str) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(compression_names()), st.binary(max_size=200), st.integers(0, 4096))
 def test_no_bytes_make_a_codec_fail_otherwise(name: str, data: bytes, size: int) -> None:
-    try:
+    with contextlib.suppress(CorruptDataError):
         assert len(parse_compression(name).decompress(data, size)) == size
-    except CorruptDataError:
-        pass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import datetime
+import contextlib
+import datetime as dt
 import math
 import resource
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -229,7 +229,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("ndarray", np.array(3)),
     ("ndarray", np.array(["a"])),
     ("ndarray", np.array([1j])),
-    ("ndarray", np.array([datetime.datetime(2020, 1, 1)], "datetime64[s]")),
+    ("ndarray", np.array([dt.datetime(2020, 1, 1)], "datetime64[s]")),
     ("ndarray", np.array([None])),
     ("ndarray", np.array([True])),
     ("ndarray", b"\x08\x04\x01\x00"),
@@ -396,7 +396,7 @@ def test_a_name_that_is_taken_or_unfit_is_refused(name: str) -> None:
 # -- untrusted bytes ---------------------------------------------------------------------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def address_space(extra: int) -> Iterator[None]:
     """At most ``extra`` bytes more of memory than now."""
     with open("/proc/self/statm") as file:
@@ -411,16 +411,12 @@ def address_space(extra: int) -> Iterator[None]:
 
 def decode_anything(name: str, data: bytes) -> None:
     encoding = get_encoding(name)
-    try:
+    with contextlib.suppress(ValueError):
         encoding.decode(data)
-    except ValueError:
-        pass
     if encoding.size is not None:
         raw = np.frombuffer(data[: len(data) // encoding.size * encoding.size], np.uint8).copy()
-        try:
+        with contextlib.suppress(ValueError):
             encoding.decode_fixed(raw.reshape(-1, encoding.size))
-        except ValueError:
-            pass
 
 
 @settings(deadline=None, max_examples=400)

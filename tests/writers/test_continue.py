@@ -30,6 +30,12 @@ def write(kind: Any, out: Any, rows: Any, **options: Any) -> None:
             writer.write(sample)
 
 
+def fail_after(writer: MDSWriter, rows: Any) -> None:
+    for sample in rows:
+        writer.write(sample)
+    raise RuntimeError
+
+
 def files(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(root.iterdir()) if path.is_file()}
 
@@ -68,9 +74,7 @@ def test_a_failed_append_leaves_the_dataset_as_it_was(tmp_path: Path) -> None:
     write(MDSWriter, tmp_path, samples(0, 10))
     index = (tmp_path / "index.json").read_bytes()
     with pytest.raises(RuntimeError), MDSWriter(COLUMNS, tmp_path, append=True, size_limit=300) as writer:
-        for sample in samples(10, 40):
-            writer.write(sample)
-        raise RuntimeError
+        fail_after(writer, samples(10, 40))
     assert (tmp_path / "index.json").read_bytes() == index
     assert numbers(tmp_path) == list(range(10))
     write(MDSWriter, tmp_path, samples(10, 40), append=True)

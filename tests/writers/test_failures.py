@@ -27,6 +27,13 @@ def samples(count: int = 400) -> Any:
     return ({"x": i, "y": bytes([i % 256]) * (i % 57)} for i in range(count))
 
 
+def fill(writer: MDSWriter, rows: Any, error: BaseException | None = None) -> None:
+    for sample in rows:
+        writer.write(sample)
+    if error is not None:
+        raise error
+
+
 def files(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(root.iterdir())}
 
@@ -40,9 +47,7 @@ def assert_unreadable(root: Path) -> None:
 @pytest.mark.parametrize("error", [RuntimeError("mine"), KeyboardInterrupt(), SystemExit(3)])
 def test_an_error_in_the_block_passes_and_leaves_no_index(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, MDSWriter(COLUMNS, tmp_path, size_limit=2000) as writer:
-        for sample in samples():
-            writer.write(sample)
-        raise error
+        fill(writer, samples(), error)
     assert caught.value is error
     assert_unreadable(tmp_path)
 
@@ -70,9 +75,7 @@ def test_an_error_behind_the_caller_comes_out_as_it_is(
 
     monkeypatch.setattr(Destination, "put", fail)
     with pytest.raises(StorageError, match="no more"), MDSWriter(COLUMNS, tmp_path, size_limit=2000) as writer:
-        for sample in samples():
-            writer.write(sample)
-            time.sleep(0.0001)
+        fill(writer, samples())
     assert_unreadable(tmp_path)
     assert failing == "index.json" or "index.json" not in asked
     monkeypatch.undo()
@@ -93,8 +96,7 @@ def test_a_failed_writer_says_so_at_every_call(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Destination, "put", fail)
     writer = MDSWriter(COLUMNS, tmp_path, size_limit=500)
     with pytest.raises(StorageError, match="no more"):
-        for sample in samples(10000):
-            writer.write(sample)
+        fill(writer, samples(10000))
     with pytest.raises(StorageError, match="no more"):
         writer.write_batch({"x": [1], "y": [b""]})
     with pytest.raises(StorageError, match="no more"):
@@ -144,8 +146,7 @@ def test_a_full_file_system_is_named_and_leaves_no_index(tmp_path: Path) -> None
             pytest.raises(StorageFullError, match=str(small)),
             MDSWriter({"y": "bytes"}, small, size_limit=60_000) as w,
         ):
-            for _ in range(100):
-                w.write({"y": bytes(10_000)})
+            fill(w, [{"y": bytes(10_000)}] * 100)
         assert_unreadable(small)
         assert len(rebuild_index(small, skip_damaged=True).shards) >= 1  # what is there is whole
     finally:

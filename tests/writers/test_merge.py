@@ -102,7 +102,7 @@ def test_a_bad_part_leaves_the_old_index(parts: Path) -> None:
     merge_index(parts)
     before = (parts / "index.json").read_bytes()
     (parts / "01" / "index.json").write_text("{}")
-    with pytest.raises(IndexFileError, match="01/index.json"):
+    with pytest.raises(IndexFileError, match=r"01/index\.json"):
         merge_index(parts)
     assert (parts / "index.json").read_bytes() == before
 
@@ -202,7 +202,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
     ):
         assert old in data
         path.write_bytes(data.replace(old, new))
-        with pytest.raises(FormatError, match="shard.00000.mds"):
+        with pytest.raises(FormatError, match=r"shard\.00000\.mds"):
             rebuild_index(tmp_path)
 
 

@@ -52,7 +52,8 @@ def stored(url: str, options: Any = None) -> dict[str, bytes]:
 
 
 def test_every_way_to_say_where_writes_the_same(tmp_path: Path, bucket: Bucket) -> None:
-    options = {"storage_options": bucket.storage_options, "compression": "zstd", "hashes": ["sha1", "xxh64"]}
+    options: dict[str, Any] = {"compression": "zstd", "hashes": ["sha1", "xxh64"]}
+    options["storage_options"] = bucket.storage_options
     plain = tmp_path / "plain"
     write(plain, compression="zstd", hashes=["xxh64", "sha1"])
     expected = files(plain)
@@ -230,7 +231,7 @@ def test_a_refused_sample_is_named_and_leaves_nothing(tmp_path: Path) -> None:
             writer.write_batch({"x": [1, 2**70], "y": [b"", b""]})
         with pytest.raises(EncodingError, match="no column 'y'"):
             writer.write_batch({"x": [1]})
-        with pytest.raises(EncodingError, match="differ in length: {'x': 2, 'y': 1}"):
+        with pytest.raises(EncodingError, match="differ in length"):
             writer.write_batch({"x": [1, 2], "y": [b""]})
         with pytest.raises(EncodingError, match="expected an array or a list"):
             writer.write_batch({"x": 3, "y": [b""]})
@@ -246,9 +247,9 @@ def test_a_value_that_fits_no_shard_is_refused(tmp_path: Path, size: int) -> Non
     value = bytes(size)  # the system gives such memory only where it is touched
     with MDSWriter({"y": "bytes"}, tmp_path, size_limit=None) as writer:
         writer.write({"y": b"small"})
-        with pytest.raises(EncodingError, match="sample 1|4 GiB"):
+        with pytest.raises(EncodingError, match=r"sample 1|4 GiB"):
             writer.write({"y": value})
-        with pytest.raises(EncodingError, match="sample 1|4 GiB"):
+        with pytest.raises(EncodingError, match=r"sample 1|4 GiB"):
             writer.write_batch({"y": [value]})
         writer.write({"y": b"more"})
     assert len(StreamingDataset(local=tmp_path)) == 2
@@ -282,9 +283,12 @@ def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
     writer = MDSWriter(COLUMNS, tmp_path / "a")
     writer.write(sample(0))
     writer.finish()
-    for call in (lambda: writer.write(sample(1)), lambda: writer.write_batch({"x": [1], "y": [b""]}), writer.finish):
-        with pytest.raises(ConfigError, match="finished"):
-            call()
+    with pytest.raises(ConfigError, match="finished"):
+        writer.write(sample(1))
+    with pytest.raises(ConfigError, match="finished"):
+        writer.write_batch({"x": [1], "y": [b""]})
+    with pytest.raises(ConfigError, match="finished"):
+        writer.finish()
     writer.abort()
     assert numbers(tmp_path / "a") == [0]
     writer = MDSWriter(COLUMNS, tmp_path / "b")
@@ -302,7 +306,7 @@ def test_a_dataset_is_not_overwritten_unasked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"index\.json exists: .*exist_ok=True"):
         write(tmp_path)
     (tmp_path / "index.json").unlink()
-    with pytest.raises(ConfigError, match="shards without an index .*resume=True"):
+    with pytest.raises(ConfigError, match=r"shards without an index .*resume=True"):
         write(tmp_path)
     assert files(tmp_path) == {name: data for name, data in before.items() if name != "index.json"}
 
@@ -350,7 +354,8 @@ def test_waiting_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def produce() -> None:
         nonlocal accepted
         with MDSWriter({"y": "bytes"}, tmp_path, size_limit=2000, max_workers=2) as writer:
-            for accepted in range(1, 41):
+            for number in range(1, 41):
+                accepted = number
                 writer.write({"y": b"x" * 1500})
 
     producer = threading.Thread(target=produce)

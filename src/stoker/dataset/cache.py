@@ -4,6 +4,7 @@ A shard's file is in the cache by rename, whole and verified, or it is not there
 
 * ``<root>/.stoker/<name>.part`` is a download under way. Who downloads holds an exclusive ``flock`` on it; the kernel
   drops that with the process, so a killed download is taken over, or swept away by the next process that opens the cache.
+* ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`stoker.dataset.room`.
 * ``<root>/<basename>`` is a shard file. Whoever has it mapped holds a shared ``flock`` on it; eviction passes over files
   that are locked. A file that is unlinked while mapped stays readable to those who mapped it.
 
@@ -20,13 +21,13 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, unquote
 
+from stoker.dataset.room import PART, Room, part_name, release, remove_unlocked, try_lock
 from stoker.errors import (
     CacheError,
     ConfigError,
@@ -34,7 +35,6 @@ from stoker.errors import (
     ObjectNotFoundError,
     StokerError,
     StorageFullError,
-    StorageTimeoutError,
 )
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.compression import parse_compression
@@ -49,7 +49,6 @@ _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 _PRIVATE = ".stoker"
-_PART = ".part"
 # A corrupt download is fetched again this often before it is an error.
 _ATTEMPTS = 2
 
@@ -94,7 +93,10 @@ class ShardCache:
         self.store = store
         self.settings = settings
         self._private = root / _PRIVATE
-        self._known = known
+        self._room: Room | None = None
+        self._warned = False
+        if settings.limit is not None and known is not None:
+            self._room = Room(root, self._private, settings.limit, settings.stall_timeout, known)
         if settings.limit is not None and store is None:
             raise ConfigError(
                 f"cache_limit was given, but {root} has no remote to fetch evicted shards from again: "
@@ -161,22 +163,12 @@ class ShardCache:
         missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
         if not missing:
             return True
-        if self.settings.limit is not None:
-            needed = sum(info.raw[k].bytes for k in missing)
-            if not self._make_room(needed):
-                if not room:
-                    return False
-                logger.warning(
-                    "cache_limit=%d is too small for the shards that %s is reading at once; going above it",
-                    self.settings.limit,
-                    self.root,
-                )
-        return all(self._fetch_file(info, k, wait=wait) for k in missing)
+        return all(self._fetch_file(info, k, wait=wait, room=room) for k in missing)
 
-    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool) -> bool:
+    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, room: bool) -> bool:
         file = info.raw[number]
         target = self.root / file.basename
-        part = self._private / (quote(file.basename, safe="") + _PART)
+        part = self._private / part_name(file.basename)
         watch = _Watch(part, self.settings.stall_timeout)
         delay = 0.001
         while True:
@@ -184,22 +176,23 @@ class ShardCache:
             claim = self._claim(part)
             if claim is None and watch.stalled():
                 # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
-                part = part.with_name(f"{part.name}.{secrets.token_hex(8)}{_PART}")
+                part = self._private / part_name(file.basename, secrets.token_hex(8))
                 continue
             if claim is not None:
                 try:
                     if self._present(file):
                         _unlink(part)
                         return True
+                    if not self._take_room(info, number, insist=room):
+                        _unlink(part)
+                        return False
                     self._obtain(info, number, part, target)
                     return True
                 except BaseException:
                     _unlink(part)
                     raise
                 finally:
-                    # Unlocking, not only closing: a process forked meanwhile has the descriptor too.
-                    fcntl.flock(claim, fcntl.LOCK_UN)
-                    os.close(claim)
+                    release(claim)
             if self._present(file):
                 return True
             if not wait:
@@ -207,11 +200,24 @@ class ShardCache:
             time.sleep(delay)
             delay = min(delay * 1.5, 0.05)
 
+    def _take_room(self, info: ShardInfo, number: int, *, insist: bool) -> bool:
+        """Make room for a file whose part file we hold; whether to go on."""
+        room = self._room
+        if room is None:
+            return True
+        needed = info.raw[number].bytes + (info.zip[number].bytes if info.zip and self.settings.keep_zip else 0)
+        if self._guard(lambda: room.take(needed), "write to"):
+            return True
+        if insist and not self._warned:
+            self._warned = True
+            logger.warning("cache_limit=%d is too small for what is read at once from %s", room.limit, self.root)
+        return insist
+
     def _claim(self, part: Path) -> int | None:
         """Create and lock a part file; its descriptor, or ``None`` while another process holds it."""
         while True:
             descriptor = self._guard(lambda: os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "write to")
-            if not _lock(descriptor, fcntl.LOCK_EX):
+            if not try_lock(descriptor, fcntl.LOCK_EX):
                 os.close(descriptor)
                 return None
             # The name may have been renamed or swept away between open and lock.
@@ -254,15 +260,11 @@ class ShardCache:
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
         kept = self.root / packed.basename
-        if self.store is None or (kept.exists() and kept.stat().st_size == packed.bytes):
-            where: str | Path = kept
-            try:
-                data: bytes = kept.read_bytes()
-            except FileNotFoundError:
-                raise ObjectNotFoundError(
-                    f"{kept} is missing, and there is no remote to fetch it from", url=str(kept)
-                ) from None
-        else:
+        data = self._kept_zip(kept, packed)
+        where: str | Path = kept
+        if data is None:
+            if self.store is None:
+                raise ObjectNotFoundError(f"{kept} is missing, and there is no remote to fetch it from", url=str(kept))
             where = self.store.url_of(packed.basename)
             data = self.store.get(packed.basename, max_bytes=packed.bytes)
         if len(data) != packed.bytes:
@@ -285,13 +287,39 @@ class ShardCache:
             raise
         self._guard(lambda: _write(part, raw), "write to")
         if self.settings.keep_zip and self.store is not None and not kept.exists():
-            beside = part.with_name(f"{part.name}.{secrets.token_hex(8)}{_PART}")
-            try:
-                self._guard(lambda: _write(beside, data), "write to")
-                os.rename(beside, kept)
-            except BaseException:
-                _unlink(beside)
-                raise
+            self.keep(packed.basename, data)
+
+    def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
+        """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
+
+        def read() -> bytes | None:
+            with contextlib.suppress(FileNotFoundError):
+                if self.store is None or kept.stat().st_size == packed.bytes:
+                    return kept.read_bytes()
+            return None
+
+        return self._guard(read, "read from")
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Put a file into the cache, whole, in place of one that may be there.
+
+        Raises:
+            StorageFullError, CacheError: it can not be written.
+        """
+        target = self.root / name
+        self._guard(lambda: self._make_directories(target), "write to")
+        claim = None
+        while claim is None:  # another process that looks for debris may have it locked for a moment
+            beside = self._private / part_name(name, secrets.token_hex(8))
+            claim = self._claim(beside)
+        try:
+            self._guard(lambda: _write(beside, data), "write to")
+            self._guard(lambda: os.rename(beside, target), "write to")
+        except BaseException:
+            _unlink(beside)
+            raise
+        finally:
+            release(claim)
 
     def _check(self, file: FileInfo, data: Buffer | bytes | bytearray | memoryview, where: str | Path) -> None:
         name = self.settings.validate_hash
@@ -334,7 +362,7 @@ class ShardCache:
                 return b""
             if self.store is not None:
                 # The map keeps a duplicate of the descriptor and with it this lock, until it is dropped.
-                _lock(descriptor, fcntl.LOCK_SH)
+                try_lock(descriptor, fcntl.LOCK_SH)
                 if self.settings.limit is not None:
                     with contextlib.suppress(OSError):
                         os.utime(descriptor)  # eviction goes by this time
@@ -371,72 +399,8 @@ class ShardCache:
         """Remove part files whose process is gone."""
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(self._private)):
-                if entry.name.endswith(_PART):
-                    self._remove_unlocked(self._private / entry.name)
-
-    def _remove_unlocked(self, path: Path) -> bool:
-        """Unlink a file unless a process holds a lock on it."""
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            if not _lock(descriptor, fcntl.LOCK_EX):
-                return False
-            try:
-                if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
-                    return False
-                os.unlink(path)
-            except OSError:
-                return False
-            return True
-        finally:
-            os.close(descriptor)
-
-    # -- eviction --------------------------------------------------------------------------------------------------
-
-    def _make_room(self, needed: int) -> bool:
-        """Evict least recently opened files, none of them in use, until ``needed`` more bytes fit under the limit."""
-        limit = self.settings.limit
-        assert limit is not None
-        if self._known is None:
-            return True
-        known = self._known()
-        self._guard(lambda: self._private.mkdir(parents=True, exist_ok=True), "write to")
-        with self._eviction_turn():
-            used = needed
-            candidates: list[tuple[int, int, Path]] = []
-            for path, entry in _files(self.root):
-                name = path.relative_to(self.root).as_posix()
-                if name.startswith(_PRIVATE + "/"):
-                    if name.endswith(_PART) and not self._remove_unlocked(path):
-                        # A download under way will take its full size, whatever it has taken so far.
-                        used += known.get(unquote(path.name.split(_PART)[0]), entry.st_size)
-                elif name in known:
-                    used += entry.st_size
-                    candidates.append((entry.st_mtime_ns, entry.st_size, path))
-            candidates.sort()
-            for _, size, path in candidates:
-                if used <= limit:
-                    break
-                if self._remove_unlocked(path):
-                    used -= size
-            return used <= limit
-
-    @contextlib.contextmanager
-    def _eviction_turn(self) -> Iterator[None]:
-        """One process evicts at a time, so that two do not both make room for one."""
-        path = self._private / "evict.lock"
-        descriptor = self._guard(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "write to")
-        try:
-            end = time.monotonic() + self.settings.stall_timeout
-            while not _lock(descriptor, fcntl.LOCK_EX):
-                if time.monotonic() > end:
-                    raise StorageTimeoutError(f"another process has held {path} for {self.settings.stall_timeout:g} s")
-                time.sleep(0.002)
-            yield
-        finally:
-            os.close(descriptor)
+                if entry.name.endswith(PART):
+                    remove_unlocked(self._private / entry.name)
 
 
 class _Watch:
@@ -460,18 +424,6 @@ class _Watch:
         return now - self._since > self._patience
 
 
-def _lock(descriptor: int, kind: int) -> bool:
-    """Try to take a ``flock``. File systems that have none are treated as if nobody else were there."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-    return True
-
-
 def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
     with open(path, "wb", buffering=0) as handle:
         view = memoryview(data)
@@ -482,19 +434,3 @@ def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
 def _unlink(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every regular file below ``root``; files that vanish meanwhile are passed over."""
-    stack = [root]
-    while stack:
-        try:
-            entries = list(os.scandir(stack.pop()))
-        except OSError:
-            continue
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    stack.append(Path(entry.path))
-                elif entry.is_file(follow_symlinks=False):
-                    yield Path(entry.path), entry.stat(follow_symlinks=False)

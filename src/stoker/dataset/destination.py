@@ -14,6 +14,7 @@ from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.dataset.shardfiles import find_shards, read_shards
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.formats.base import ShardInfo
+from stoker.formats.checks import check_basename
 from stoker.formats.entries import identity_of
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.local import remove_unfinished
@@ -26,6 +27,9 @@ OutPath = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLi
 """A directory, a URL, or a ``(directory, URL)`` pair."""
 
 logger = logging.getLogger(__name__)
+
+_REPLACING = "none: a writer with exist_ok=True is replacing this dataset"
+"""In place of an index's version: nobody reads it, and whoever tries gets to read this."""
 
 _PEEK = 5000
 _THREADS = 8
@@ -67,20 +71,29 @@ class Destination:
                 )
 
     def clear(self) -> None:
-        """Remove the dataset that is there: first the index, so that at no moment old and new shards mix."""
+        """Remove the dataset that is there, so that at no moment old and new shards mix.
+
+        First an index that nobody can read takes the place of the old one. Wherever we are killed after that, a writer
+        that resumes knows that the shards which are left are not its own.
+        """
         for store in self.stores:
-            names: set[str] = set()
-            if store.exists(INDEX_NAME):
+            names = _condemned(store)
+            if names is None:
+                names = set()
                 try:
                     names.update(load_index(store).file_entries())
+                except ObjectNotFoundError:
+                    pass
                 except FormatError as error:
                     logger.warning("replacing a dataset whose index can not be read: %s", error)
-                store.delete(INDEX_NAME)
-            _remove_unfinished(store)
             for shard in find_shards(store.list()).values():
                 if not shard.folder:  # what lies in sub-directories may be datasets of their own
                     names.update(shard.paths)
+            if names:
+                store.put(INDEX_NAME, json.dumps({"files": sorted(names), "version": _REPLACING}).encode())
+            _remove_unfinished(store)
             self._delete(store, names)
+            store.delete(INDEX_NAME)
 
     def existing(self, settings: Mapping[str, Any]) -> Index | None:
         """The dataset that is there, to be continued by shards of these settings; ``None`` if there is none.
@@ -88,6 +101,8 @@ class Destination:
         Raises:
             ConfigError: its columns are others.
         """
+        if _condemned(self.main) is not None:
+            self.clear()
         try:
             index = load_index(self.main)
         except ObjectNotFoundError:
@@ -176,6 +191,20 @@ def open_destination(
     if target is not None:
         stores.append(open_store(target, storage_options, retry=policy))
     return Destination(stores)
+
+
+def _condemned(store: Store) -> set[str] | None:
+    """Files of a dataset that :meth:`Destination.clear` was removing when it was killed; ``None`` if there is none."""
+    try:
+        data = store.get(INDEX_NAME)
+        if _REPLACING.encode() not in data:  # spares parsing it
+            return None
+        index = json.loads(data)
+        if index["version"] != _REPLACING:
+            return None
+        return {name for name in index["files"] if check_basename(name) is None}
+    except (ObjectNotFoundError, KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _remove_unfinished(store: Store) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,36 +75,34 @@ def open_place(
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     index = _fetch_index(store, root)
     cache = ShardCache(root, store, settings, index.file_sizes)
+    _keep_index(index, cache)
     with contextlib.suppress(OSError):
         cache.sweep()
     return Place(index, cache)
 
 
 def _fetch_index(store: Store, root: Path) -> Index:
-    """The remote's index, kept in the cache; the cache's where the remote can not be reached."""
+    """The remote's index; the cache's where the remote can not be reached."""
     path = root / INDEX_NAME
     try:
-        index = load_index(store)
+        return load_index(store)
     except (StorageTimeoutError, ObjectNotFoundError) as error:
         if not path.exists() or isinstance(error, ObjectNotFoundError):
             raise
         logger.warning("%s; going on with the index in the cache, %s", error, path)
         return load_index(open_store(root))
-    data = index.to_json()
-    try:
-        if path.read_bytes() == data:
-            return index
-    except OSError:
-        pass
-    _replace_index(index, path, data)
-    return index
 
 
-def _replace_index(index: Index, path: Path, data: bytes) -> None:
-    """Write the index into the cache, after removing cached shards that are not this dataset's.
+def _keep_index(index: Index, cache: ShardCache) -> None:
+    """Write the index into the cache unless it is there, after removing cached shards that are not this dataset's.
 
     Where the cache holds another index, only files whose entry, with hashes, is the same in both can be trusted.
     """
+    path = cache.root / INDEX_NAME
+    data = index.to_json()
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return
     try:
         old: Mapping[str, object] = {}
         if path.exists():
@@ -117,18 +114,11 @@ def _replace_index(index: Index, path: Path, data: bytes) -> None:
             if not same:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path.parent / basename)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        try:
-            beside.write_bytes(data)
-            os.replace(beside, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
-    except OSError as error:
+        cache.keep(INDEX_NAME, data)
+    except (OSError, StokerError) as error:
         if path.exists():
             raise CacheError(
-                f"the cache {path.parent} holds another dataset's index and can not be changed ({error.strerror}): choose "
+                f"the cache {path.parent} holds another dataset's index and can not be changed ({error}): choose "
                 "another local="
             ) from error
         # A read-only cache may hold every shard all the same; a missing one gives its own error.

@@ -15,7 +15,7 @@ from stoker.dataset.cache import ShardCache
 from stoker.dataset.index import Index
 from stoker.dataset.threads import Threads
 from stoker.errors import CorruptDataError, ObjectNotFoundError
-from stoker.formats.base import ShardInfo, ShardReader
+from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.registry import get_format
 
 __all__ = ["ShardPool"]
@@ -32,7 +32,7 @@ class ShardPool:
         threads: how many shards are fetched and opened at once ahead of demand.
         most_open: how many readers are kept; beyond it the least recently used are dropped. A reader that is in use
             stays valid: its file stays mapped until the last reference goes.
-        allow_unsafe_types: whether pickled columns may be decoded.
+        options: how samples are handed out.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class ShardPool:
         *,
         threads: int = 8,
         most_open: int = 256,
-        allow_unsafe_types: bool = False,
+        options: ReadOptions = ReadOptions(),
     ) -> None:
         self.index = index
         self.cache = cache
         self.most_open = most_open
-        self.allow_unsafe_types = allow_unsafe_types
+        self.options = options
         self._threads = Threads(threads, "fetch")
         self._tick = itertools.count()
         self._open: dict[int, ShardReader] = {}
@@ -61,7 +61,7 @@ class ShardPool:
             "cache": self.cache,
             "threads": self._threads.count,
             "most_open": self.most_open,
-            "allow_unsafe_types": self.allow_unsafe_types,
+            "options": self.options,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class ShardPool:
             if files is None:
                 # An evictor may take the file between fetching and opening it; then it is fetched again.
                 for _ in range(100):
-                    if not self.cache.fetch(info, wait=demanded, room=demanded):
+                    if not self._fetch(info, demanded=demanded):
                         return None
                     files = self.cache.open(info)
                     if files is not None:
@@ -177,7 +177,17 @@ class ShardPool:
                 logger.warning("%s; fetching it again", error)
         raise AssertionError("unreachable")
 
+    def _fetch(self, info: ShardInfo, *, demanded: bool) -> bool:
+        if demanded and self.cache.settings.limit is not None:
+            if self.cache.fetch(info, room=False):
+                return True
+            # What we have open can not be evicted.
+            with self._lock:
+                for number in list(self._open):
+                    if number not in self._needed:
+                        self._open.pop(number, None)
+                        self._used.pop(number, None)
+        return self.cache.fetch(info, wait=demanded, room=demanded)
+
     def _reader(self, info: ShardInfo, files: list[Any]) -> ShardReader:
-        return get_format(info.format).open(
-            info, files, where=self.cache.describe(info), allow_unsafe_types=self.allow_unsafe_types
-        )
+        return get_format(info.format).open(info, files, where=self.cache.describe(info), options=self.options)

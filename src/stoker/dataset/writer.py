@@ -119,9 +119,8 @@ class DatasetWriter:
         self._sample_cost = self._encoder.sample_cost
         self._closed: str | None = None
         self._stopped = False
-        self._used: int = 0
         self._at: int = 0
-        self._capacity: int = 0
+        self._bound: int = -1
         self._buffer: NDArray[np.uint8] | None = None
         self._reset()
 
@@ -152,25 +151,22 @@ class DatasetWriter:
             data = self._encode(sample)
         except Exception as error:
             raise self._encoder.explain(sample, self.samples_written, error) from error
-        several = type(data) is list
-        size = sum(map(len, data)) if several else len(data)
-        used = self._used + size + self._sample_cost
-        if used > self._limit:
-            used = self._make_room(size)
-        at = self._at
-        end = at + size
-        if end > self._capacity:
-            self._take_buffer(end)
-        view = self._view
-        if several:
+        if type(data) is list:
+            at = end = self._room_for(sum(map(len, data)))
+            view = self._view
             for part in data:
-                following = at + len(part)
-                view[at:following] = part
-                at = following
+                end = at + len(part)
+                view[at:end] = part
+                at = end
         else:
-            view[at:end] = data
+            at = self._at
+            end = at + len(data)
+            if end > self._bound:
+                at = self._room_for(len(data))
+                end = at + len(data)
+            self._view[at:end] = data
         self._at = end
-        self._used = used
+        self._bound -= self._sample_cost
         self._ends.append(end)
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:
@@ -200,14 +196,11 @@ class DatasetWriter:
                 stop = start + 1  # larger than the limit: a shard of its own
             done = int(ends[start - 1]) if start else 0
             at, end = self._at, self._at + int(ends[stop - 1]) - done
-            if end > self._capacity:
-                self._take_buffer(end)
-            assert self._buffer is not None
-            records.fill(self._buffer[at:end], start, stop)
+            records.fill(self._buffer_of(end)[at:end], start, stop)
             self._ends.extend((ends[start:stop] + (at - done)).tolist())
             self._at = end
-            self._used += int(costs[stop - 1]) - before
             start = stop
+        self._bound = -1  # found anew by the next single sample
 
     def finish(self) -> None:
         """Store what is left, wait for all shards, then write the index.
@@ -276,34 +269,46 @@ class DatasetWriter:
         """Begin an empty shard, without a buffer."""
         self._buffer = None
         self._view = memoryview(b"")
-        self._capacity = 0
-        self._at = 0
-        self._overhead = self._encoder.shard_cost + self._sample_cost
-        self._used = self._encoder.shard_cost
+        self._at = 0  # where the next record begins
+        self._bound = -1  # where the next record may end without a closer look
         self._ends: list[int] = []
 
-    def _make_room(self, size: int) -> int:
-        """Close the shard before a sample that would exceed the limit; what the new shard then counts."""
+    @property
+    def _used(self) -> int:
+        """Bytes of the shard so far, as its limit counts them."""
+        used: int = self._encoder.shard_cost + self._at + self._sample_cost * len(self._ends)
+        return used
+
+    @property
+    def _overhead(self) -> int:
+        """What a shard of one sample counts beyond its record."""
+        overhead: int = self._encoder.shard_cost + self._sample_cost
+        return overhead
+
+    def _room_for(self, size: int) -> int:
+        """Close the shard if a record would exceed its limit, and have a buffer; where the record begins."""
         if size + self._overhead > self._encoder.largest:
             raise self._too_large(size, self.samples_written)
-        if self._ends:
+        if self._ends and self._used + size + self._sample_cost > self._limit:
             self._flush()
-        used: int = self._used + size + self._sample_cost
-        return used
+        capacity = len(self._buffer_of(self._at + size))
+        self._bound = min(capacity, self._limit - self._used - self._sample_cost + self._at)
+        return self._at
 
     def _too_large(self, size: int, number: int) -> EncodingError:
         return EncodingError(f"sample {number} of {size} bytes does not fit a shard, which holds less than 4 GiB")
 
-    def _take_buffer(self, need: int) -> None:
-        """Have a buffer of at least ``need`` bytes that begins with the shard's records so far."""
+    def _buffer_of(self, need: int) -> NDArray[np.uint8]:
+        """The shard's buffer, made to have at least ``need`` bytes."""
         if self._buffer is None:
             self._buffer = self._press.buffer()
+            self._view = self._buffer.data
         if len(self._buffer) < need:
             larger = np.empty(max(need, min(2 * len(self._buffer), MAX_OFFSET)), np.uint8)
             larger[: self._at] = self._buffer[: self._at]
             self._buffer = larger
-        self._view = self._buffer.data
-        self._capacity = len(self._buffer)
+            self._view = larger.data
+        return self._buffer
 
     def _flush(self) -> None:
         """Hand the shard to the threads and begin the next."""

@@ -28,7 +28,8 @@ class MDSWriter(DatasetWriter):
     Raises:
         ConfigError: an argument makes no sense, or there is a dataset already.
 
-    >>> import tempfile
+    >>> import os, tempfile
+    >>> import numpy as np
     >>> with tempfile.TemporaryDirectory() as out:
     ...     with MDSWriter({"tokens": "ndarray:uint16:4", "source": "str"}, out, compression="zstd") as writer:
     ...         writer.write({"tokens": np.arange(4, dtype=np.uint16), "source": "a book"})

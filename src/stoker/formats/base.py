@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from stoker.types import Batch, Buffer, Ids
 
-__all__ = ["FileInfo", "Format", "ShardInfo", "ShardReader"]
+__all__ = ["FileInfo", "Format", "ReadOptions", "ShardInfo", "ShardReader"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,19 @@ class ShardInfo:
     def stored(self) -> tuple[FileInfo, ...]:
         """The files as they lie in the remote store: compressed if there are such, else raw."""
         return self.zip or self.raw
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How samples are handed out.
+
+    Attributes:
+        allow_unsafe_types: decode columns whose decoding can run code from the data.
+        views: hand out values that lie in the file as they are (``bytes``) as views of it, without a copy.
+    """
+
+    allow_unsafe_types: bool = False
+    views: bool = False
 
 
 class ShardReader(Protocol):
@@ -107,7 +120,7 @@ class Format(Protocol):
         ...
 
     def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, allow_unsafe_types: bool = False
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ShardReader:
         """Open a shard's raw files (parallel to ``info.raw``), checking header, sizes and offsets, not every value.
 

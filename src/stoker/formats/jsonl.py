@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.formats.base import ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.checks import parse_files, parse_samples, parse_settings, require
 from stoker.formats.lines import LineEncoder, LineShard, check_columns
 from stoker.formats.merge import iterate_each, read_each
@@ -71,7 +71,7 @@ class JSONFormat:
         files: Sequence[Buffer],
         *,
         where: str,
-        allow_unsafe_types: bool = False,  # noqa: ARG002
+        options: ReadOptions = ReadOptions(),  # noqa: ARG002
     ) -> JSONShard:
         """See :class:`stoker.formats.base.Format`."""
         return JSONShard(info, files, where)

@@ -70,10 +70,6 @@ class LineShard(ABC):
     def columns(self) -> tuple[str, ...]:
         return tuple(self._kinds)
 
-    def item(self, column: str, values: Column) -> list[Any]:  # noqa: ARG002
-        """Values as Python's own ``str``, ``int`` and ``float``."""
-        return values.tolist() if isinstance(values, np.ndarray) else values
-
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Read rows: ``int`` and ``float`` columns as int64 and float64 arrays, ``str`` as lists.
 

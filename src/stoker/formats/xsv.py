@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.base import ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.lines import LineEncoder, LineShard, check_columns
 from stoker.formats.merge import iterate_each, read_each
@@ -103,7 +103,7 @@ class XSVFormat:
         files: Sequence[Buffer],
         *,
         where: str,
-        allow_unsafe_types: bool = False,  # noqa: ARG002
+        options: ReadOptions = ReadOptions(),  # noqa: ARG002
     ) -> XSVShard:
         """See :class:`stoker.formats.base.Format`."""
         return XSVShard(info, files, where)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, EncodingError, FormatError, MissingPackageError
 from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.formats.mds.encodings.arrays import FixedArray
 from stoker.formats.records import BytesLike, RecordEncoder, Records, batch_length, blame
 from stoker.formats.values import UnfitValueError
 from stoker.types import Ids
@@ -164,6 +165,9 @@ def _encode_function(encodings: Mapping[str, Encoding]) -> Callable[[Mapping[str
 
     if len(fields) == 1 and not variable:
         ((only, encode_only),) = fields
+        (encoding,) = encodings.values()
+        if isinstance(encoding, FixedArray):
+            return _array_function(only, encoding)
         return lambda sample: encode_only(sample[only])
 
     def encode_fixed(sample: Mapping[str, Any]) -> Any:
@@ -178,6 +182,22 @@ def _encode_function(encodings: Mapping[str, Encoding]) -> Callable[[Mapping[str
         return [head, *values]
 
     return encode_mixed if variable else encode_fixed
+
+
+def _array_function(name: str, encoding: FixedArray) -> Callable[[Mapping[str, Any]], Any]:
+    """For rows of tokens: without a call for what is the rule, an array that fits as it is."""
+    dtype, shape, other = encoding.dtype, encoding.shape, encoding.encode_view
+
+    def encode(sample: Mapping[str, Any]) -> Any:
+        value = sample[name]
+        if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:
+            try:
+                return value.data.cast("B")
+            except TypeError:  # not C-contiguous
+                return value.tobytes()
+        return other(value)
+
+    return encode
 
 
 def _checked(encoding: Encoding) -> Callable[[Any], Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stoker.formats.base import ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.mds.reader import MDSShard, iterate_many, read_many
 from stoker.formats.mds.spec import parse_mds_shard
 from stoker.types import Batch, Buffer, Ids
@@ -22,9 +22,9 @@ class MDSFormat:
         return parse_mds_shard(obj, where)
 
     def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, allow_unsafe_types: bool = False
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> MDSShard:
-        return MDSShard(info, files[0], where, allow_unsafe_types=allow_unsafe_types)
+        return MDSShard(info, files[0], where, options)
 
     def read_many(
         self, shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None

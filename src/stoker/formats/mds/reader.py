@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
-from stoker.formats.base import ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.gather import address_of, gather_rows, gather_u32
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids
@@ -78,19 +78,19 @@ class MDSShard:
         info: the index's entry.
         data: the shard's bytes; kept, never closed here.
         where: names the shard in errors.
-        allow_unsafe_types: whether pickled columns may be decoded.
+        options: see :class:`~stoker.formats.base.ReadOptions`.
     """
 
-    __slots__ = ("address", "allow_unsafe_types", "array", "data", "layout", "samples", "where")
+    __slots__ = ("address", "array", "data", "layout", "options", "samples", "where")
 
-    def __init__(self, info: ShardInfo, data: Buffer, where: str, *, allow_unsafe_types: bool = False) -> None:
+    def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions()) -> None:
         self.where = where
         self.data = data
         self.array: NDArray[np.uint8] = np.frombuffer(data, dtype=np.uint8)
         self.address = address_of(self.array)
         self.layout = RecordLayout.of(info)
         self.samples = info.samples
-        self.allow_unsafe_types = allow_unsafe_types
+        self.options = options
         self._check(info.raw[0].bytes)
 
     @property
@@ -163,7 +163,7 @@ def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequen
         if size is not None:
             raw, values = _fixed(base + begins[k], size), _NO_VALUES
         else:
-            raw, values = _NO_ROWS, list(_slices(shards, which, begins[k], lengths[k]))
+            raw, values = _NO_ROWS, list(_slices(shards, which, begins[k], lengths[k], layout.encodings[k]))
         try:
             batch[name] = _decode(layout.encodings[k], raw, values)
         except _DECODE_ERRORS as error:
@@ -213,7 +213,7 @@ def _fixed_items(
 def _variable_items(
     shards: Sequence[MDSShard], which: Ids, rows: Ids, encoding: Encoding, name: str, first: Ids, length: Ids
 ) -> Iterable[Any]:
-    slices = _slices(shards, which, first, length)
+    slices = _slices(shards, which, first, length, encoding)
     return slices if encoding.verbatim else _decoded(shards, which, rows, encoding, name, slices)
 
 
@@ -231,9 +231,11 @@ def _decoded(
         raise _blame(shards, which[here], rows[here], encoding, _NO_ROWS, [data], name, error) from error
 
 
-def _slices(shards: Sequence[MDSShard], which: Ids, first: Ids, length: Ids) -> Iterator[bytes]:
-    """The bytes ``[first, first + length)`` of each sample's shard."""
-    buffers = [shard.data for shard in shards]
+def _slices(shards: Sequence[MDSShard], which: Ids, first: Ids, length: Ids, encoding: Encoding) -> Iterator[bytes]:
+    """The bytes ``[first, first + length)`` of each sample's shard; views of them where that is asked for and possible."""
+    buffers: list[Any] = [shard.data for shard in shards]
+    if encoding.verbatim and shards[0].options.views:
+        buffers = [memoryview(buffer) for buffer in buffers]
     ends = (first + length).tolist()
     if len(buffers) == 1:
         data = buffers[0]
@@ -266,7 +268,7 @@ def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard
         raise FormatError(f"{shard.where} has no column {min(unknown)!r}; it has {', '.join(layout.names)}")
     wanted = [(k, name) for k, name in enumerate(layout.names) if name in chosen]
     for k, name in wanted:
-        if not layout.encodings[k].safe and not shard.allow_unsafe_types:
+        if not layout.encodings[k].safe and not shard.options.allow_unsafe_types:
             raise UnsafeDataError(
                 f"{shard.where}: column {name!r} is {layout.encodings[k].name}, and reading it runs code from the data. "
                 "Pass allow_unsafe_types=True if you trust its author, or leave the column out with columns="

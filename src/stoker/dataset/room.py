@@ -1,0 +1,185 @@
+"""How many bytes a cache holds, and which files go when it is full.
+
+The count lies in a file beside the downloads and is written under its lock, so that a download costs no look at all the
+files that are there. It may only be too high (a killed process took room and did not use it); then the files are
+counted again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+__all__ = ["PART", "Room", "part_name", "release", "remove_unlocked", "try_lock"]
+
+logger = logging.getLogger(__name__)
+
+PART = ".part"
+"""What the name of a file that is being made ends with."""
+
+_PART_NAME = re.compile(r"(?P<name>.+?)(?:\.[0-9a-f]{16})?" + re.escape(PART))
+# Once files must go, this part of the limit goes, so that they are counted seldom.
+_SLACK = 32
+
+
+def part_name(basename: str, mark: str = "") -> str:
+    """Name of the file in which a shard's file is made. A mark of 16 hex digits sets it apart from others of the same."""
+    return quote(basename, safe="") + (f".{mark}" if mark else "") + PART
+
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Try to take a ``flock``. File systems that have none are treated as if nobody else were there."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    return True
+
+
+def release(descriptor: int) -> None:
+    """Unlock and close. Closing alone would not do: a process forked meanwhile has the descriptor, and with it the lock."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def remove_unlocked(path: Path) -> bool:
+    """Unlink a file unless a process holds a lock on it; whether it is gone by us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if not try_lock(descriptor, fcntl.LOCK_EX):
+            return False
+        try:
+            if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+                return False
+            os.unlink(path)
+        except OSError:
+            return False
+        return True
+    finally:
+        release(descriptor)
+
+
+class Room:
+    """The room in one cache.
+
+    Args:
+        root: the cache's directory.
+        private: the directory below it where files are made; it must be there before :meth:`take`.
+        limit: most bytes of shard files, those under way included.
+        patience: seconds after which a process that does not let go of the count is no longer waited for.
+        known: basename to size of every file of the dataset; other files are neither counted nor removed.
+    """
+
+    def __init__(
+        self, root: Path, private: Path, limit: int, patience: float, known: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self.limit = limit
+        self._root = root
+        self._private = private
+        self._patience = patience
+        self._known = known
+        self._sizes: Mapping[str, int] | None = None
+        self._counted = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sizes": None, "_counted": False}
+
+    def take(self, needed: int) -> bool:
+        """Take room for a file that is about to be made, removing the least recently opened of those not in use.
+
+        The caller holds the lock of the file's part file, and so is seen by others that count.
+
+        Returns:
+            Whether there was room. If not, the caller gives the file up, or goes above the limit.
+
+        Raises:
+            OSError: the count can not be kept in this directory.
+        """
+        with self._count() as descriptor:
+            used = _read(descriptor) if self._counted else None
+            if used is None or used + needed > self.limit:
+                used = self._evict()
+                self._counted = True
+            else:
+                used += needed
+            os.pwrite(descriptor, used.to_bytes(8, "little"), 0)
+            return used <= self.limit
+
+    def _evict(self) -> int:
+        """Count the files, remove those that must go; bytes that are left."""
+        if self._sizes is None:
+            self._sizes = self._known()
+        used = 0
+        candidates: list[tuple[int, int, Path]] = []
+        # What is being made is counted first: a file that gets its name meanwhile is then counted twice, not never.
+        for path, status in _files(self._private):
+            match = _PART_NAME.fullmatch(path.name)
+            if match is not None and not remove_unlocked(path):
+                # It will take its full size, whatever it has taken so far.
+                used += self._sizes.get(unquote(match["name"]), status.st_size)
+        for path, status in _files(self._root):
+            name = path.relative_to(self._root).as_posix()
+            if name in self._sizes:
+                used += status.st_size
+                candidates.append((status.st_mtime_ns, status.st_size, path))
+        if used > self.limit:
+            candidates.sort()
+            for _, size, path in candidates:
+                if used <= self.limit - self.limit // _SLACK:
+                    break
+                if remove_unlocked(path):
+                    used -= size
+        return used
+
+    @contextlib.contextmanager
+    def _count(self) -> Iterator[int]:
+        """The file of the count, locked."""
+        path = self._private / "room"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            end = time.monotonic() + self._patience
+            while not try_lock(descriptor, fcntl.LOCK_EX):
+                if time.monotonic() > end:
+                    logger.warning("a process has held %s for %g s; going on without it", path, self._patience)
+                    break
+                time.sleep(0.002)
+            yield descriptor
+        finally:
+            release(descriptor)
+
+
+def _read(descriptor: int) -> int | None:
+    data = os.pread(descriptor, 8, 0)
+    return int.from_bytes(data, "little") if len(data) == 8 else None
+
+
+def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every regular file below ``root``; files that vanish meanwhile are passed over."""
+    stack = [root]
+    while stack:
+        try:
+            entries = list(os.scandir(stack.pop()))
+        except OSError:
+            continue
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)

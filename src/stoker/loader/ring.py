@@ -1,0 +1,195 @@
+"""Memory that DataLoader workers fill and the main process reads, used over and over.
+
+torch passes a tensor from a worker by a new piece of shared memory each time: made, mapped, faulted in page by page,
+handed over through a socket, unmapped and freed. For batches of small samples that costs several times what making them
+does. Here the pieces stay: a worker writes into a block, the main process uses it in place, and when the last tensor on it
+is gone the block is free for the worker to fill again.
+
+The memory is an anonymous file (``memfd``): it has no name, is not subject to the size of ``/dev/shm``, and is gone with the
+last process that has it. Nobody ever waits for a block: where none is free, the caller falls back to torch's own way.
+
+Each worker process holds one *region*, claimed by a record lock that the kernel drops with the process. A block is
+
+* ``FREE``: the worker may take it;
+* ``FILLED``: taken by the worker, and perhaps on its way to the main process;
+* ``IN_USE``: the main process has it, and gives it back by setting it ``FREE``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import weakref
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Block", "Region", "Ring", "receive"]
+
+_REGIONS: Final = 128
+_REGION_BYTES: Final = 512 << 20
+_BLOCKS: Final = 64
+_ALIGNMENT: Final = 4096
+
+FREE, FILLED, IN_USE = range(3)
+_OFFSET, _CAPACITY, _STATE, _GENERATION = range(4)
+_HEADER_BYTES: Final = -(-_REGIONS * _BLOCKS * 4 * 8 // _ALIGNMENT) * _ALIGNMENT
+
+
+class Ring:
+    """The blocks of one data set's workers, in the main process and in all of them."""
+
+    def __init__(self) -> None:
+        file = os.memfd_create("stoker-batches", os.MFD_CLOEXEC)
+        os.ftruncate(file, _HEADER_BYTES + _REGIONS * _REGION_BYTES)  # sparse: pages come when they are written
+        self._attach(file, secrets.randbits(63))
+
+    def _attach(self, file: int, number: int) -> None:
+        self._file = file
+        self.number = number
+        # Blocks of region r: shape (blocks, 4), int64.
+        self.table: NDArray[np.int64] = np.frombuffer(mmap.mmap(file, _HEADER_BYTES), np.int64)[
+            : _REGIONS * _BLOCKS * 4
+        ].reshape(_REGIONS, _BLOCKS, 4)
+        self._memory: dict[int, NDArray[np.uint8]] = {}
+        self._region: Region | None = None
+        _rings[number] = self
+
+    def region(self) -> Region | None:
+        """This process's region to fill, claimed on first use; ``None`` where there is none left."""
+        if self._region is None or self._region.pid != os.getpid():
+            self._region = self._claim()
+        return self._region
+
+    def memory(self, region: int) -> NDArray[np.uint8]:
+        """A region's bytes, mapped on first use and kept."""
+        found = self._memory.get(region)
+        if found is None:
+            mapped = mmap.mmap(self._file, _REGION_BYTES, offset=_HEADER_BYTES + region * _REGION_BYTES)
+            found = self._memory[region] = np.frombuffer(mapped, np.uint8)
+        return found
+
+    def _claim(self) -> Region | None:
+        for number in range(_REGIONS):
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            except OSError:
+                continue
+            table = self.table[number]
+            # What a worker that is gone had not handed over will not be asked for any more.
+            table[table[:, _STATE] == FILLED, _STATE] = FREE
+            try:
+                return Region(self, number, table, self.memory(number))
+            except OSError:
+                return None  # no address space for it
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:
+            return {"file": reduction.DupFd(self._file), "number": self.number}
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state:
+            self._attach(state["file"].detach(), state["number"])
+        else:
+            Ring.__init__(self)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+_rings: weakref.WeakValueDictionary[int, Ring] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block as its worker sees it.
+
+    Attributes:
+        ring: number of the ring.
+        region: number of the region.
+        place: number of the block in the region.
+        generation: how often the block has been taken.
+    """
+
+    ring: int
+    region: int
+    place: int
+    generation: int
+
+
+class Region:
+    """The blocks of one worker process."""
+
+    def __init__(self, ring: Ring, number: int, table: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
+        self.pid = os.getpid()
+        self._ring = ring
+        self._number = number
+        self._table = table
+        self._memory = memory
+
+    def take(self, size: int) -> tuple[Block, NDArray[np.uint8]] | None:
+        """A block with room for ``size`` bytes, and those bytes; ``None`` if none is free and there is no room for more.
+
+        Give it back with :meth:`drop`, or hand it over with :func:`receive` in the main process.
+        """
+        table = self._table
+        capacity = table[:, _CAPACITY]
+        # A much larger block than needed is left for those who need it.
+        fitting = np.flatnonzero((table[:, _STATE] == FREE) & (capacity >= size) & (capacity <= 2 * size + _ALIGNMENT))
+        if fitting.size:
+            place = int(fitting[np.argmin(capacity[fitting])])
+        else:
+            used = int((capacity > 0).sum())
+            begin = int((table[:used, _OFFSET] + capacity[:used]).max()) if used else 0
+            room = -(-size // _ALIGNMENT) * _ALIGNMENT
+            if used == _BLOCKS or begin + room > _REGION_BYTES or not size:
+                return None
+            place = used
+            table[place, _OFFSET] = begin
+            table[place, _CAPACITY] = room
+        row = table[place]
+        row[_GENERATION] += 1
+        row[_STATE] = FILLED
+        begin = int(row[_OFFSET])
+        block = Block(self._ring.number, self._number, place, int(row[_GENERATION]))
+        return block, self._memory[begin : begin + size]
+
+    def drop(self, block: Block) -> None:
+        """Give back a block that is not handed over after all."""
+        row = self._table[block.place]
+        if (int(row[_GENERATION]), int(row[_STATE])) == (block.generation, FILLED):
+            row[_STATE] = FREE
+
+
+def receive(block: Block, size: int) -> NDArray[np.uint8]:
+    """The bytes of a block that a worker has filled, to be used in place. The block is free again when they are gone.
+
+    Raises:
+        RuntimeError: this is not the process whose data set the worker reads, or the worker's successor has taken the block.
+    """
+    ring = _rings.get(block.ring)
+    if ring is None:
+        raise RuntimeError("a batch in shared memory reached a process that does not hold its data set")
+    row = ring.table[block.region, block.place]
+    if (int(row[_GENERATION]), int(row[_STATE])) != (block.generation, FILLED):
+        raise RuntimeError("a batch in shared memory came after its worker was replaced")
+    row[_STATE] = IN_USE
+    begin = int(row[_OFFSET])
+    data = ring.memory(block.region)[begin : begin + size]
+    weakref.finalize(data, _give_back, row, block.generation, os.getpid()).atexit = False
+    return data
+
+
+def _give_back(row: NDArray[np.int64], generation: int, pid: int) -> None:
+    # A child that was forked while the bytes were in use has them too, but they are not its to give back.
+    if pid == os.getpid() and int(row[_GENERATION]) == generation:
+        row[_STATE] = FREE
