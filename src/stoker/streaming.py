@@ -37,6 +37,7 @@ _CHUNK_BYTES = 2 << 20
 _CHUNK_SAMPLES = 4096
 # Shards of this many bytes of samples are fetched ahead where predownload is left open.
 _LOOKAHEAD_BYTES = 1 << 30
+_LOOKAHEAD_NEAR_BYTES = 1 << 28
 
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ class StreamingDataset(_IterableDataset):
             iteration starts.
         remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.batches.BatchPlan`.
         download_threads: shards fetched at once by this process.
-        read_threads: threads that read (and transform) ahead of the consumer. Default: up to 8 with a transform; 2 for
-            ``batches()``; none otherwise, and none in DataLoader workers.
+        read_threads: threads that read (and transform) ahead of the consumer. Default: up to 8 with a transform, else none;
+            none in DataLoader workers.
 
     Raises:
         ConfigError: arguments that make no sense.
@@ -269,7 +270,7 @@ class StreamingDataset(_IterableDataset):
         skip = point.partial
         threads = self.read_threads
         if threads is None:
-            threads = min(8, os.cpu_count() or 1) if self.transform is not None and worker.count == 1 else 0
+            threads = self._default_threads(worker)
         self._say_padding(plan, point.epoch)
         progress = self._progress = _Progress(point, plan, begun)
         for run in self._pipeline(point, plan, worker, threads, begun, one_by_one=not threads).sample_runs():
@@ -306,8 +307,7 @@ class StreamingDataset(_IterableDataset):
         plan = self._plan(point, size)
         threads = self.read_threads
         if threads is None:
-            most = 2 if self.transform is None else 8
-            threads = min(most, os.cpu_count() or 1) if worker.count == 1 else 0
+            threads = self._default_threads(worker)
         self._say_padding(plan, point.epoch)
         progress = self._progress = _Progress(point, plan, begun)
         for batch in self._pipeline(point, plan, worker, threads, begun).batches():
@@ -324,6 +324,10 @@ class StreamingDataset(_IterableDataset):
             self._clock.adopt(worker.token, point.epoch)
             return point, begun
         return self._clock.begin(worker.token, worker.number), 0
+
+    def _default_threads(self, worker: LoaderWorker) -> int:
+        # Gathering takes less time than handing its result over from a thread; a transform may take any time.
+        return min(8, os.cpu_count() or 1) if self.transform is not None and worker.token is None else 0
 
     def _say_padding(self, plan: BatchPlan, epoch: int) -> None:
         if plan.padding and plan.rank == 0:
@@ -359,15 +363,15 @@ class StreamingDataset(_IterableDataset):
         one_by_one: bool = False,
     ) -> Pipeline:
         average = max(1, self.index.total_bytes // max(1, self.size))
-        lookahead = self._lookahead(average, plan, worker)
+        near = self._pool.cache.store is None and not self.index.compressed
+        lookahead = self._lookahead(average, plan, worker, near=near)
         # Samples that are made as they are asked for take no memory ahead; but all shards of a chunk must be there before
         # its first sample, so where they come from afar a chunk stays small.
-        size = _CHUNK_BYTES if not one_by_one else _CHUNK_BYTES * 8 if lookahead else sys.maxsize
-        chunk = min(_CHUNK_SAMPLES, max(1, size // average))
+        size = _CHUNK_BYTES if not one_by_one else sys.maxsize if near else _CHUNK_BYTES * 8
         most_shards = self._most_shards(worker)
         # All shards of a chunk are open, and so can not be evicted, at once.
-        chunk = min(chunk, most_shards)
-        if lookahead:
+        chunk = min(_CHUNK_SAMPLES, max(1, size // average), most_shards)
+        if not near:
             chunk = min(chunk, max(1, lookahead // 2))
         settings = PipelineSettings(
             columns=self.columns,
@@ -380,13 +384,12 @@ class StreamingDataset(_IterableDataset):
         order = EpochOrder(self._table, self.order, point.epoch)
         return Pipeline(self._pool, order, plan, settings, worker.number, worker.count, begun)
 
-    def _lookahead(self, average: int, plan: BatchPlan, worker: LoaderWorker) -> int:
-        cache = self._pool.cache
-        if cache.store is None and not self.index.compressed:
-            return 0
+    def _lookahead(self, average: int, plan: BatchPlan, worker: LoaderWorker, *, near: bool) -> int:
+        """Samples ahead whose shards are fetched, or where they are ``near``, opened and read into the page cache."""
         if self.predownload is not None:
             return max(1, self.predownload)
-        return max(8 * plan.batch_size, _LOOKAHEAD_BYTES // average // self._sharers(worker))
+        ahead = (_LOOKAHEAD_NEAR_BYTES if near else _LOOKAHEAD_BYTES) // average // self._sharers(worker)
+        return max(8 * plan.batch_size, ahead)
 
     def _most_shards(self, worker: LoaderWorker) -> int:
         """Shards that this process may have open: with a limit, its part of half the cache. The rest is for eviction."""

@@ -118,6 +118,14 @@ class ShardCache:
             files.append(data)
         return files
 
+    @staticmethod
+    def read_ahead(files: Sequence[Buffer]) -> None:
+        """Have the kernel read mapped files from disk in the background, whole, before pages of them are asked for."""
+        for data in files:
+            if isinstance(data, mmap.mmap):
+                with contextlib.suppress(OSError):
+                    data.madvise(mmap.MADV_WILLNEED)
+
     def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:
         """Check files found in the cache where ``validate_hash`` names a hash.
 

@@ -154,6 +154,8 @@ class ShardPool:
         for attempt in (1, 2):
             files = self.cache.open(info)
             fetched = files is None
+            if files is not None and not demanded:
+                self.cache.read_ahead(files)
             if files is None:
                 # An evictor may take the file between fetching and opening it; then it is fetched again.
                 for _ in range(100):
