@@ -189,6 +189,14 @@ def test_epoch_size_cuts_or_repeats(data: Path) -> None:
     assert long[:ROWS] != long[ROWS : 2 * ROWS]
 
 
+def test_a_closed_dataset_opens_again(data: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=data, local=tmp_path, shuffle=True)
+    iterator = iter(dataset)
+    next(iterator)
+    dataset.close()
+    assert sorted(sample["id"] for sample in dataset) == list(range(ROWS))
+
+
 def test_a_dataset_pickles(data: Path) -> None:
     dataset = StreamingDataset(local=data, shuffle=True)
     list(islice(iter(dataset), 5))

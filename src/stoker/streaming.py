@@ -17,10 +17,10 @@ from stoker.cluster import LoaderWorker, World
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.place import open_place
 from stoker.dataset.pool import ShardPool
-from stoker.dataset.samples import SampleRun, iterate_samples, read_samples
-from stoker.errors import ConfigError, StateError
+from stoker.dataset.samples import iterate_samples, read_samples
+from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.loader import EpochClock, Pipeline, PipelineSettings, StartingPoint, make_state, read_state
+from stoker.loader import Pipeline, PipelineSettings, Session, Sizing, StartingPoint
 from stoker.loader.collate import speed_up_worker
 from stoker.loader.ring import Ring
 from stoker.order import BatchPlan, EpochOrder, OrderSettings, Remainder, ShardTable
@@ -31,13 +31,6 @@ from stoker.units import parse_bytes, parse_count
 __all__ = ["StreamingDataset"]
 
 logger = logging.getLogger(__name__)
-
-# What is read in one step: enough that NumPy's per-call costs vanish, little enough to stay in the processor's cache.
-_CHUNK_BYTES = 2 << 20
-_CHUNK_SAMPLES = 4096
-# Shards of this many bytes of samples are fetched ahead where predownload is left open.
-_LOOKAHEAD_BYTES = 1 << 30
-_LOOKAHEAD_NEAR_BYTES = 1 << 28
 
 
 if TYPE_CHECKING:
@@ -176,11 +169,9 @@ class StreamingDataset(_IterableDataset):
         self._check_columns()
         self._check_limit()
         # What lies open by id alone must not keep all of a limited cache from eviction.
-        self._pool.most_open = min(self._pool.most_open, self._most_shards(LoaderWorker()))
-        self._clock = EpochClock()
+        self._pool.most_open = min(self._pool.most_open, self._sizing(LoaderWorker()).most_shards)
+        self._session = Session(self.index.fingerprint, self.order)
         self._ring = Ring()
-        self._progress = _Progress()
-        self._resumed_worker: tuple[StartingPoint, int] | None = None
 
     # -- size and place --------------------------------------------------------------------------------------------
 
@@ -202,7 +193,7 @@ class StreamingDataset(_IterableDataset):
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that the next iteration delivers."""
-        return self._clock.peek().epoch
+        return self._session.upcoming().epoch
 
     def __len__(self) -> int:
         """Number of samples that this rank gets in an epoch."""
@@ -272,9 +263,9 @@ class StreamingDataset(_IterableDataset):
         if threads is None:
             threads = self._default_threads(worker)
         self._say_padding(plan, point.epoch)
-        progress = self._progress = _Progress(point, plan, begun)
+        delivery = self._session.deliver(point, plan, begun)
         for run in self._pipeline(point, plan, worker, threads, begun, one_by_one=not threads).sample_runs():
-            progress.enter(run)
+            delivery.enter(run)
             if skip:
                 # The state was taken inside the first batch; what was delivered of it stays delivered.
                 for _ in islice(run.samples, skip):
@@ -282,7 +273,7 @@ class StreamingDataset(_IterableDataset):
                 skip = 0
             # Delegating costs nothing a sample; how far the consumer has got, the run knows.
             yield from run.samples
-        progress.finish()
+        delivery.finished = True
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """This rank's batches of the next epoch, as dicts of columns.
@@ -309,21 +300,17 @@ class StreamingDataset(_IterableDataset):
         if threads is None:
             threads = self._default_threads(worker)
         self._say_padding(plan, point.epoch)
-        progress = self._progress = _Progress(point, plan, begun)
+        delivery = self._session.deliver(point, plan, begun)
         for batch in self._pipeline(point, plan, worker, threads, begun).batches():
-            progress.delivered += plan.batch_size
+            delivery.batch()
             yield batch
-        progress.finish()
+        delivery.finished = True
 
     def _begin(self, worker: LoaderWorker) -> tuple[StartingPoint, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if worker.token is not None:
             speed_up_worker(self._ring)
-        if self._resumed_worker is not None:
-            (point, begun), self._resumed_worker = self._resumed_worker, None
-            self._clock.adopt(worker.token, point.epoch)
-            return point, begun
-        return self._clock.begin(worker.token, worker.number), 0
+        return self._session.begin(worker)
 
     def _default_threads(self, worker: LoaderWorker) -> int:
         # Gathering takes less time than handing its result over from a thread; a transform may take any time.
@@ -362,46 +349,28 @@ class StreamingDataset(_IterableDataset):
         *,
         one_by_one: bool = False,
     ) -> Pipeline:
-        average = max(1, self.index.total_bytes // max(1, self.size))
-        near = self._pool.cache.store is None and not self.index.compressed
-        lookahead = self._lookahead(average, plan, worker, near=near)
-        # Samples that are made as they are asked for take no memory ahead; but all shards of a chunk must be there before
-        # its first sample, so where they come from afar a chunk stays small.
-        size = _CHUNK_BYTES if not one_by_one else sys.maxsize if near else _CHUNK_BYTES * 8
-        most_shards = self._most_shards(worker)
-        # All shards of a chunk are open, and so can not be evicted, at once.
-        chunk = min(_CHUNK_SAMPLES, max(1, size // average), most_shards)
-        if not near:
-            chunk = min(chunk, max(1, lookahead // 2))
+        sizing = self._sizing(worker)
         settings = PipelineSettings(
             columns=self.columns,
             transform=self.transform,
-            lookahead=lookahead,
-            most_shards=most_shards,
-            chunk=chunk,
+            lookahead=sizing.lookahead(plan.batch_size),
+            most_shards=sizing.most_shards,
+            chunk=sizing.chunk(plan.batch_size, one_by_one=one_by_one),
             threads=threads,
         )
         order = EpochOrder(self._table, self.order, point.epoch)
         return Pipeline(self._pool, order, plan, settings, worker.number, worker.count, begun)
 
-    def _lookahead(self, average: int, plan: BatchPlan, worker: LoaderWorker, *, near: bool) -> int:
-        """Samples ahead whose shards are fetched, or where they are ``near``, opened and read into the page cache."""
-        if self.predownload is not None:
-            return max(1, self.predownload)
-        ahead = (_LOOKAHEAD_NEAR_BYTES if near else _LOOKAHEAD_BYTES) // average // self._sharers(worker)
-        return max(8 * plan.batch_size, ahead)
-
-    def _most_shards(self, worker: LoaderWorker) -> int:
-        """Shards that this process may have open: with a limit, its part of half the cache. The rest is for eviction."""
-        limit = self._pool.cache.settings.limit
-        if limit is None:
-            return sys.maxsize
-        average = max(1, self.index.total_bytes // max(1, len(self._table)))
-        return max(1, limit // 2 // average // self._sharers(worker))
-
-    def _sharers(self, worker: LoaderWorker) -> int:
-        """Processes on this node that read through the same cache."""
-        return worker.count * self.world.local_world_size
+    def _sizing(self, worker: LoaderWorker) -> Sizing:
+        cache, total = self._pool.cache, self.index.total_bytes
+        return Sizing(
+            sample_bytes=total // max(1, self.size),
+            shard_bytes=total // max(1, len(self._table)),
+            near=cache.store is None and not self.index.compressed,
+            limit=cache.settings.limit,
+            sharers=worker.count * self.world.local_world_size,
+            predownload=self.predownload,
+        )
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -414,17 +383,12 @@ class StreamingDataset(_IterableDataset):
                 :class:`~stoker.torch.StreamingDataLoader` gives it. Default: what this object has delivered.
             from_beginning: whether ``num_samples`` counts from the epoch's start, or from where this run resumed.
         """
-        progress = self._progress
         worker = LoaderWorker.detect()
         if worker.token is not None:
-            return self._worker_state(worker)
+            return self._session.worker_state(worker, self.batch_size or 1, self.world.world_size)
         if num_samples is None:
-            point = self._clock.peek() if progress.finished else progress.here()
-        else:
-            begun = progress.point if not progress.idle else self._started()
-            position = num_samples + (0 if from_beginning else begun.position)
-            point = StartingPoint(begun.epoch, min(position, self.epoch_size))
-        return self._state(point)
+            return self._state(self._session.here())
+        return self._state(self._session.after(num_samples, from_beginning=from_beginning))
 
     def state_after(self, start: StartingPoint, batches: int) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``."""
@@ -432,16 +396,7 @@ class StreamingDataset(_IterableDataset):
 
     def upcoming(self) -> StartingPoint:
         """Where the next iteration begins."""
-        return self._clock.peek()
-
-    def _state(self, point: StartingPoint) -> dict[str, Any]:
-        return make_state(
-            self.index.fingerprint,
-            self.order,
-            point,
-            batch_size=self.batch_size or 1,
-            world_size=self.world.world_size,
-        )
+        return self._session.upcoming()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration go on where ``state`` was taken.
@@ -449,43 +404,10 @@ class StreamingDataset(_IterableDataset):
         Raises:
             StateError: it belongs to another dataset, or to other order settings.
         """
-        worker = LoaderWorker.detect()
-        if isinstance(state, Mapping) and "worker" in state:
-            own = state["worker"]
-            if worker.token is None or (own["number"], own["count"]) != (worker.number, worker.count):
-                raise StateError(
-                    f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can "
-                    "go on from. States of StreamingDataLoader fit any number of workers"
-                )
-        point = read_state(
-            state,
-            self.index.fingerprint,
-            self.order,
-            batch_size=self.batch_size or 1,
-            world_size=self.world.world_size,
-        )
-        if "worker" in state:
-            self._resumed_worker = point, int(state["worker"]["batches"])
-        else:
-            self._clock.load(point)
-        self._progress = _Progress()
+        self._session.load(state, LoaderWorker.detect(), self.batch_size or 1, self.world.world_size)
 
-    def _worker_state(self, worker: LoaderWorker) -> dict[str, Any]:
-        """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
-        progress = self._progress
-        if progress.plan is None:
-            begun, batches = self._resumed_worker or (self._clock.peek(), 0)
-        elif progress.finished:
-            begun, batches = StartingPoint(progress.point.epoch + 1), 0
-        else:
-            begun, batches = progress.point, progress.batches
-        own = {"number": worker.number, "count": worker.count, "batches": batches}
-        return {**self._state(begun), "worker": own}
-
-    def _started(self) -> StartingPoint:
-        """Where workers of this object began their current epoch."""
-        upcoming = self._clock.peek()
-        return self._clock.started(upcoming.epoch - 1) if upcoming.epoch else upcoming
+    def _state(self, point: StartingPoint) -> dict[str, Any]:
+        return self._session.state(point, self.batch_size or 1, self.world.world_size)
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 
@@ -527,53 +449,10 @@ class StreamingDataset(_IterableDataset):
         state = self.__dict__.copy()
         # The child process may not be able to find out (a process group does not survive a spawn).
         state["_given_world"] = self.world
-        state["_progress"] = _Progress()
         return state
 
     def __repr__(self) -> str:
         return f"<StreamingDataset of {self.size} samples in {len(self._table)} shards at {self._pool.cache.root}>"
-
-
-class _Progress:
-    """How far one iteration has got, counted by what the consumer has taken."""
-
-    def __init__(self, point: StartingPoint | None = None, plan: BatchPlan | None = None, begun: int = 0) -> None:
-        self.point = point or StartingPoint(0)
-        self.plan = plan
-        self.delivered = 0 if plan is None else begun * plan.batch_size
-        self.remaining: Iterator[Any] = iter(())
-        self.finished = plan is None
-
-    @property
-    def idle(self) -> bool:
-        return self.plan is None
-
-    def enter(self, run: SampleRun) -> None:
-        self.delivered += operator.length_hint(run.remaining)
-        self.remaining = run.remaining
-
-    def finish(self) -> None:
-        self.finished = True
-
-    @property
-    def batches(self) -> int:
-        """Batches of which the consumer has taken at least one sample."""
-        assert self.plan is not None
-        count = self.delivered - operator.length_hint(self.remaining)
-        return -(-count // self.plan.batch_size)
-
-    def here(self) -> StartingPoint:
-        plan = self.plan
-        assert plan is not None
-        count = self.delivered - operator.length_hint(self.remaining)
-        batches, inside = divmod(count, plan.batch_size)
-        if batches >= plan.full_batches and (inside or batches > plan.full_batches):
-            # In the last, partial batch: its end is the epoch's.
-            inside_tail = count - plan.full_batches * plan.batch_size
-            if count >= plan.samples:
-                return StartingPoint(self.point.epoch, plan.end)
-            return StartingPoint(self.point.epoch, plan.position_after(plan.full_batches), inside_tail)
-        return StartingPoint(self.point.epoch, plan.position_after(batches), inside)
 
 
 def _register_with_torch(cls: type) -> None:

@@ -95,6 +95,8 @@ class ShardCache:
         self._private = root / _PRIVATE
         self._room: Room | None = None
         self._warned = False
+        # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
+        self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
             self._room = Room(root, self._private, settings.limit, settings.stall_timeout, known)
         if settings.limit is not None and store is None:
@@ -177,16 +179,16 @@ class ShardCache:
         file = info.raw[number]
         target = self.root / file.basename
         part = self._private / part_name(file.basename)
-        watch = _Watch(part, self.settings.stall_timeout)
         delay = 0.001
         while True:
             self._guard(lambda: self._make_directories(target), "write to")
             claim = self._claim(part)
-            if claim is None and watch.stalled():
+            if claim is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
                 part = self._private / part_name(file.basename, secrets.token_hex(8))
                 continue
             if claim is not None:
+                self._watches.pop(part, None)
                 try:
                     if self._present(file):
                         _unlink(part)
@@ -202,6 +204,7 @@ class ShardCache:
                 finally:
                     release(claim)
             if self._present(file):
+                self._watches.pop(part, None)
                 return True
             if not wait:
                 return False
@@ -213,8 +216,7 @@ class ShardCache:
         room = self._room
         if room is None:
             return True
-        needed = info.raw[number].bytes + (info.zip[number].bytes if info.zip and self.settings.keep_zip else 0)
-        if self._guard(lambda: room.take(needed), "write to"):
+        if self._guard(partial(room.take, info.raw[number].bytes), "write to"):
             return True
         if insist and not self._warned:
             self._warned = True
@@ -295,7 +297,7 @@ class ShardCache:
             raise
         self._guard(lambda: _write(part, raw), "write to")
         if self.settings.keep_zip and self.store is not None and not kept.exists():
-            self.keep(packed.basename, data)
+            self.keep(packed.basename, data, room=False)
 
     def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
         """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
@@ -308,8 +310,13 @@ class ShardCache:
 
         return self._guard(read, "read from")
 
-    def keep(self, name: str, data: bytes) -> None:
+    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:
         """Put a file into the cache, whole, in place of one that may be there.
+
+        Args:
+            name: its path below the root.
+            data: its bytes.
+            room: do so although there is a limit and room can not be made; otherwise leave it.
 
         Raises:
             StorageFullError, CacheError: it can not be written.
@@ -321,6 +328,10 @@ class ShardCache:
             beside = self._private / part_name(name, secrets.token_hex(8))
             claim = self._claim(beside)
         try:
+            limited = None if room else self._room
+            if limited is not None and not self._guard(partial(limited.take, len(data)), "write to"):
+                _unlink(beside)
+                return
             self._guard(lambda: _write(beside, data), "write to")
             self._guard(lambda: os.rename(beside, target), "write to")
         except BaseException:

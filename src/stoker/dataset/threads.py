@@ -60,14 +60,14 @@ class Threads:
         _pools.add(self)
 
     def submit(self, action: Callable[[], _T]) -> Future[_T]:
-        """Run ``action`` on a thread of the pool."""
+        """Run ``action`` on a thread of the pool, which opens again if it was closed."""
         if self._pid != os.getpid():
             self._lock = threading.Lock()
             self._reset()
+        elif self._closed:
+            self._reset()
         work = _Work(action)
         with self._lock:
-            if self._closed:
-                raise RuntimeError("this pool is closed")
             self._queue.put(work)
             if len(self._threads) < self.count:
                 thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)

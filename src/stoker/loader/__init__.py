@@ -1,7 +1,8 @@
 """The prefetch pipeline, its progress and its state."""
 
 from stoker.loader.pipeline import Pipeline, PipelineSettings
-from stoker.loader.progress import EpochClock, StartingPoint
-from stoker.loader.state import make_state, read_state
+from stoker.loader.progress import StartingPoint
+from stoker.loader.session import Session
+from stoker.loader.sizing import Sizing
 
-__all__ = ["EpochClock", "Pipeline", "PipelineSettings", "StartingPoint", "make_state", "read_state"]
+__all__ = ["Pipeline", "PipelineSettings", "Session", "Sizing", "StartingPoint"]

@@ -1,0 +1,61 @@
+"""How much is read in one step, and how much is fetched ahead."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+__all__ = ["Sizing"]
+
+# What is read in one step: enough that NumPy's per-call costs vanish, little enough to stay in the processor's cache.
+_CHUNK_BYTES = 2 << 20
+_CHUNK_SAMPLES = 4096
+# Bytes of samples whose shards are fetched ahead, and where the shards are at hand, opened ahead.
+_AHEAD_BYTES = 1 << 30
+_AHEAD_NEAR_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What the sizes depend on.
+
+    Attributes:
+        sample_bytes: bytes of an average sample.
+        shard_bytes: bytes of an average shard.
+        near: whether shards are read where they are, with nothing to fetch or decompress.
+        limit: bytes that the cache may take, or ``None``.
+        sharers: processes on this node that read through the same cache.
+        predownload: samples ahead, where the user says so.
+    """
+
+    sample_bytes: int
+    shard_bytes: int
+    near: bool
+    limit: int | None
+    sharers: int
+    predownload: int | None
+
+    @property
+    def most_shards(self) -> int:
+        """Shards that this process may have open: with a limit, its part of half the cache. The rest is for eviction."""
+        if self.limit is None:
+            return sys.maxsize
+        return max(1, self.limit // 2 // max(1, self.shard_bytes) // self.sharers)
+
+    def lookahead(self, batch_size: int) -> int:
+        """Samples ahead of the one delivered whose shards are fetched, or opened and read into the page cache."""
+        if self.predownload is not None:
+            return max(1, self.predownload)
+        ahead = (_AHEAD_NEAR_BYTES if self.near else _AHEAD_BYTES) // max(1, self.sample_bytes) // self.sharers
+        return max(8 * batch_size, ahead)
+
+    def chunk(self, batch_size: int, *, one_by_one: bool) -> int:
+        """Samples that are read in one step.
+
+        Samples that are made as they are asked for (``one_by_one``) take no memory ahead; but all shards of a chunk must be
+        there before its first sample, so where they come from afar a chunk stays small. And all of its shards are open, and
+        so can not be evicted, at once.
+        """
+        size = _CHUNK_BYTES if not one_by_one else sys.maxsize if self.near else 8 * _CHUNK_BYTES
+        chunk = min(_CHUNK_SAMPLES, max(1, size // max(1, self.sample_bytes)), self.most_shards)
+        return chunk if self.near else min(chunk, max(1, self.lookahead(batch_size) // 2))
