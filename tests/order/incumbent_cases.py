@@ -36,16 +36,18 @@ def partition_case(rng: random.Random) -> Case:
     nodes = rng.randint(1, 6)
     ranks = rng.randint(1, 5)
     samples = rng.choice([rng.randint(1, 12), rng.randint(1, 100), rng.randint(1, 3000)])
+    initial = rng.choice([None, rng.randint(1, 6)])
+    canonical = [1, nodes, nodes * rng.randint(1, 8), rng.randint(1, 12), (initial or 1) * rng.randint(1, 3)]
     return {
         "algo": rng.choice(["orig", "relaxed"]),
         "num_samples": samples,
-        "num_canonical_nodes": rng.choice([1, nodes, nodes * rng.randint(1, 8), rng.randint(1, 12)]),
+        "num_canonical_nodes": rng.choice(canonical),
         "num_physical_nodes": nodes,
         "ranks_per_node": ranks,
         "workers_per_rank": rng.randint(1, 4),
-        "batch_size": rng.randint(1, 12),
+        "batch_size": rng.choice([rng.randint(1, 12), (initial or 1) * rng.randint(1, 3)]),
         "drop_first": rng.choice([0, rng.randint(0, samples + nodes * ranks + 1)]),
-        "initial_physical_nodes": rng.choice([None, rng.randint(1, 6)]),
+        "initial_physical_nodes": initial,
     }
 
 
@@ -67,7 +69,7 @@ def work_case(rng: random.Random) -> Case:
     nodes, ranks = rng.randint(1, 4), rng.randint(1, 4)
     replication = rng.choice([1, 1, rng.choice([k for k in range(1, nodes * ranks + 1) if not nodes * ranks % k])])
     seen = IncumbentWorld(0, nodes, ranks).replicate(replication)
-    streams = rng.randint(1, 3)
+    streams = rng.choice([1, 2, 2, 3, 3, rng.randint(4, 9)])
     most = rng.choice([4, 40, 120])
     sizes = [[rng.randint(1, most) for _ in range(rng.randint(1, 8))] for _ in range(streams)]
     weights: list[dict[str, float]] = [{} for _ in sizes]

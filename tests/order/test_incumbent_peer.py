@@ -38,10 +38,10 @@ SEED = int(os.environ.get("STOKER_TEST_SEED", "0"))
 
 
 @contextmanager
-def run_orders(tmp: Path) -> Iterator[Peer]:
-    """A peer that answers questions about orders."""
+def run_orders(tmp: Path, **environ: str) -> Iterator[Peer]:
+    """A peer that answers questions about orders, with these variables in its environment."""
     script = Path(__file__).with_name("peer_orders.py")
-    environment = {**os.environ, "TMPDIR": str(tmp), "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "TMPDIR": str(tmp), "PYTHONWARNINGS": "ignore", **environ}
     with (tmp / "peer.log").open("wb") as log:
         process = subprocess.Popen(
             [str(PYTHON), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
@@ -108,7 +108,9 @@ def test_partitions(peer: Peer) -> None:
         counts = [partition.count(rank) for rank in range(partition.num_ranks)]
         assert counts == (theirs >= 0).sum(axis=(2, 3, 4)).ravel().tolist(), case
         seen[case["algo"]] += 1
+        seen["regrouped"] += partition.regrouped
     assert min(seen["orig"], seen["relaxed"]) >= 100, seen
+    assert seen["regrouped"] >= 10, seen
 
 
 def test_sampling(peer: Peer) -> None:

@@ -1,0 +1,270 @@
+"""The five shuffles of mosaicml-streaming 0.13.0, number for number.
+
+A shuffle maps each position of an epoch to the sample that comes there. These are defined by what they draw from two
+``numpy.random.default_rng`` generators, one seeded with ``seed`` (the same in all epochs), one with ``seed + epoch``, and
+each draw depends on those before it. So unlike stoker's own orders they can not be evaluated at one position alone: all
+samples are shuffled to learn where any one lies, O(N) time and memory.
+
+All but ``naive`` begin alike: the shards are put into an order that is fixed for the run and laid end to end; the line is
+cut into canonical nodes of equal length, which cuts shards in pieces; each node's pieces are put into an order of the
+epoch. Then:
+
+========  ==============================================================================================================
+naive     no pieces: one permutation of all samples
+py1s      each piece is shuffled in itself
+py2s      as py1s, but shards are shuffled in themselves before they are cut as well, and a node's draws come together
+py1br     each node is shuffled in blocks of 3/4 to 5/4 ``block_size``, the first one shorter by the node's stagger
+py1e      each piece is shuffled in itself, then each sample is moved by up to half a block, inside its node
+========  ==============================================================================================================
+
+Memory for N samples at the peak, the result of 8 N bytes included: 8 N; for ``py2s`` 16 N; for ``py1e`` 8 N and 24 for each
+sample of one canonical node. Time: 30 (``py1s``, ``py1br``) to 160 ns a sample (``py1e`` with one canonical node).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.types import Ids
+
+__all__ = ["SHUFFLES", "count_through", "shuffle_ids"]
+
+logger = logging.getLogger(__name__)
+
+
+def shuffle_ids(
+    algo: str,
+    shard_sizes: NDArray[np.integer],
+    num_canonical_nodes: int,
+    seed: int,
+    epoch: int,
+    block_size: int = 1 << 18,
+) -> Ids:
+    """Sample number at each position of an epoch.
+
+    Args:
+        algo: ``"naive"``, ``"py1s"``, ``"py2s"``, ``"py1br"`` or ``"py1e"``.
+        shard_sizes: samples in each shard, int, shape ``(shards,)``.
+        num_canonical_nodes: number of equal parts that are shuffled apart from each other.
+        seed: of the run, from 0.
+        epoch: number of the epoch, from 0.
+        block_size: samples in a block; only ``py1br`` and ``py1e`` look at it.
+
+    Returns:
+        int64 of shape ``(sum(shard_sizes),)``, a permutation.
+
+    Raises:
+        ConfigError: an unknown algorithm; a block size for which the algorithm has no blocks; or, for ``py1e``, a
+            canonical node without samples.
+    """
+    if algo not in SHUFFLES:
+        raise ConfigError(f"shuffle algorithm {algo!r} is unknown; known: {', '.join(SHUFFLES)}")
+    if num_canonical_nodes < 1:
+        raise ConfigError(f"num_canonical_nodes must be at least 1, got {num_canonical_nodes}")
+    if seed < 0 or seed + epoch < 0:
+        raise ConfigError(f"seed and seed + epoch must not be negative, got {seed} and epoch {epoch}")
+    sizes = np.ascontiguousarray(shard_sizes, dtype=np.int64)
+    # Block sizes are drawn from [low, high): where that is empty the reference stops too.
+    least = {"py1br": 2, "py1e": 1}.get(algo, block_size)
+    if block_size < least:
+        raise ConfigError(f"{algo} needs a shuffle block of at least {least} samples, got {block_size}")
+    return SHUFFLES[algo](sizes, num_canonical_nodes, seed, epoch, block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Shards cut at canonical nodes' borders, in the order in which they lie on the line.
+
+    Attributes:
+        starts: number of each piece's first sample.
+        sizes: samples in each piece.
+        offsets: where each piece begins on the line.
+        bounds: node c has the pieces ``bounds[c]`` to ``bounds[c + 1]``.
+    """
+
+    starts: Ids
+    sizes: Ids
+    offsets: Ids
+    bounds: list[int]
+
+    def take(self, order: Ids) -> _Pieces:
+        """The pieces in another order that leaves each in its node."""
+        sizes = self.sizes[order]
+        return _Pieces(self.starts[order], sizes, sizes.cumsum() - sizes, self.bounds)
+
+    def shuffled(self, rng: np.random.Generator) -> _Pieces:
+        """The pieces in an order drawn node after node."""
+        order = np.arange(len(self.sizes))
+        for first, last in pairwise(self.bounds):
+            rng.shuffle(order[first:last])
+        return self.take(order)
+
+    def ids(self) -> Ids:
+        """The numbers of all samples, piece after piece."""
+        return count_through(self.starts, self.sizes)
+
+
+def count_through(starts: Ids, sizes: Ids) -> Ids:
+    """``arange(start, start + size)`` for each of some runs, put together; int64, and no other array of that length."""
+    some = sizes > 0
+    starts, sizes = starts[some], sizes[some]
+    ids: Ids = np.ones(int(sizes.sum()), dtype=np.int64)
+    if len(ids):
+        # Steps from each number to the next, added up.
+        ids[0] = starts[0]
+        ids[sizes.cumsum()[:-1]] = starts[1:] - starts[:-1] - sizes[:-1] + 1
+        np.cumsum(ids, out=ids)
+    return ids
+
+
+def _lay_out(sizes: Ids, nodes: int, order: Ids) -> _Pieces:
+    """Lay the shards end to end in ``order`` and cut the line into ``nodes`` parts, equal to within one sample.
+
+    A shard of no samples goes with the one before it, so it matters only in that it takes part in drawing orders.
+    """
+    total = int(sizes.sum())
+    node_ends = np.array([total * (node + 1) // nodes for node in range(nodes)], dtype=np.int64)
+    ends = sizes[order].cumsum()
+    cuts = np.unique(node_ends)
+    cuts = cuts[cuts > 0]
+    at = np.searchsorted(ends, cuts)
+    inside = ends[at] != cuts if len(ends) else np.zeros(0, dtype=bool)
+    cuts, at = cuts[inside], at[inside]
+    begins = (ends - sizes[order])[np.insert(np.arange(len(ends)), at, at)]
+    shards = np.insert(order, at, order[at])
+    ends = np.insert(ends, at, cuts)
+    lengths = np.diff(ends, prepend=0)
+    firsts = (sizes.cumsum() - sizes)[shards] + ends - lengths - begins
+    owner = np.searchsorted(node_ends, ends)
+    return _Pieces(firsts, lengths, ends - lengths, np.searchsorted(owner, np.arange(nodes + 1)).tolist())
+
+
+def _run_order(sizes: Ids, rng: np.random.Generator) -> Ids:
+    """The order of the shards, which is the same in all epochs."""
+    order = np.arange(len(sizes))
+    rng.shuffle(order)
+    return order
+
+
+def _pieces_of_epoch(sizes: Ids, nodes: int, seed: int, rng: np.random.Generator) -> _Pieces:
+    pieces = _lay_out(sizes, nodes, _run_order(sizes, np.random.default_rng(seed)))
+    return pieces.shuffled(rng)
+
+
+def _naive(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:  # noqa: ARG001
+    return np.random.default_rng(seed + epoch).permutation(int(sizes.sum()))
+
+
+def _py1s(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:  # noqa: ARG001
+    rng = np.random.default_rng(seed + epoch)
+    pieces = _pieces_of_epoch(sizes, nodes, seed, rng)
+    ids = pieces.ids()
+    _shuffle_each(ids, pieces.offsets, pieces.sizes, rng)
+    return ids
+
+
+def _py2s(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:  # noqa: ARG001
+    run_rng = np.random.default_rng(seed)
+    order = _run_order(sizes, run_rng)
+    shards = _lay_out(sizes, 1, order)
+    line = shards.ids()
+    _shuffle_each(line, shards.offsets, shards.sizes, run_rng)
+    pieces = _lay_out(sizes, nodes, order)
+    rng = np.random.default_rng(seed + epoch)
+    ids = np.empty_like(line)
+    filled = 0
+    for first, last in pairwise(pieces.bounds):
+        order = np.arange(first, last)
+        rng.shuffle(order)
+        for offset, size in zip(pieces.offsets[order].tolist(), pieces.sizes[order].tolist(), strict=True):
+            piece = ids[filled : filled + size]
+            piece[:] = line[offset : offset + size]
+            rng.shuffle(piece)
+            filled += size
+    return ids
+
+
+def _py1br(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:
+    rng = np.random.default_rng(seed + epoch)
+    pieces = _pieces_of_epoch(sizes, nodes, seed, rng)
+    ids = pieces.ids()
+    low, high = _block_range(block_size)
+    staggers = rng.integers(0, low, (nodes,)).tolist()
+    node_end = 0
+    for stagger, (first, last) in zip(staggers, pairwise(pieces.bounds), strict=True):
+        node_start, node_end = node_end, node_end + int(pieces.sizes[first:last].sum())
+        blocks = []
+        # Blocks follow each other by their lengths, yet each is set back by the stagger. So the second begins inside the
+        # first, and the node's last samples, a stagger's worth, stay as they are. That is how the reference's orders are.
+        reached = node_start
+        while reached < node_end:
+            begin = max(reached - stagger, node_start)
+            end = min(reached + int(rng.integers(low, high)) - stagger, node_end)
+            blocks.append((begin, end))
+            reached += end - begin
+        for begin, end in blocks:
+            rng.shuffle(ids[begin:end])
+    return ids
+
+
+def _py1e(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:
+    rng = np.random.default_rng(seed + epoch)
+    pieces = _pieces_of_epoch(sizes, nodes, seed, rng)
+    ids = pieces.ids()
+    low, high = _block_range(block_size)
+    alone = False
+    begin = 0
+    for first, last in pairwise(pieces.bounds):
+        its_sizes = pieces.sizes[first:last]
+        total = int(its_sizes.sum())
+        if not total:
+            raise ConfigError(
+                f"py1e can not shuffle {len(ids)} samples for {nodes} canonical nodes: one would have none. Use fewer "
+                "canonical nodes"
+            )
+        node = ids[begin : begin + total]
+        begin += total
+        offsets = its_sizes.cumsum() - its_sizes
+        _shuffle_each(node, offsets, its_sizes, rng)
+        places = np.arange(total, dtype=np.float64)
+        for offset, size in zip(offsets.tolist(), its_sizes.tolist(), strict=True):
+            # A piece spreads over a block around it; one larger than its block stays where it is.
+            reach = (int(rng.integers(low, high)) - size) / 2
+            alone |= reach < 0
+            reach = max(reach, 0)
+            places[offset : offset + size] += rng.uniform(max(-reach, -offset), min(reach, total - offset - size), size)
+        # Places can be equal: n**2 / 2**53 pairs among n samples are to be expected. Which of the two comes first, NumPy's
+        # default sort decides, as in the reference, by instructions that not every processor has.
+        node[:] = node[np.argsort(places)]
+    if alone:
+        logger.warning(
+            "shuffle_block_size=%d is less than some shards have: their samples are not mixed with others", block_size
+        )
+    return ids
+
+
+def _block_range(block_size: int) -> tuple[int, int]:
+    return int(0.75 * block_size), int(1.25 * block_size)
+
+
+def _shuffle_each(ids: Ids, offsets: Ids, sizes: Ids, rng: np.random.Generator) -> None:
+    """Shuffle each piece of ``ids`` in itself, in place."""
+    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+        rng.shuffle(ids[offset : offset + size])
+
+
+SHUFFLES: Final[dict[str, Callable[[Ids, int, int, int, int], Ids]]] = {
+    "naive": _naive,
+    "py1s": _py1s,
+    "py2s": _py2s,
+    "py1br": _py1br,
+    "py1e": _py1e,
+}
