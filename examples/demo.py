@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
+from tokenizers import Tokenizer
+
 from demo_launch import Job, JobError, Reading, Shuffle, run_job
 from demo_picture import draw, picture_of, sketch
 from demo_proof import content_is_right, every_sample_once, merge, same_order
@@ -26,9 +29,6 @@ from demo_record import checksums
 from demo_show import Show, megabytes
 from demo_store import Written, write
 from demo_text import Rows, standard_library, to_rows, train_tokenizer
-from rich.markup import escape
-from tokenizers import Tokenizer
-
 from stoker import StokerError, StreamingDataset
 
 GLOBAL_BATCH = 96  # 2 processes x 48 = 3 processes x 32

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from demo_launch import Reading
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.text import Text
+
+from demo_launch import Reading
 
 __all__ = ["Picture", "Points", "draw", "picture_of", "sketch"]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from demo_record import Record
 from numpy.typing import NDArray
+
+from demo_record import Record
 
 __all__ = ["Check", "content_is_right", "every_sample_once", "merge", "same_order"]
 

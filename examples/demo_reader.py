@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from demo_record import Record
-
 from stoker import StokerError, StreamingDataset
 
 # Telling more often would be work that is not reading.

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from demo_launch import Reading
-from demo_proof import Check
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from demo_launch import Reading
+from demo_proof import Check
 
 __all__ = ["Show", "megabytes"]
 

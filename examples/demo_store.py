@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_text import Rows
 
+from demo_text import Rows
 from stoker import MDSWriter
 
 __all__ = ["Fetched", "Written", "write"]
