@@ -24,6 +24,12 @@ __all__ = ["Pipeline", "PipelineSettings"]
 _T = TypeVar("_T")
 
 _LOCATE_SAMPLES = 4096
+# The first batch waits until so much of what lies ahead is located: samples of so many shards, or so many samples.
+_FIRST_SAMPLES = 1 << 14
+_FIRST_SHARDS = 16
+_FIRST_SAMPLES_OF_FEW_SHARDS = 1 << 16
+# Then so many times as much is located as is delivered, until the whole lookahead is.
+_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +164,23 @@ class Pipeline:
             yield from source
             return
         window: deque[_Chunk] = deque()
-        ahead = 0
+        ahead, allowed = 0, _FIRST_SAMPLES
+
+        def enough() -> bool:
+            if ahead > lookahead or len(needed) > self._settings.most_shards:
+                return True
+            return ahead > allowed and (len(needed) >= _FIRST_SHARDS or ahead > _FIRST_SAMPLES_OF_FEW_SHARDS)
+
         for chunk in source:
             window.append(chunk)
             ahead += len(chunk.rows)
             for shard in chunk.distinct:
                 needed[shard] = needed.get(shard, 0) + 1
-            while len(window) > 1 and (ahead > lookahead or len(needed) > self._settings.most_shards):
-                ahead -= len(window[0].rows)
-                yield window.popleft()
+            while len(window) > 1 and enough():
+                first = window.popleft()
+                ahead -= len(first.rows)
+                allowed += (_GROWTH - 1) * len(first.rows)
+                yield first
             self._pool.prefetch(chunk.distinct)
         while window:
             yield window.popleft()

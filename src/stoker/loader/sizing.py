@@ -13,6 +13,8 @@ _CHUNK_SAMPLES = 4096
 # Bytes of samples whose shards are fetched ahead, and where the shards are at hand, opened ahead.
 _AHEAD_BYTES = 1 << 30
 _AHEAD_NEAR_BYTES = 1 << 28
+# Small samples are located ahead no further than this: each takes 16 bytes of memory.
+_AHEAD_SAMPLES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Sizing:
         if self.predownload is not None:
             return max(1, self.predownload)
         ahead = (_AHEAD_NEAR_BYTES if self.near else _AHEAD_BYTES) // max(1, self.sample_bytes) // self.sharers
-        return max(8 * batch_size, ahead)
+        return max(8 * batch_size, min(ahead, _AHEAD_SAMPLES))
 
     def chunk(self, batch_size: int, *, one_by_one: bool) -> int:
         """Samples that are read in one step.
