@@ -1,5 +1,6 @@
 # make demo   the main job on real text, in about a minute
 # make test   lint, types, layers and all tests
+# make peer   mosaicml-streaming in an environment of its own; with it, make test also compares with it as it runs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ STAMP := $(VENV)/.installed
 # torch's plain index build carries several GB of CUDA; this one is what the project is tested with.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint unit clean
+.PHONY: demo test lint unit peer clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -22,6 +23,9 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest
+
+peer: $(STAMP)
+	$(BIN)/python benchmarks/setup_peers.py mosaic
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -101,9 +101,13 @@ def shim(name: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(PINS)}; default all")
     parser.add_argument("--clear", action="store_true", help="remove the environments and make them anew")
     options = parser.parse_args()
-    for name in PINS:
+    unknown = set(options.names) - set(PINS)
+    if unknown:
+        parser.error(f"no environment is called {min(unknown)}; there are {', '.join(PINS)}")
+    for name in options.names or PINS:
         if options.clear:
             shutil.rmtree(VENVS / name, ignore_errors=True)
         if not right(name):
