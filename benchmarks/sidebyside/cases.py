@@ -127,16 +127,16 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "tokens-columns",
-        "(d) tokens: columnar batches of 4096 in one process, shuffled",
+        "(d) tokens: columnar batches of 1024 in one process, shuffled",
         "tokens",
         "columns",
         (
-            Entry("stoker", "columns", "batches(4096)", "stoker-tokens-mds", usual=True),
+            Entry("stoker", "columns", "batches(1024)", "stoker-tokens-mds", usual=True),
             Entry("numpy", "shards", "bound: rows of mapped .npy shards", "numpy-tokens-shards"),
             Entry("numpy", "file", "bound: take from one mapped .npy", "numpy-tokens-shards"),
         ),
         shuffle=True,
-        batch_size=4096,
+        batch_size=1024,
     ),
     Case(
         "write-images",

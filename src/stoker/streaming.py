@@ -158,6 +158,7 @@ class StreamingDataset(_IterableDataset):
             place.index, place.cache, threads=download_threads, options=ReadOptions(allow_unsafe_types, views)
         )
         self._table = ShardTable(place.index.sizes)
+        self._total_bytes = place.index.total_bytes
         self.order = OrderSettings.resolve(
             self._table,
             shuffle=shuffle_algo if shuffle else "none",  # type: ignore[arg-type]
@@ -362,7 +363,7 @@ class StreamingDataset(_IterableDataset):
         return Pipeline(self._pool, order, plan, settings, worker.number, worker.count, begun)
 
     def _sizing(self, worker: LoaderWorker) -> Sizing:
-        cache, total = self._pool.cache, self.index.total_bytes
+        cache, total = self._pool.cache, self._total_bytes
         return Sizing(
             sample_bytes=total // max(1, self.size),
             shard_bytes=total // max(1, len(self._table)),
@@ -425,7 +426,7 @@ class StreamingDataset(_IterableDataset):
             raise ConfigError(f"cache_limit={limit} can not hold one shard; the largest has {largest} bytes")
         order, shards = self.order, max(1, len(self._table))
         in_use = 1 if order.shuffle == "none" else order.block_size * shards // max(1, self.size) + 1
-        needed = min(in_use * order.num_canonical_nodes, shards) * (self.index.total_bytes // shards)
+        needed = min(in_use * order.num_canonical_nodes, shards) * (self._total_bytes // shards)
         if needed > limit:
             logger.warning(
                 "cache_limit=%d is less than the %d bytes of shards that this order reads at once, so shards will be fetched "

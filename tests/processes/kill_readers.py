@@ -13,7 +13,6 @@ from support import check_batch, check_sample, make_dataset
 
 __all__ = ["READERS", "ReaderJob", "write_remote"]
 
-SAMPLES = 600
 SIZE_LIMIT = 2048
 # Bytes of all raw shards, and a limit that keeps evicting, yet holds what two readers have open.
 _LIMIT = 90_000
@@ -28,11 +27,11 @@ READERS: dict[str, dict[str, Any]] = {
 """Names of readers, and their options."""
 
 
-def write_remote(root: str, storage_options: StorageOptions | None = None) -> None:
+def write_remote(root: str, storage_options: StorageOptions | None = None, samples: int = 600) -> None:
     """The datasets that all rounds read."""
     options: dict[str, Any] = {"size_limit": SIZE_LIMIT, "hashes": ["sha1", "xxh64"]}
-    make_dataset(f"{root}/plain", SAMPLES, storage_options=storage_options, **options)
-    make_dataset(f"{root}/packed", SAMPLES, storage_options=storage_options, compression="zstd", **options)
+    make_dataset(f"{root}/plain", samples, storage_options=storage_options, **options)
+    make_dataset(f"{root}/packed", samples, storage_options=storage_options, compression="zstd", **options)
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,14 @@ class ReaderJob:
         remote: what :func:`write_remote` wrote to.
         cache: the cache's directory.
         storage_options: of the remote.
+        samples: how many there are.
     """
 
     name: str
     remote: str
     cache: Path
     storage_options: StorageOptions | None = None
+    samples: int = 600
 
     def dataset(self, **more: Any) -> StreamingDataset:
         which = "packed" if self.name.startswith("packed") else "plain"
@@ -68,8 +69,8 @@ class ReaderJob:
         elif way == "batches":
             ids = [number for batch in dataset.batches() for number in check_batch(batch)]
         else:
-            ids = [check_sample(dataset[number]) for number in draw.sample(range(SAMPLES), SAMPLES)]
-        assert sorted(ids) == list(range(SAMPLES)), way
+            ids = [check_sample(dataset[number]) for number in draw.sample(range(self.samples), self.samples)]
+        assert sorted(ids) == list(range(self.samples)), way
 
     def look(self) -> None:
         """Check that a new reader finds the cache sound, hashes of what lies there included, and tidies it."""
@@ -81,4 +82,4 @@ class ReaderJob:
 
     def read_again(self) -> None:
         dataset = self.dataset(validate_hash="sha1", shuffle=False)
-        assert [check_sample(sample) for sample in dataset] == list(range(SAMPLES))
+        assert [check_sample(sample) for sample in dataset] == list(range(self.samples))

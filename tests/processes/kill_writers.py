@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from stoker import JSONWriter, MDSWriter, StreamingDataset, merge_index
 from stoker.dataset.index import load_index
@@ -19,7 +19,6 @@ from support import COLUMNS, check_sample, sample_of
 
 __all__ = ["WRITERS", "WriterJob", "leftovers"]
 
-SAMPLES = 600
 SIZE_LIMIT = 2048
 _PARTS = 3
 _JSON = {"id": "int", "text": "str"}
@@ -34,12 +33,15 @@ class WriterJob:
         folder: a folder of this round's own, for directories and caches.
         remote: where the remote lies; a folder's path or a URL.
         storage_options: of the remote.
+        options: the writer's.
+        samples: how many there are.
         places: all places that get the dataset.
     """
 
     folder: Path
     remote: str
     storage_options: StorageOptions | None = None
+    samples: int = 600
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -49,7 +51,7 @@ class WriterJob:
     @property
     def complete(self) -> list[int]:
         """Ids of the dataset when it is done."""
-        return list(range(SAMPLES))
+        return list(range(self.samples))
 
     @property
     def allowed(self) -> list[list[int]]:
@@ -163,11 +165,11 @@ class Appended(Directory):
 
     @property
     def allowed(self) -> list[list[int]]:
-        return [self.complete[: SAMPLES // 2], self.complete]
+        return [self.complete[: self.samples // 2], self.complete]
 
     def prepare(self) -> None:
         with MDSWriter(columns=COLUMNS, size_limit=SIZE_LIMIT, **self.options) as writer:
-            for number in range(SAMPLES // 2):
+            for number in self.complete[: self.samples // 2]:
                 writer.write(sample_of(number))
 
     def write(self, **more: Any) -> None:
@@ -177,7 +179,9 @@ class Appended(Directory):
 class Replaced(Directory):
     """Written over another dataset of the same columns, of which nothing may get into the new one."""
 
-    _old: ClassVar = list(range(SAMPLES, 2 * SAMPLES))
+    @property
+    def _old(self) -> list[int]:
+        return list(range(self.samples, 2 * self.samples))
 
     @property
     def allowed(self) -> list[list[int]]:
@@ -215,7 +219,7 @@ class Merged(Directory):
     """Parts in sub-directories, then one index for all."""
 
     def write(self, **more: Any) -> None:
-        share = SAMPLES // _PARTS
+        share = self.samples // _PARTS
         for part in range(_PARTS):
             out = join_url(self.options["out"], f"{part:02}")
             with MDSWriter(columns=COLUMNS, out=out, size_limit=SIZE_LIMIT, **more) as writer:

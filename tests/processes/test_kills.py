@@ -27,12 +27,16 @@ EVERYTHING = list(range(SAMPLES))
 HELD = "shard.00003.mds"
 
 
-@pytest.mark.parametrize("first", [0, 1000])
-def test_a_hundred_random_moments(first: int) -> None:
-    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 108, "--first", first], timeout=150)
+def test_a_hundred_random_moments() -> None:
+    (counts,) = run_script([HERE / "kill_many.py", "--rounds", 108], timeout=150)
     assert counts["writer"] + counts["reader"] + counts["pair"] == 108
     assert counts["reader killed"] > 36
     assert counts["writer killed, readable: nothing"] > 18
+
+
+def test_every_step_that_writers_and_readers_take_with_files() -> None:
+    (counts,) = run_script([HERE / "kill_steps.py"], timeout=150)
+    assert min(counts.values()) > 15
 
 
 @pytest.mark.s3
@@ -148,8 +152,8 @@ def test_nothing_outlives_a_killed_main_process(remote: Path, tmp_path: Path) ->
         victim = Reader(server, cache, workers=2)
         assert server.half_sent.wait(30)
         group = victim.process.pid
-        # The main process, two workers, and a helper for each, as forked processes can not use obstore.
-        eventually(lambda: len(alive(group)) == 5, "five processes")
+        # The main process, two workers, and a helper for one or both, as forked processes can not use obstore.
+        assert len(alive(group)) >= 4
         victim.end()
         eventually(lambda: not alive(group), "the workers and their helpers end")
         server.go_on.set()

@@ -279,6 +279,7 @@ def test_a_state_of_another_dataset_or_of_nothing_is_refused(data: Path, odd_dat
         *({**state, "position": position} for position in (-1, 10**9, True, "1", 1.0)),
         *({**state, "epoch": epoch} for epoch in (-1, 1 << 63, True, "1", None)),
         {**state, "partial": {"samples": 8, "batch_size": 8, "world_size": 1}},
+        *({**state, "worker": own} for own in (3, [1], {}, {"number": 0, "count": 1, "batches": -1})),
     ):
         with pytest.raises(StateError):
             StreamingDataset(local=data, batch_size=8).load_state_dict(bad)

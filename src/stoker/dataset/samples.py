@@ -14,7 +14,10 @@ from stoker.formats.merge import scatter
 from stoker.formats.registry import get_format
 from stoker.types import Batch, Ids, Sample
 
-__all__ = ["SampleRun", "iterate_samples", "read_samples"]
+__all__ = ["SampleRun", "distinct", "iterate_samples", "read_samples"]
+
+# Up to so many shards a table of them is cheaper than sorting.
+_TABLE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,27 @@ def iterate_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[s
     return SampleRun.of(samples)
 
 
+def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:
+    """The different shard numbers, rising, and for each entry of ``shards`` the place of its number among them.
+
+    Args:
+        shards: shard numbers in ``[0, count)``, shape ``(n,)``.
+        count: number of shards.
+    """
+    if count > _TABLE:
+        return np.unique(shards, return_inverse=True)
+    # Sorting, as np.unique does it, would cost more than all else that is done for a sample of a few kilobytes.
+    present = np.zeros(count, dtype=np.bool_)
+    present[shards] = True
+    numbers = np.flatnonzero(present)
+    place = np.empty(count, dtype=np.int64)
+    place[numbers] = np.arange(len(numbers))
+    return numbers, place[shards]
+
+
 def _open(pool: ShardPool, shards: Ids) -> tuple[list[ShardReader], Ids]:
     """Readers of the distinct shards, and for each sample the place of its reader."""
-    numbers, which = np.unique(shards, return_inverse=True)
+    numbers, which = distinct(shards, len(pool.index))
     return [pool.get(number) for number in numbers.tolist()], which
 
 

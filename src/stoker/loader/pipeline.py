@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from stoker.dataset.pool import ShardPool
-from stoker.dataset.samples import SampleRun, iterate_samples, read_samples
+from stoker.dataset.samples import SampleRun, distinct, iterate_samples, read_samples
 from stoker.dataset.threads import Threads
 from stoker.loader.columns import split_batch, stack_samples
 from stoker.order import BatchPlan, EpochOrder
@@ -191,6 +191,7 @@ class Pipeline:
         most = max(1, settings.chunk // self._plan.batch_size)
         together = 1
         # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
+        count = len(self._pool.index)
         together_located = max(settings.chunk, _LOCATE_SAMPLES)
         for batches in self._plan.chunks(together_located, self._worker, self._workers, self._skip):
             positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
@@ -201,6 +202,6 @@ class Pipeline:
                 first += together
                 here = slice(start, start + sum(lengths))
                 start = here.stop
-                distinct = tuple(np.unique(shards[here]).tolist()) if settings.lookahead else ()
-                yield _Chunk(lengths, shards[here], rows[here], distinct)
+                numbers = tuple(distinct(shards[here], count)[0].tolist()) if settings.lookahead else ()
+                yield _Chunk(lengths, shards[here], rows[here], numbers)
                 together = min(2 * together, most)

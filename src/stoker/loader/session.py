@@ -132,6 +132,11 @@ class Session:
             StateError: it belongs to another data set, to other order settings, or to another worker.
         """
         own = state.get("worker") if isinstance(state, Mapping) else None
+        if own is not None and not (
+            isinstance(own, Mapping)
+            and all(type(own.get(name)) is int and 0 <= own[name] < 1 << 62 for name in ("number", "count", "batches"))
+        ):
+            raise StateError(f"this state's worker should have a number, a count and batches, found {own!r}")
         if own is not None and (worker.token is None or (own["number"], own["count"]) != (worker.number, worker.count)):
             raise StateError(
                 f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can go on "
@@ -139,7 +144,7 @@ class Session:
             )
         point = read_state(state, self._fingerprint, self._settings, batch_size=batch_size, world_size=world_size)
         if own is not None:
-            self._resumed = point, int(own["batches"])
+            self._resumed = point, own["batches"]
         else:
             self._clock.load(point)
         self._delivery = None
