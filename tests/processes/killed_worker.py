@@ -1,6 +1,7 @@
 """Reads through DataLoader workers, one of which kills itself: ``killed_worker.py REMOTE CACHE``."""
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ def main(remote: str, cache: str) -> None:
     except RuntimeError as raised:
         error = str(raised)
     print(json.dumps({"error": error, "worker": note.read_text()}), flush=True)
+    for worker in multiprocessing.active_children():
+        worker.kill()
     os._exit(0)  # torch may raise once more on the way out
 
 
