@@ -171,10 +171,17 @@ def _arranged(start: Ids, length: int, low: int, high: int, nodes: int) -> Ids:
     entry = np.arange(low, max(low, high), dtype=np.int64)[None, :]
     if nodes == 1:
         return start + entry
+    # What is taken of a window depends on where in the round of nodes it starts. Usually all windows start alike.
+    kinds, which = np.unique(start % nodes, return_inverse=True)
+    positions: Ids = start + _offsets(kinds[:, None], length, entry, nodes)[which.reshape(-1)]
+    return positions
+
+
+def _offsets(first: Ids, length: int, entry: Ids, nodes: int) -> Ids:
+    """:func:`_arranged` for windows that start at node ``first``: distance of each entry from the window's start."""
     # Each residue occurs `each` times in the window, those of the circular run [first, first + extra) once more. Over
     # residues in order 0 .. nodes-1 that makes three runs: [0, a) and [b, nodes) with n_outer, [a, b) with n_inner.
     each, extra = divmod(length, nodes)
-    first = start % nodes
     wraps = first + extra > nodes
     a = np.where(wraps, first + extra - nodes, first)
     b = np.where(wraps, first, first + extra)
@@ -188,5 +195,5 @@ def _arranged(start: Ids, length: int, low: int, high: int, nodes: int) -> Ids:
     base = np.where(in_left, 0, np.where(in_middle, at_a, at_b))
     residue, turn = np.divmod(entry - base, count)
     residue += np.where(in_left, 0, np.where(in_middle, a, b))
-    positions: Ids = start + (residue - first) % nodes + turn * nodes
-    return positions
+    offsets: Ids = (residue - first) % nodes + turn * nodes
+    return offsets
