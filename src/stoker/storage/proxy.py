@@ -96,6 +96,7 @@ class Helper:
                 try:
                     write_frame(self._to, number, message)
                 except BaseException as error:
+                    self._dead = True  # at once, so that the request that is repeated does not come here again
                     self._process.kill()  # half a message: what would follow could not be understood
                     if isinstance(error, OSError):
                         raise HelperDiedError from None
