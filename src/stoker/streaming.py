@@ -260,9 +260,7 @@ class StreamingDataset(_IterableDataset):
             raise ConfigError("the state was taken inside a batch: go on without DataLoader workers for this epoch")
         plan = self._plan(point)
         skip = point.partial
-        threads = self.read_threads
-        if threads is None:
-            threads = self._default_threads(worker)
+        threads = self._threads(worker)
         self._say_padding(plan, point.epoch)
         delivery = self._session.deliver(point, plan, begun)
         for run in self._pipeline(point, plan, worker, threads, begun, one_by_one=not threads).sample_runs():
@@ -297,9 +295,7 @@ class StreamingDataset(_IterableDataset):
         if point.partial:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
         plan = self._plan(point, size)
-        threads = self.read_threads
-        if threads is None:
-            threads = self._default_threads(worker)
+        threads = self._threads(worker)
         self._say_padding(plan, point.epoch)
         delivery = self._session.deliver(point, plan, begun)
         for batch in self._pipeline(point, plan, worker, threads, begun).batches():
@@ -313,7 +309,9 @@ class StreamingDataset(_IterableDataset):
             speed_up_worker(self._ring)
         return self._session.begin(worker)
 
-    def _default_threads(self, worker: LoaderWorker) -> int:
+    def _threads(self, worker: LoaderWorker) -> int:
+        if self.read_threads is not None:
+            return self.read_threads
         # Gathering takes less time than handing its result over from a thread; a transform may take any time.
         return min(8, os.cpu_count() or 1) if self.transform is not None and worker.token is None else 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,48 @@ def test_a_block_is_used_again_and_a_full_region_is_no_error() -> None:
     assert region.take(1 << 40) is None
 
 
+def test_a_block_that_the_worker_still_holds_is_not_filled_again() -> None:
+    region = region_of(Ring())
+    block, kept = region.take(1000)
+    kept[:] = 5
+    received = receive(block, 1000)
+    del received
+    other, data = region.take(1000)
+    data[:] = 6
+    assert other.place != block.place
+    assert (kept == 5).all()
+    del kept
+    assert region.take(1000)[0].place == block.place
+
+
+def test_two_threads_never_take_one_block() -> None:
+    region = region_of(Ring())
+    failures: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(400):
+            taken = region.take(500 + 3000 * (turn % 5))
+            if taken is None:
+                continue
+            block, data = taken
+            data[:] = number
+            if (data != number).any():
+                failures.append(turn)
+            region.drop(block)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failures
+
+
 def test_blocks_of_a_worker_that_is_gone_are_not_delivered() -> None:
     ring = Ring()
     block, _ = region_of(ring).take(10)
@@ -133,6 +177,35 @@ def double(samples: list[dict[str, Any]]) -> Any:
     leaf = torch.ones(2, requires_grad=True)
     extra = [torch.zeros(0), torch.tensor(5), x.to(torch.bfloat16), x > 3, x.T, x[2:4], leaf, x.to_sparse(), x[:1] * 1j]
     return {"id": batch["id"], "x": x * 2, "half": x[::2], "same": x, "extra": extra}
+
+
+class WithThePreviousBatch:
+    """A collate function that sends each batch a second time, with the next one."""
+
+    def __init__(self) -> None:
+        self.previous: Any = None
+
+    def __call__(self, samples: list[dict[str, Any]]) -> Any:
+        batch = torch.utils.data.default_collate(samples)
+        both = {"now": batch, "before": self.previous or batch}
+        self.previous = batch
+        return both
+
+
+@pytest.mark.processes
+def test_a_worker_may_keep_what_it_has_sent(tmp_path: Path) -> None:
+    with MDSWriter({"id": "ndarray:int64:1", "x": "ndarray:int64:4"}, str(tmp_path)) as out:
+        ids = np.arange(3000)[:, None]
+        out.write_batch({"id": ids, "x": np.repeat(ids, 4, axis=1)})
+    dataset = StreamingDataset(local=tmp_path, batch_size=10)
+    last: dict[int, int] = {}
+    loader = DataLoader(dataset, batch_size=10, num_workers=2, collate_fn=WithThePreviousBatch())
+    for number, both in enumerate(loader):
+        for batch in both.values():
+            assert torch.equal(batch["x"], batch["id"].expand(-1, 4))
+        if number % 2 in last:
+            assert int(both["before"]["id"][0]) == last[number % 2]
+        last[number % 2] = int(both["now"]["id"][0])
 
 
 LOADERS: dict[str, Callable[[StreamingDataset, str], Any]] = {

@@ -21,6 +21,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import threading
 import weakref
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -135,16 +136,31 @@ class Region:
         self._number = number
         self._table = table
         self._memory = memory
+        # A worker collates in one thread and pickles what it sends in another.
+        self._lock = threading.Lock()
+        self._kept: set[int] = set()
 
     def take(self, size: int) -> tuple[Block, NDArray[np.uint8]] | None:
         """A block with room for ``size`` bytes, and those bytes; ``None`` if none is free and there is no room for more.
 
-        Give it back with :meth:`drop`, or hand it over with :func:`receive` in the main process.
+        Give it back with :meth:`drop`, or hand it over with :func:`receive` in the main process. It is not taken again
+        before the bytes returned here are gone too, so a worker may keep what it has sent.
         """
+        with self._lock:
+            taken = self._take(size)
+            if taken is not None:
+                place = taken[0].place
+                self._kept.add(place)
+                weakref.finalize(taken[1], self._kept.discard, place).atexit = False
+            return taken
+
+    def _take(self, size: int) -> tuple[Block, NDArray[np.uint8]] | None:
         table = self._table
         capacity = table[:, _CAPACITY]
         # A much larger block than needed is left for those who need it.
-        fitting = np.flatnonzero((table[:, _STATE] == FREE) & (capacity >= size) & (capacity <= 2 * size + _ALIGNMENT))
+        free = (table[:, _STATE] == FREE) & (capacity >= size) & (capacity <= 2 * size + _ALIGNMENT)
+        free[list(self._kept)] = False
+        fitting = np.flatnonzero(free)
         if fitting.size:
             place = int(fitting[np.argmin(capacity[fitting])])
         else:
