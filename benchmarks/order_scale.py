@@ -2,8 +2,9 @@
 
     python benchmarks/order_scale.py
 
-Every figure comes from a fresh process and is the median of several. "order" computes the ids of a batch from the shards'
-sizes alone. "dataset" goes all the way: it opens an index of as many shards (links to one) and reads the samples.
+Every figure comes from a fresh process and is the median of several. The rows named by a partition and a shuffle compute
+where the samples of a batch lie from the shards' sizes alone; "streams" mixes three, stratified. "dataset" goes all the way:
+it opens an index of as many shards (links to one) and reads the samples.
 """
 
 from __future__ import annotations
@@ -21,33 +22,52 @@ from pathlib import Path
 CASES = ((10**9, 10**5), (10**12, 10**6))
 BATCH = 512
 RANK, RANKS, WORKERS = 37, 64, 8
+SHUFFLES = ("none", "shard", "block", "global")
+PARTITIONS = ("elastic", "round_robin", "contiguous", "hash", "range")
+KINDS = [
+    *(f"elastic {shuffle}" for shuffle in SHUFFLES),
+    *(f"{name} block" for name in PARTITIONS[1:]),
+    "streams block",
+]
 
 
-def measure_order(samples: int, shards: int, start: str) -> dict[str, float]:
-    """Ids of a rank's first batch, in a loader worker, from the start or the middle of an epoch."""
+def measure_order(samples: int, shards: int, start: str, partition: str, shuffle: str) -> dict[str, float]:
+    """Places of a rank's first batch, in a loader worker, from the start or the middle of an epoch."""
     import numpy as np
 
-    from stoker.order import BatchPlan, EpochOrder, OrderSettings, ShardTable
+    from stoker import Contiguous, Elastic, HashBased, RangeBased, RoundRobin
+    from stoker.order import ShardTable
+    from stoker.order.course import Leg, Seat
+    from stoker.order.native import NativeCourse
+    from stoker.order.selection import Everything
+    from stoker.order.settings import NativeSettings, Source
 
     # Uneven shards: one gets what another lacks.
     extra = np.random.default_rng(0).integers(0, samples // shards // 2, shards // 2)
     sizes = samples // shards + np.concatenate([extra, -extra])
+    total = int(sizes.sum())
+    ranges = [(rank * total // RANKS, (rank + 1) * total // RANKS) for rank in range(RANKS)]
+    chosen = {
+        "round_robin": RoundRobin(),
+        "contiguous": Contiguous(),
+        "hash": HashBased(1024),
+        "range": RangeBased(ranges),
+    }.get(partition, Elastic())
     begin = time.perf_counter()
-    table = ShardTable(sizes)
-    settings = OrderSettings.resolve(table, shuffle="block", seed=1)
-    order = EpochOrder(table, settings, epoch=3)
-    plan = BatchPlan(
-        start=0 if start == "first" else samples // 2,
-        end=samples,
-        batch_size=BATCH,
-        rank=RANK,
-        world_size=RANKS,
-        num_canonical_nodes=settings.num_canonical_nodes,
-    )
-    positions = next(plan.chunks(4096, 1, WORKERS))[0]
-    ids = order.ids(positions)
+    sources = []
+    for number, part in enumerate(np.array_split(sizes, 3 if partition == "streams" else 1)):
+        table = ShardTable(part)
+        sources.append(Source(f"stream {number}", table, Everything(table), about={"fingerprint": str(number)}))
+    batching = "stratified" if partition == "streams" else "random"
+    course = NativeCourse(sources, NativeSettings(shuffle=shuffle, partition=chosen, batching_method=batching))
+    seat = Seat(RANK, RANKS, 8, BATCH)
+    # The fourth epoch.
+    leg = Leg(3, 0 if start == "first" else samples // 2 // (BATCH * RANKS) * BATCH * RANKS, (RANKS, BATCH, 0))
+    run = course.run(leg, seat)
+    places = next(run.plan.chunks(4096, 1, WORKERS))[0]
+    found, rows = run.order.locate(places)
     seconds = time.perf_counter() - begin
-    assert len(np.unique(ids)) == BATCH
+    assert len(np.unique(ShardTable(sizes).starts[found] + rows)) == BATCH
     return {"seconds": seconds}
 
 
@@ -111,8 +131,12 @@ def report(times: int, whole: bool) -> None:
 
     table = Table("samples", "shards", "what", "first batch", "at the middle", "opening", "peak memory")
     for samples, shards in CASES:
-        first, middle = (in_fresh_processes(times, "order", samples, shards, start) for start in ("first", "middle"))
-        table.add_row(*_row(samples, shards, "order", first, middle))
+        for kind in KINDS:
+            first, middle = (
+                in_fresh_processes(times, "order", samples, shards, start, *kind.split())
+                for start in ("first", "middle")
+            )
+            table.add_row(*_row(samples, shards, kind, first, middle))
     if whole:
         with tempfile.TemporaryDirectory() as name:
             make_links(Path(name), *CASES[0])
@@ -145,8 +169,8 @@ def main() -> None:
         return
     what, *arguments = options.measure
     if what == "order":
-        samples, shards, start = arguments
-        found = measure_order(int(samples), int(shards), start)
+        samples, shards, start, *kind = arguments
+        found = measure_order(int(samples), int(shards), start, *kind)
     else:
         found = measure_dataset(*arguments)
     print(json.dumps({**found, "peak": peak_bytes()}))

@@ -97,7 +97,7 @@ def test_iteration_gives_every_sample_whole(data: Path) -> None:
             check(sample, sample["id"])
             seen.append(sample["id"])
         assert sorted(seen) == list(range(ROWS))
-        assert (seen == sorted(seen)) == (dataset.order.shuffle == "none")
+        assert (seen == sorted(seen)) == (dataset.order["shuffle"] == "none")
 
 
 def test_batches_are_the_same_samples_as_columns(data: Path) -> None:
@@ -316,8 +316,8 @@ def test_a_state_of_another_dataset_says_so(data: Path, tmp_path: Path) -> None:
     [
         ({}, "no version"),
         ({"version": 99}, "state version 99 is unknown"),
-        ({"version": 1, "epoch": 0}, "incomplete"),
-        ({"version": 1, "epoch": -1, "position": 0, "order": {}, "fingerprint": ""}, "integers from 0"),
+        ({"version": 2, "epoch": 0}, "incomplete"),
+        ({"version": 2, "epoch": -1, "position": 0, "order": {}, "streams": {}}, "integers from 0"),
     ],
 )
 def test_what_is_no_state_is_refused(data: Path, state: dict[str, Any], message: str) -> None:
@@ -330,7 +330,7 @@ def test_padding_is_said(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen = [[sample["id"] for sample in rank] for rank in ranks]
     assert {len(part) for part in seen} == {334}
     assert len({number for part in seen for number in part}) == ROWS
-    assert "epoch 0 ends with 1 samples for 3 ranks: 2 come twice" in caplog.text
+    assert "epoch 0: 2 samples come twice, so that all 3 ranks take the same number of steps" in caplog.text
 
 
 # -- mixed, unsafe, wrong ----------------------------------------------------------------------------------------------

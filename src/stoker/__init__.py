@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stoker.cluster import World
+    from stoker.cluster.mesh import Mesh
+    from stoker.dataset.conditions import Where
     from stoker.dataset.merge import merge_index
     from stoker.dataset.rebuild import rebuild_index
+    from stoker.dataset.streams import Stream
+    from stoker.dataset.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
     from stoker.dataset.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
     from stoker.errors import StokerError
     from stoker.formats.mds.encodings import Encoding, register_encoding
+    from stoker.order.partition import Contiguous, Elastic, HashBased, RangeBased, RoundRobin, Stratified
+    from stoker.order.schedule import Schedule
     from stoker.streaming import StreamingDataset
     from stoker.torch import StreamingDataLoader
 
@@ -23,35 +29,63 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "CSVWriter": "stoker.dataset.writers",
+    "Contiguous": "stoker.order.partition",
+    "Elastic": "stoker.order.partition",
     "Encoding": "stoker.formats.mds.encodings",
+    "HashBased": "stoker.order.partition",
+    "HashSplit": "stoker.dataset.subsets",
     "JSONWriter": "stoker.dataset.writers",
+    "KeepIds": "stoker.dataset.subsets",
     "MDSWriter": "stoker.dataset.writers",
+    "Mesh": "stoker.cluster.mesh",
+    "RangeBased": "stoker.order.partition",
+    "RoundRobin": "stoker.order.partition",
+    "Schedule": "stoker.order.schedule",
+    "SkipIds": "stoker.dataset.subsets",
     "StokerError": "stoker.errors",
+    "Stratified": "stoker.order.partition",
+    "Stream": "stoker.dataset.streams",
     "StreamingDataLoader": "stoker.torch",
     "StreamingDataset": "stoker.streaming",
     "TSVWriter": "stoker.dataset.writers",
+    "Where": "stoker.dataset.conditions",
     "World": "stoker.cluster",
     "XSVWriter": "stoker.dataset.writers",
     "merge_index": "stoker.dataset.merge",
     "rebuild_index": "stoker.dataset.rebuild",
     "register_encoding": "stoker.formats.mds.encodings",
+    "train_validation_split": "stoker.dataset.subsets",
 }
 
 __all__ = [
     "CSVWriter",
+    "Contiguous",
+    "Elastic",
     "Encoding",
+    "HashBased",
+    "HashSplit",
     "JSONWriter",
+    "KeepIds",
     "MDSWriter",
+    "Mesh",
+    "RangeBased",
+    "RoundRobin",
+    "Schedule",
+    "SkipIds",
     "StokerError",
+    "Stratified",
+    "Stream",
     "StreamingDataLoader",
     "StreamingDataset",
     "TSVWriter",
+    "Where",
     "World",
     "XSVWriter",
     "__version__",
     "merge_index",
     "rebuild_index",
     "register_encoding",
+    "train_validation_split",
 ]
 
 

@@ -7,24 +7,29 @@ import operator
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cluster import LoaderWorker, World
-from stoker.dataset.cache import CacheSettings
-from stoker.dataset.place import open_place
-from stoker.dataset.pool import ShardPool
+from stoker.cluster import World
+from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.dataset.samples import iterate_samples, read_samples
+from stoker.dataset.streams import Stream, StreamDefaults, open_streams
+from stoker.dataset.subsets import Subset, as_subsets
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.loader import Pipeline, PipelineSettings, Session, Sizing, StartingPoint
-from stoker.loader.collate import speed_up_worker
-from stoker.loader.ring import Ring
-from stoker.order import BatchPlan, EpochOrder, OrderSettings, Remainder, ShardTable
-from stoker.storage import RetryPolicy
+from stoker.formats.parquet.predicate import Filters
+from stoker.loader.courses import CourseOptions, make_course
+from stoker.loader.feed import Feed, FeedSettings
+from stoker.loader.progress import StartingPoint
+from stoker.loader.seating import Seating
+from stoker.loader.sources import needed_columns
+from stoker.order.batches import Remainder
+from stoker.order.partition import Elastic, Partition
+from stoker.order.schedule import Schedule
+from stoker.order.shards import ShardTable
 from stoker.types import Batch, Ids, StorageOptions, Transform
 from stoker.units import parse_bytes, parse_count
 
@@ -52,11 +57,18 @@ class StreamingDataset(_IterableDataset):
     With torch installed it counts as an ``IterableDataset``.
 
     Args:
+        streams: several :class:`~stoker.dataset.streams.Stream` objects instead of ``remote``, ``local`` and ``split``.
         remote: URL (``s3://``, ``gs://``, ``az://``, ``https://``, ``file://``, ``memory://``) or directory that holds the
             dataset. ``None``: ``local`` holds it.
         local: directory for the cache. ``None``: the remote is read in place if it is a directory, else the cache is
             below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
         split: sub-directory of both, such as ``"train"``.
+        format: ``None``: shards with an index.json. ``"parquet"``: Parquet files as they are; rows are samples, row groups
+            shards. ``remote`` may then be a pattern or a list of files, too.
+        filters: of Parquet, row groups that can not have such rows are left out; see
+            :func:`~stoker.dataset.parquet.open_parquet`. ``subset=Where(...)`` filters rows.
+        on_bad_files: of Parquet, ``"skip"`` leaves damaged files out and lists them in ``index.extra``.
+        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps.
         download_retry: how often a failed download is tried again.
         download_timeout: seconds without any progress after which a request has failed.
         validate_hash: see :class:`~stoker.dataset.cache.CacheSettings`. By default each download is checked against the
@@ -64,16 +76,32 @@ class StreamingDataset(_IterableDataset):
         keep_zip: keep compressed shards in the cache beside the decompressed.
         epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
         predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth.
-        cache_limit: bytes (int or ``"100gb"``) that the cache may take. Least recently opened shards go first. Needs
-            a remote.
-        num_canonical_nodes: see :mod:`stoker.order.epoch`. For each shard to be fetched by one node, a multiple of the
+        cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
+            first. Needs a remote.
+        partition: who reads what: :class:`~stoker.order.partition.Elastic` (default: global batches, the same in any
+            world), ``RoundRobin``, ``Contiguous``, ``HashBased``, ``RangeBased``, ``Stratified``, or one of your own.
+        num_canonical_nodes: see :mod:`stoker.order.line`. For each shard to be fetched by one node, a multiple of the
             number of nodes.
         batch_size: samples a batch on one rank, the same as the DataLoader's. The global batch is this times the world
             size, and as long as that is the same, any world sees the same global batches.
         shuffle: a new order every epoch, or id order.
-        shuffle_algo: ``"block"``.
+        shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/shuffles.md; or ``"naive"``, ``"py1s"``, ``"py2s"``,
+            ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample.
         shuffle_seed: any integer; the same on all ranks.
         shuffle_block_size: samples in a shuffle block. Default: those of two average shards.
+        sampling_method: where an epoch has not just all of a stream, ``"balanced"`` goes on in the stream from epoch to
+            epoch, so that no sample comes twice before all came once; ``"fixed"`` takes the same samples in each epoch.
+        sampling_granularity: with ``"fixed"``, samples taken from one shard at a time.
+        schedule: weights of the streams that change during training: :class:`~stoker.order.schedule.Schedule`.
+        batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
+            ``"per_stream"`` (each global batch is of one stream), ``"device_per_stream"`` (each rank's batch is).
+        subset: which samples belong, of all streams: ``HashSplit``, ``KeepIds``, ``SkipIds``, ``Where``, or several of them
+            in a list, all of which must let a sample in. Ids count through all streams.
+        replication: so many consecutive ranks read the same samples (tensor, sequence parallelism).
+        mesh: :class:`~stoker.cluster.mesh.Mesh`, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is the data's: which
+            ranks read the same samples.
+        partition_algo: ``"orig"`` or ``"relaxed"``: which partition of mosaicml-streaming 0.13.0, with its orders. Given, it
+            makes the order that of mosaicml-streaming without shuffling, too.
         allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
         columns: read only these.
         views: hand out ``bytes`` columns as read-only ``memoryview`` objects on the mapped shard, without a copy, for
@@ -82,23 +110,29 @@ class StreamingDataset(_IterableDataset):
         storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
         world: this process's place. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each time
             iteration starts.
-        remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.batches.BatchPlan`.
+        remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.batches.BatchPlan`, and of
+            parts of a partition that do not end together, see :class:`~stoker.order.parts.PartPlan`.
         download_threads: shards fetched at once by this process.
         read_threads: threads that read (and transform) ahead of the consumer. Default: up to 8 with a transform, else none;
             none in DataLoader workers.
 
     Raises:
         ConfigError: arguments that make no sense.
-        StorageError: the index can not be fetched.
-        IndexFileError: the index is not valid.
+        StorageError: an index can not be fetched.
+        IndexFileError: an index is not valid.
     """
 
     def __init__(
         self,
         *,
-        remote: str | os.PathLike[str] | None = None,
+        streams: Sequence[Stream] | None = None,
+        remote: Files | None = None,
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
+        format: str | None = None,  # noqa: A002 - the name that users expect
+        filters: Filters | None = None,
+        on_bad_files: OnBadFiles = "error",
+        decoded_limit: int | str = 1 << 30,
         download_retry: int = 2,
         download_timeout: float = 60.0,
         validate_hash: str | bool | None = None,
@@ -106,12 +140,21 @@ class StreamingDataset(_IterableDataset):
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
+        partition: Partition | None = None,
         num_canonical_nodes: int | None = None,
         batch_size: int | None = None,
         shuffle: bool = False,
         shuffle_algo: str = "block",
         shuffle_seed: int = 9176,
         shuffle_block_size: int | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        schedule: Schedule | None = None,
+        batching_method: str = "random",
+        subset: Subset | Sequence[Subset] | None = None,
+        replication: int | None = None,
+        mesh: Mesh | DeviceMesh | None = None,
+        partition_algo: str | None = None,
         allow_unsafe_types: bool = False,
         columns: Sequence[str] | None = None,
         views: bool = False,
@@ -131,74 +174,107 @@ class StreamingDataset(_IterableDataset):
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
-        settings = CacheSettings(
-            validate_hash=validate_hash or (False if validate_hash is False else None),
-            keep_zip=keep_zip,
-            limit=None if cache_limit is None else parse_bytes(cache_limit),
-            stall_timeout=download_timeout,
-        )
-        place = open_place(
-            remote,
-            local,
-            split,
-            settings=settings,
-            storage_options=storage_options,
-            retry=RetryPolicy(attempts=download_retry + 1),
-            stall_timeout=download_timeout,
-        )
-        self.index = place.index
+        if streams is None:
+            streams = [Stream(remote, local, split, format=format, filters=filters, on_bad_files=on_bad_files)]
+        elif (remote, local, split, format, filters, on_bad_files) != (None, None, None, None, None, "error"):
+            raise ConfigError("give streams=, or remote=, local=, split= and format= for a single one, not both")
+        options = ReadOptions(allow_unsafe_types, views, parse_bytes(decoded_limit))
+        subsets = as_subsets(subset)
+        needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
+        defaults = StreamDefaults(download_retry, download_timeout, validate_hash, keep_zip, storage_options, needed)
+        limit = None if cache_limit is None else parse_bytes(cache_limit)
+        self._streams = open_streams(streams, defaults, cache_limit=limit)
+        self._seating = Seating(world, replication, mesh)
+        self.index = self._streams.index
         self.batch_size = batch_size
-        self.columns = None if columns is None else tuple(columns)
-        self.transform = transform
-        self.predownload = predownload
-        self.remainder: Remainder = remainder
-        self.read_threads = read_threads
-        self._given_world = world
-        self._pool = ShardPool(
-            place.index, place.cache, threads=download_threads, options=ReadOptions(allow_unsafe_types, views)
+        self._table = ShardTable(self.index.sizes)
+        total_bytes = self.index.total_bytes
+        self._check_columns(columns)
+        # Of streams with different columns, those are read that all of them have.
+        read = tuple(columns) if columns is not None else None if self._streams.uniform else self.index.columns
+        course = make_course(
+            self._streams,
+            CourseOptions(
+                shuffle=shuffle_algo if shuffle else "none",
+                shuffle_algo=shuffle_algo,
+                seed=shuffle_seed,
+                num_canonical_nodes=num_canonical_nodes,
+                block_size=shuffle_block_size,
+                epoch_size=None if epoch_size is None else parse_count(epoch_size),
+                partition=partition or Elastic(),
+                batching_method=batching_method,
+                sampling_method=sampling_method,
+                sampling_granularity=sampling_granularity,
+                schedule=schedule,
+                subsets=subsets,
+                remainder=remainder,
+                partition_algo=partition_algo,
+                read=options,
+            ),
         )
-        self._table = ShardTable(place.index.sizes)
-        self._total_bytes = place.index.total_bytes
-        self.order = OrderSettings.resolve(
-            self._table,
-            shuffle=shuffle_algo if shuffle else "none",  # type: ignore[arg-type]
-            seed=shuffle_seed,
-            num_canonical_nodes=num_canonical_nodes,
-            block_size=shuffle_block_size,
-            epoch_size=None if epoch_size is None else parse_count(epoch_size),
+        self._feed = Feed(
+            self._streams.pool(threads=download_threads, options=options),
+            course,
+            FeedSettings(
+                columns=read,
+                transform=transform,
+                predownload=predownload,
+                read_threads=read_threads,
+                sample_bytes=total_bytes // max(1, self.size),
+                shard_bytes=total_bytes // max(1, len(self._table)),
+                near=self._streams.near,
+                limit=limit,
+            ),
+            self._seating,
         )
-        self._check_columns()
-        self._check_limit()
-        # What lies open by id alone must not keep all of a limited cache from eviction.
-        self._pool.most_open = min(self._pool.most_open, self._sizing(LoaderWorker()).most_shards)
-        self._session = Session(self.index.fingerprint, self.order)
-        self._ring = Ring()
+        self._check_limit(limit, total_bytes)
 
     # -- size and place --------------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Number of samples in the dataset."""
+        """Number of samples in the dataset, all streams together, subsets not considered."""
         return self._table.total
 
     @property
     def epoch_size(self) -> int:
         """Number of samples in an epoch, over all ranks."""
-        return self.order.epoch_size
+        return self._feed.course.epoch_size
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams."""
+        return self._streams.names
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns that are read; ``None`` for all."""
+        return None if self._feed.settings.columns is None else tuple(self._feed.settings.columns)
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is applied to each sample."""
+        return self._feed.settings.transform
 
     @property
     def world(self) -> World:
         """This process's rank and world."""
-        return self._given_world or World.detect()
+        return self._seating.world
 
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that the next iteration delivers."""
-        return self._session.upcoming().epoch
+        return self._feed.upcoming().epoch
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """The settings that decide which sample comes when, by name, as states hold them."""
+        settings: dict[str, Any] = self._feed.course.as_dict()["order"]
+        return settings
 
     def __len__(self) -> int:
         """Number of samples that this rank gets in an epoch."""
-        return self._plan(StartingPoint(0)).samples
+        return self._feed.count(self.batch_size or 1)
 
     # -- by id -----------------------------------------------------------------------------------------------------
 
@@ -229,7 +305,7 @@ class StreamingDataset(_IterableDataset):
         shards, rows = self._table.locate(self._ids(ids))
         if not len(rows):
             return {name: [] for name in (wanted or self.index.columns)}
-        return read_samples(self._pool, shards, rows, wanted)
+        return read_samples(self._feed.pool, shards, rows, wanted)
 
     def _ids(self, index: Any) -> Ids:
         given = np.asarray(index)
@@ -247,32 +323,14 @@ class StreamingDataset(_IterableDataset):
         if not len(ids):
             return []
         shards, rows = self._table.locate(ids)
-        samples = iterate_samples(self._pool, shards, rows, self.columns).samples
+        samples = iterate_samples(self._feed.pool, shards, rows, self.columns).samples
         return list(samples if self.transform is None else map(self.transform, samples))
 
     # -- in order --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch."""
-        worker = LoaderWorker.detect()
-        point, begun = self._begin(worker)
-        if point.partial and worker.token is not None:
-            raise ConfigError("the state was taken inside a batch: go on without DataLoader workers for this epoch")
-        plan = self._plan(point)
-        skip = point.partial
-        threads = self._threads(worker)
-        self._say_padding(plan, point.epoch)
-        delivery = self._session.deliver(point, plan, begun)
-        for run in self._pipeline(point, plan, worker, threads, begun, one_by_one=not threads).sample_runs():
-            delivery.enter(run)
-            if skip:
-                # The state was taken inside the first batch; what was delivered of it stays delivered.
-                for _ in islice(run.samples, skip):
-                    pass
-                skip = 0
-            # Delegating costs nothing a sample; how far the consumer has got, the run knows.
-            yield from run.samples
-        delivery.finished = True
+        return self._feed.samples(self.batch_size or 1)
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """This rank's batches of the next epoch, as dicts of columns.
@@ -287,89 +345,7 @@ class StreamingDataset(_IterableDataset):
         size = batch_size or self.batch_size
         if size is None:
             raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
-        worker = LoaderWorker.detect()
-        return self._batches(size, worker)
-
-    def _batches(self, size: int, worker: LoaderWorker) -> Iterator[Batch]:
-        point, begun = self._begin(worker)
-        if point.partial:
-            raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
-        plan = self._plan(point, size)
-        threads = self._threads(worker)
-        self._say_padding(plan, point.epoch)
-        delivery = self._session.deliver(point, plan, begun)
-        for batch in self._pipeline(point, plan, worker, threads, begun).batches():
-            delivery.batch()
-            yield batch
-        delivery.finished = True
-
-    def _begin(self, worker: LoaderWorker) -> tuple[StartingPoint, int]:
-        """Begin the next epoch: where, and how many batches of this worker were delivered before."""
-        if worker.token is not None:
-            speed_up_worker(self._ring)
-        return self._session.begin(worker)
-
-    def _threads(self, worker: LoaderWorker) -> int:
-        if self.read_threads is not None:
-            return self.read_threads
-        # Gathering takes less time than handing its result over from a thread; a transform may take any time.
-        return min(8, os.cpu_count() or 1) if self.transform is not None and worker.token is None else 0
-
-    def _say_padding(self, plan: BatchPlan, epoch: int) -> None:
-        if plan.padding and plan.rank == 0:
-            logger.warning(
-                "epoch %d ends with %d samples for %d ranks: %d come twice, so that all ranks take the same number of steps "
-                '(remainder="uneven" or "drop" repeats none)',
-                epoch,
-                plan.tail,
-                plan.world_size,
-                plan.padding,
-            )
-
-    def _plan(self, point: StartingPoint, batch_size: int | None = None) -> BatchPlan:
-        world = self.world
-        return BatchPlan(
-            start=min(point.position, self.order.epoch_size),
-            end=self.order.epoch_size,
-            batch_size=batch_size or self.batch_size or 1,
-            rank=world.rank,
-            world_size=world.world_size,
-            num_canonical_nodes=self.order.num_canonical_nodes,
-            remainder=self.remainder,
-        )
-
-    def _pipeline(
-        self,
-        point: StartingPoint,
-        plan: BatchPlan,
-        worker: LoaderWorker,
-        threads: int,
-        begun: int,
-        *,
-        one_by_one: bool = False,
-    ) -> Pipeline:
-        sizing = self._sizing(worker)
-        settings = PipelineSettings(
-            columns=self.columns,
-            transform=self.transform,
-            lookahead=sizing.lookahead(plan.batch_size),
-            most_shards=sizing.most_shards,
-            chunk=sizing.chunk(plan.batch_size, one_by_one=one_by_one),
-            threads=threads,
-        )
-        order = EpochOrder(self._table, self.order, point.epoch)
-        return Pipeline(self._pool, order, plan, settings, worker.number, worker.count, begun)
-
-    def _sizing(self, worker: LoaderWorker) -> Sizing:
-        cache, total = self._pool.cache, self._total_bytes
-        return Sizing(
-            sample_bytes=total // max(1, self.size),
-            shard_bytes=total // max(1, len(self._table)),
-            near=cache.store is None and not self.index.compressed,
-            limit=cache.settings.limit,
-            sharers=worker.count * self.world.local_world_size,
-            predownload=self.predownload,
-        )
+        return self._feed.batches(size)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -382,49 +358,44 @@ class StreamingDataset(_IterableDataset):
                 :class:`~stoker.torch.StreamingDataLoader` gives it. Default: what this object has delivered.
             from_beginning: whether ``num_samples`` counts from the epoch's start, or from where this run resumed.
         """
-        worker = LoaderWorker.detect()
-        if worker.token is not None:
-            return self._session.worker_state(worker, self.batch_size or 1, self.world.world_size)
-        if num_samples is None:
-            return self._state(self._session.here())
-        return self._state(self._session.after(num_samples, from_beginning=from_beginning))
+        return self._feed.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
 
     def state_after(self, start: StartingPoint, batches: int) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``."""
-        return self._state(StartingPoint(start.epoch, self._plan(start).position_after(batches)))
+        return self._feed.state_after(start, batches, self.batch_size or 1)
 
     def upcoming(self) -> StartingPoint:
         """Where the next iteration begins."""
-        return self._session.upcoming()
+        return self._feed.upcoming()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
         """Make the next iteration go on where ``state`` was taken.
 
-        Raises:
-            StateError: it belongs to another dataset, or to other order settings.
-        """
-        self._session.load(state, LoaderWorker.detect(), self.batch_size or 1, self.world.world_size)
+        Args:
+            state: of :meth:`state_dict`; with an order of mosaicml-streaming, also a state of its dataset or loader.
+            change_streams: go on although streams were added, removed or weighted anew: with a new epoch, in which streams
+                that were there before go on after what the state's epoch took of them.
 
-    def _state(self, point: StartingPoint) -> dict[str, Any]:
-        return self._session.state(point, self.batch_size or 1, self.world.world_size)
+        Raises:
+            StateError: it belongs to another dataset, or to other order settings; says what differs.
+        """
+        self._feed.load(state, self.batch_size or 1, change_streams=change_streams)
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 
-    def _check_columns(self) -> None:
-        unknown = set(self.columns or ()) - set(self.index.columns)
+    def _check_columns(self, columns: Sequence[str] | None) -> None:
+        unknown = set(columns or ()) - set(self.index.columns)
         if unknown:
             raise ConfigError(f"columns={min(unknown)!r}: the dataset has {', '.join(self.index.columns)}")
 
-    def _check_limit(self) -> None:
-        limit = self._pool.cache.settings.limit
+    def _check_limit(self, limit: int | None, total_bytes: int) -> None:
         largest = self.index.largest_shard
         if limit is None:
             return
         if limit < largest:
             raise ConfigError(f"cache_limit={limit} can not hold one shard; the largest has {largest} bytes")
-        order, shards = self.order, max(1, len(self._table))
-        in_use = 1 if order.shuffle == "none" else order.block_size * shards // max(1, self.size) + 1
-        needed = min(in_use * order.num_canonical_nodes, shards) * (self._total_bytes // shards)
+        shards = max(1, len(self._table))
+        needed = min(self._feed.course.shards_at_once, shards) * (total_bytes // shards)
         if needed > limit:
             logger.warning(
                 "cache_limit=%d is less than the %d bytes of shards that this order reads at once, so shards will be fetched "
@@ -435,7 +406,7 @@ class StreamingDataset(_IterableDataset):
 
     def close(self) -> None:
         """Stop fetching and let go of all files. Iterating again opens them anew."""
-        self._pool.close()
+        self._feed.close()
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[StreamingDataset]:
@@ -445,13 +416,12 @@ class StreamingDataset(_IterableDataset):
         return type(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        # The child process may not be able to find out (a process group does not survive a spawn).
-        state["_given_world"] = self.world
-        return state
+        # The child process may not be able to find out its world (a process group does not survive a spawn).
+        self._seating.settle()
+        return self.__dict__.copy()
 
     def __repr__(self) -> str:
-        return f"<StreamingDataset of {self.size} samples in {len(self._table)} shards at {self._pool.cache.root}>"
+        return f"<StreamingDataset of {self.size} samples in {len(self._table)} shards at {self._streams.where}>"
 
 
 def _register_with_torch(cls: type) -> None:

@@ -7,7 +7,7 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,8 +231,8 @@ def test_a_plan_drives_the_loader(tmp_path: Path) -> None:
     dataset = StreamingDataset(local=tmp_path)
     mixture = Mixture.resolve([dataset.index.sizes], None, 400)
     plan = IncumbentPlan(mixture, IncumbentSettings(7, 2, shuffle=True, shuffle_block_size=90), start=70)
-    pipeline = Pipeline(dataset._pool, cast(Any, mixture.table()), cast(Any, plan), PipelineSettings(chunk=30))
-    assert [batch["id"].tolist() for batch in cast(Any, pipeline.batches())] == delivered(plan)
+    pipeline = Pipeline(dataset._feed.pool, mixture.table(), plan, PipelineSettings(chunk=30))
+    assert [np.asarray(batch["id"]).tolist() for batch in pipeline.batches()] == delivered(plan)
     dataset.close()
 
 

@@ -75,7 +75,7 @@ class ReaderJob:
     def look(self) -> None:
         """Check that a new reader finds the cache sound, hashes of what lies there included, and tidies it."""
         self.read_again()
-        files = set(self.dataset().index.file_sizes())
+        files = {file.basename for shard in self.dataset().index.shards for file in (*shard.raw, *shard.zip)}
         found = {path.relative_to(self.cache).as_posix() for path in self.cache.rglob("*") if path.is_file()}
         left = found - files - {"index.json", ".stoker/room"}
         assert not left, f"debris in the cache: {sorted(left)}"

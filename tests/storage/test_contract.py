@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -239,3 +240,36 @@ def test_errors_survive_pickling() -> None:
         error = pickle.loads(pickle.dumps(kind("what and where", url="s3://b/x")))
         assert type(error) is kind
         assert (str(error), error.url) == ("what and where", "s3://b/x")
+
+
+def test_versions_tell_an_object_from_its_replacement(store: Store) -> None:
+    store.put("a", b"0123456789")
+    first = store.head("a").version
+    assert first == next(store.list()).version
+    assert store.get_ranges("a", [2, 7], [4, 9], version=first) == [b"23", b"78"]
+    if not first:
+        return  # a store that tells none
+    time.sleep(0.02)  # the time of a file's last change may be coarse
+    store.put("a", b"abcdefghij")
+    second = store.head("a").version
+    assert second != first
+    assert store.get_ranges("a", [2], [4], version=second) == [b"cd"]
+    with pytest.raises(StorageError, match="a"):
+        store.get_ranges("a", [2], [4], version=first)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (3, 3), (7, 3_000_000), (2_999_999, 3_000_000)])
+def test_a_range_is_downloaded_to_its_place_in_a_file(store: Store, tmp_path: Path, start: int, end: int) -> None:
+    data = np.random.default_rng(0).bytes(3_000_000)
+    store.put("a", data)
+    path = tmp_path / "target"
+    path.write_bytes(b"x" * 5)
+    store.download_range("a", path, start, end, at=2)
+    found = path.read_bytes()
+    assert found[:2] == b"xx"
+    assert found[2 : 2 + end - start] == data[start:end]
+    assert found[2 + end - start :] == b"xxx"[end - start :]
+    with pytest.raises(StorageError):
+        store.download_range("a", path, 10, 3_000_001)
+    with pytest.raises(ObjectNotFoundError):
+        store.download_range("b", path, 0, 1)

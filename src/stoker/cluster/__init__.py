@@ -1,6 +1,7 @@
 """Which process this is among how many."""
 
+from stoker.cluster.mesh import Mesh
 from stoker.cluster.worker import LoaderWorker
 from stoker.cluster.world import World
 
-__all__ = ["LoaderWorker", "World"]
+__all__ = ["LoaderWorker", "Mesh", "World"]

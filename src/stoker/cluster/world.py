@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stoker.errors import ConfigError
 
-__all__ = ["World"]
+__all__ = ["World", "ranks_of_node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,32 @@ class World:
             per_node = _integer(environ, local) if environ.get(local, "").isdigit() else _slurm_local(environ, source)
             return cls(_integer(environ, rank), world_size, min(max(1, per_node), world_size), source)
         return cls(source="single process")
+
+    def replicate(self, replication: int) -> World:
+        """The world in which each group of ``replication`` consecutive ranks is one reader, so that it reads the same.
+
+        For tensor or sequence parallelism over neighbouring ranks; :class:`~stoker.cluster.mesh.Mesh` is for all else.
+
+        Returns:
+            This process's group, the number of groups, and how many of them have processes on this node.
+
+        Raises:
+            ConfigError: the world can not be divided into such groups.
+        """
+        if replication < 1 or self.world_size % replication:
+            raise ConfigError(
+                f"replication must divide the world: {self.world_size} ranks ({self.source}) can not be grouped by "
+                f"{replication}"
+            )
+        node = ranks_of_node(self)
+        local = (node.stop - 1) // replication - node.start // replication + 1
+        return World(self.rank // replication, self.world_size // replication, local, self.source)
+
+
+def ranks_of_node(world: World) -> range:
+    """The ranks on this process's node, if launchers fill one node after the other, as they do."""
+    first = world.rank // world.local_world_size * world.local_world_size
+    return range(first, min(first + world.local_world_size, world.world_size))
 
 
 _LAUNCHERS = (

@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from stoker.dataset.counts import Count, Counts
+from stoker.dataset.excerpts import check_file, fetch_part
 from stoker.dataset.room import PART, Room, part_name, release, remove_unlocked, try_lock
 from stoker.errors import (
     CacheError,
@@ -80,6 +82,9 @@ class ShardCache:
         store: where shards come from; ``None`` if the directory itself is the dataset. Then nothing is ever evicted.
         settings: see :class:`CacheSettings`.
         known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+
+    Attributes:
+        counts: where downloads are counted, if anywhere.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class ShardCache:
         self.root = root
         self.store = store
         self.settings = settings
+        self.counts: Counts | None = None
         self._private = root / _PRIVATE
         self._room: Room | None = None
         self._warned = False
@@ -111,6 +117,9 @@ class ShardCache:
         """Map a shard's raw files if all are present with the right size; ``None`` if not.
 
         A file of a wrong size is not an error here: fetching replaces it.
+
+        Raises:
+            CorruptDataError: a file that is read in place, in part, was replaced after it was indexed.
         """
         files: list[Buffer] = []
         for file in info.raw:
@@ -141,7 +150,12 @@ class ShardCache:
     def describe(self, info: ShardInfo) -> str:
         """Names a shard in errors: its path in the cache, and where it comes from."""
         path = str(self.root / info.raw[0].basename)
-        return path if self.store is None else f"{path} (from {self.store.url_of(info.stored[0].basename)})"
+        if self.store is None:
+            return path
+        part = info.stored[0].part
+        if part is not None:  # the file of the cache has a name that tells users nothing
+            return self.store.url_of(part.key)
+        return f"{path} (from {self.store.url_of(info.stored[0].basename)})"
 
     def discard(self, info: ShardInfo) -> bool:
         """Remove a shard's raw files, which turned out to be corrupt. ``False`` where that would lose the only copy."""
@@ -250,7 +264,12 @@ class ShardCache:
             except CorruptDataError as error:
                 if attempt == _ATTEMPTS or self.store is None:
                     raise
+                self._count(Count.RETRIES, 1)
                 logger.warning("%s; fetching it again", error)
+
+    def _count(self, what: Count, number: int) -> None:
+        if self.counts is not None:
+            self.counts.add(what, number)
 
     def _download(self, file: FileInfo, part: Path) -> None:
         if self.store is None:
@@ -259,7 +278,13 @@ class ShardCache:
                 url=str(self.root / file.basename),
             )
         store = self.store
+        excerpt = file.part
+        if excerpt is not None:
+            self._guard(lambda: fetch_part(store, excerpt, part), "write to")
+            self._count(Count.BYTES_FETCHED, sum(excerpt.ends) - sum(excerpt.starts))
+            return
         size = self._guard(lambda: store.download(file.basename, part, max_bytes=file.bytes), "write to")
+        self._count(Count.BYTES_FETCHED, size)
         where = store.url_of(file.basename)
         if size != file.bytes:
             raise CorruptDataError(f"{where} has {size} bytes, the index says {file.bytes}")
@@ -277,6 +302,7 @@ class ShardCache:
                 raise ObjectNotFoundError(f"{kept} is missing, and there is no remote to fetch it from", url=str(kept))
             where = self.store.url_of(packed.basename)
             data = self.store.get(packed.basename, max_bytes=packed.bytes)
+            self._count(Count.BYTES_FETCHED, len(data))
         if len(data) != packed.bytes:
             if self.store is not None and where == kept:
                 _unlink(kept)
@@ -341,6 +367,8 @@ class ShardCache:
             release(claim)
 
     def _check(self, file: FileInfo, data: Buffer | bytes | bytearray | memoryview, where: str | Path) -> None:
+        if file.part is not None:  # hashes are of whole files; the format checks its own
+            return
         name = self.settings.validate_hash
         if name is None or name is True:
             name = fastest_hash(file.hashes)
@@ -362,8 +390,9 @@ class ShardCache:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def _present(self, file: FileInfo) -> bool:
+        size = file.part.size if file.part is not None and file.part.in_place else file.bytes
         try:
-            return os.stat(self.root / file.basename).st_size == file.bytes
+            return os.stat(self.root / file.basename).st_size == size
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -375,7 +404,12 @@ class ShardCache:
         except OSError as error:
             raise CacheError(f"can not open {path}: {error.strerror}") from error
         try:
-            if os.fstat(descriptor).st_size != file.bytes:
+            status = os.fstat(descriptor)
+            if file.part is not None and file.part.in_place:
+                check_file(path, status, file.part)
+                first, end = file.part.window
+                return mmap.mmap(descriptor, end - first, access=mmap.ACCESS_READ, offset=first) if end > first else b""
+            if status.st_size != file.bytes:
                 return None
             if file.bytes == 0:
                 return b""

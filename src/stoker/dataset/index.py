@@ -104,8 +104,8 @@ class Index:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all raw files."""
-        return sum(file.bytes for shard in self.shards for file in shard.raw)
+        """Bytes of all raw files, and of files that are read in part, of these parts."""
+        return sum(shard.size for shard in self.shards)
 
     @property
     def largest_shard(self) -> int:
@@ -130,7 +130,10 @@ class Index:
                         kinds[text] = len(kinds)
                         digest.update(text.encode())
                     kind_of[id(shard.spec)] = kinds[text]
-                files = "/".join([f"{file.basename}\0{file.bytes}" for file in shard.raw])
+                if shard.detail is not None:
+                    files = shard.detail.identity
+                else:
+                    files = "/".join([f"{file.basename}\0{file.bytes}" for file in shard.raw])
                 lines.append(f"{files}\0{shard.samples}\0{kind_of[id(shard.spec)]}\n")
             digest.update("".join(lines).encode())
             self._fingerprint = digest.hexdigest()
@@ -145,13 +148,14 @@ class Index:
         return {file.basename: file.bytes for shard in self.shards for file in (*shard.raw, *shard.zip)}
 
     def _check_names(self, where: str) -> None:
-        count = sum(len(shard.raw) + len(shard.zip) for shard in self.shards)
-        names = {file.basename for shard in self.shards for file in (*shard.raw, *shard.zip)}
-        if len(names) != count:
+        # Parts of files belong to files that several shards share, and so do files of the cache that hold such parts.
+        whole = [file.basename for shard in self.shards for file in (*shard.raw, *shard.zip) if file.part is None]
+        names = set(whole)
+        if len(names) != len(whole):
             seen: set[str] = set()
             for number, shard in enumerate(self.shards):
                 for file in (*shard.raw, *shard.zip):
-                    if file.basename in seen:
+                    if file.part is None and file.basename in seen:
                         raise IndexFileError(f"{where}: shard {number} uses {file.basename!r}, as another shard does")
                     seen.add(file.basename)
         if INDEX_NAME in names:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.dataset.cache import CacheSettings, ShardCache
@@ -16,7 +16,7 @@ from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, StokerEr
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["Place", "open_place"]
+__all__ = ["Address", "Place", "address_of", "default_cache", "open_place"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +28,72 @@ class Place:
     Attributes:
         index: the dataset's index.
         cache: the directory its shard files are read from, and how they get there.
+        keep: directories for what is computed from all of the dataset, the best first; the next serves where one can
+            not be written to.
     """
 
     index: Index
     cache: ShardCache
+    keep: tuple[Path, ...] = ()
+
+    def limited(self, limit: int | None) -> Place:
+        """The same place with another ``cache_limit``.
+
+        Raises:
+            ConfigError: a limit, and no remote to fetch evicted shards from again.
+        """
+        cache = self.cache
+        known = None if cache.store is None else self.index.file_sizes
+        settings = replace(cache.settings, limit=limit)
+        return replace(self, cache=ShardCache(cache.root, cache.store, settings, known))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a dataset lies, by what the caller gave, before anything is read.
+
+    Attributes:
+        source: URL or directory of the remote, split included; ``None`` if there is no remote.
+        root: absolute path of the directory that shards are read from.
+        in_place: whether the root is the dataset itself, not a cache.
+    """
+
+    source: str | None
+    root: Path
+    in_place: bool
+
+    def identity(self, storage_options: StorageOptions | None) -> tuple[str, str]:
+        """What tells datasets apart: where the data comes from, and by which endpoint."""
+        if self.in_place:
+            return os.path.realpath(self.root), ""
+        directory = is_local(str(self.source))
+        if directory is not None:
+            return os.path.realpath(directory), ""
+        return open_store(str(self.source)).url, _endpoint(storage_options)
+
+
+def address_of(
+    remote: str | os.PathLike[str] | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+    storage_options: StorageOptions | None = None,
+) -> Address:
+    """Where the dataset lies.
+
+    Raises:
+        ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
+    """
+    if remote is None and local is None:
+        raise ConfigError("give remote= (a URL or directory that holds an index.json), local= (a directory), or both")
+    if split and (os.path.isabs(split) or ".." in Path(split).parts):
+        raise ConfigError(f"split must be a sub-directory of the dataset, got {split!r}")
+    source = None if remote is None else join_url(remote, *([split] if split else []))
+    root = None if local is None else Path(os.path.expanduser(local)) / (split or "")
+    directory = None if source is None else is_local(source)
+    if root is None:
+        root = directory if directory is not None else default_cache(str(source), storage_options)
+    root = root.absolute()
+    return Address(source, root, source is None or (directory is not None and _same(directory, root)))
 
 
 def open_place(
@@ -55,30 +117,25 @@ def open_place(
         ObjectNotFoundError: there is no index.
         IndexFileError: the index is not valid.
     """
-    if remote is None and local is None:
-        raise ConfigError("give remote= (a URL or directory that holds an index.json), local= (a directory), or both")
-    if split and (os.path.isabs(split) or ".." in Path(split).parts):
-        raise ConfigError(f"split must be a sub-directory of the dataset, got {split!r}")
-    source = None if remote is None else join_url(remote, *([split] if split else []))
-    root = None if local is None else Path(os.path.expanduser(local)) / (split or "")
-    directory = None if source is None else is_local(source)
-    if root is None:
-        root = directory if directory is not None else _default_cache(str(source), storage_options)
-    root = root.absolute()
-    if source is None or (directory is not None and _same(directory, root)):
+    address = address_of(remote, local, split, storage_options)
+    source, root = address.source, address.root
+    if address.in_place:
         index = load_index(open_store(root))
         if local is not None or not index.compressed:
-            return Place(index, ShardCache(root, None, settings))
+            # What is given as the remote is not written to.
+            beside = (root,) if local is not None else ()
+            keep = (*beside, default_cache(os.path.realpath(root), None))
+            return Place(index, ShardCache(root, None, settings), keep)
         # A remote is not written to: its shards are decompressed into a cache.
-        root = _default_cache(str(source), None)
-    assert source is not None  # with local= alone we have returned
+        root = default_cache(str(source), None)
+    assert source is not None  # without a remote we have returned
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     index = _fetch_index(store, root)
     cache = ShardCache(root, store, settings, index.file_sizes)
     _keep_index(index, cache)
     with contextlib.suppress(OSError):
         cache.sweep()
-    return Place(index, cache)
+    return Place(index, cache, tuple(dict.fromkeys((root, default_cache(source, storage_options)))))
 
 
 def _fetch_index(store: Store, root: Path) -> Index:
@@ -125,13 +182,16 @@ def _keep_index(index: Index, cache: ShardCache) -> None:
         logger.debug("can not keep the index in %s: %s", path.parent, error)
 
 
-def _default_cache(url: str, options: StorageOptions | None) -> Path:
+def default_cache(url: str, options: StorageOptions | None) -> Path:
     """A directory of the user's own for this URL and endpoint."""
     base = os.environ.get("STOKER_CACHE")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker")
-    endpoint = next((str(value) for name, value in (options or {}).items() if "endpoint" in name.lower()), "")
-    return Path(base) / hashlib.sha256(f"{url}\n{endpoint}".encode()).hexdigest()[:24]
+    return Path(base) / hashlib.sha256(f"{url}\n{_endpoint(options)}".encode()).hexdigest()[:24]
+
+
+def _endpoint(options: StorageOptions | None) -> str:
+    return next((str(value) for name, value in (options or {}).items() if "endpoint" in name.lower()), "")
 
 
 def _same(first: Path, second: Path) -> bool:

@@ -6,13 +6,18 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.dataset.cache import ShardCache
+from stoker.dataset.counts import Count, Counts
 from stoker.dataset.index import Index
+from stoker.dataset.joined import JoinedIndex
 from stoker.dataset.threads import Threads
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
@@ -27,25 +32,34 @@ class ShardPool:
     """Readers of a dataset's shards by shard number.
 
     Args:
-        index: the dataset's shards.
-        cache: where their files are.
+        index: the dataset's shards; of several streams, the shards of all of them.
+        cache: where their files are; for several streams, a cache for each part of the index.
         threads: how many shards are fetched and opened at once ahead of demand.
         most_open: how many readers are kept; beyond it the least recently used are dropped. A reader that is in use
             stays valid: its file stays mapped until the last reference goes.
         options: how samples are handed out.
+        counts: where it counts what it does.
+
+    Attributes:
+        fetched: for each shard whether it was not in the cache when this process first wanted it; ``None`` for no shard.
     """
 
     def __init__(
         self,
-        index: Index,
-        cache: ShardCache,
+        index: Index | JoinedIndex,
+        cache: ShardCache | Sequence[ShardCache],
         *,
         threads: int = 8,
         most_open: int = 256,
         options: ReadOptions = ReadOptions(),
+        counts: Counts | None = None,
     ) -> None:
         self.index = index
-        self.cache = cache
+        self.counts = counts or Counts()
+        self.fetched: NDArray[np.bool_] | None = None
+        self.caches = (cache,) if isinstance(cache, ShardCache) else tuple(cache)
+        for one in self.caches:
+            one.counts = self.counts
         self.most_open = most_open
         self.options = options
         self._threads = Threads(threads, "fetch")
@@ -58,20 +72,30 @@ class ShardPool:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "index": self.index,
-            "cache": self.cache,
+            "caches": self.caches,
             "threads": self._threads.count,
             "most_open": self.most_open,
             "options": self.options,
+            "counts": self.counts,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        index, cache = state.pop("index"), state.pop("cache")
-        ShardPool.__init__(self, index, cache, **state)
+        index, caches = state.pop("index"), state.pop("caches")
+        ShardPool.__init__(self, index, caches, **state)
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._coming: dict[int, Future[ShardReader | None]] = {}
+
+    @property
+    def cache(self) -> ShardCache:
+        """The cache of the first stream, and of the only one where there is one."""
+        return self.caches[0]
+
+    def cache_of(self, shard: int) -> ShardCache:
+        """The cache that holds a shard."""
+        return self.caches[self.index.part_of(shard) if isinstance(self.index, JoinedIndex) else 0]
 
     def get(self, shard: int) -> ShardReader:
         """The reader of a shard, fetched and opened first if need be.
@@ -102,6 +126,10 @@ class ShardPool:
             if shard not in self._open and shard not in self._coming:
                 self._coming[shard] = self._threads.submit(partial(self._load_ahead, shard))
 
+    def ready(self, shards: Collection[int]) -> int:
+        """How many of these shards are open."""
+        return len(self._open.keys() & shards)
+
     def expect(self, shards: Collection[int]) -> None:
         """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest."""
         self._needed = shards
@@ -115,7 +143,7 @@ class ShardPool:
         future = self._coming.pop(shard, None)
         if future is not None:
             future.cancel()
-        if self.cache.settings.limit is not None:
+        if self.cache_of(shard).settings.limit is not None:
             self._open.pop(shard, None)
             self._used.pop(shard, None)
 
@@ -150,46 +178,58 @@ class ShardPool:
         return kept
 
     def _load(self, shard: int, *, demanded: bool) -> ShardReader | None:
-        info = self.index.shards[shard]
+        info, cache = self.index.shards[shard], self.cache_of(shard)
         for attempt in (1, 2):
-            files = self.cache.open(info)
+            files = cache.open(info)
             fetched = files is None
             if files is not None and not demanded:
-                self.cache.read_ahead(files)
+                cache.read_ahead(files)
             if files is None:
                 # An evictor may take the file between fetching and opening it; then it is fetched again.
                 for _ in range(100):
-                    if not self._fetch(info, demanded=demanded):
+                    if not self._fetch(info, cache, demanded=demanded):
                         return None
-                    files = self.cache.open(info)
+                    files = cache.open(info)
                     if files is not None:
                         break
                 else:
                     raise ObjectNotFoundError(
-                        f"{self.cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
+                        f"{cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
                     )
+                self._note_fetched(shard, cache)
             try:
                 if not fetched:
-                    self.cache.validate(info, files)
-                return self._reader(info, files)
+                    cache.validate(info, files)
+                reader = self._reader(info, cache, files)
+                self.counts.opened(info.size, hit=not fetched)
+                return reader
             except CorruptDataError as error:
                 del files
-                if attempt == 2 or not self.cache.discard(info):
+                if attempt == 2 or not cache.discard(info):
                     raise
+                self.counts.add(Count.RETRIES, 1)
                 logger.warning("%s; fetching it again", error)
         raise AssertionError("unreachable")
 
-    def _fetch(self, info: ShardInfo, *, demanded: bool) -> bool:
-        if demanded and self.cache.settings.limit is not None:
-            if self.cache.fetch(info, room=False):
+    def _note_fetched(self, shard: int, cache: ShardCache) -> None:
+        if cache.store is None:  # decompressed where it lies
+            return
+        with self._lock:
+            if self.fetched is None:
+                self.fetched = np.zeros(len(self.index), dtype=np.bool_)
+            self.fetched[shard] = True
+
+    def _fetch(self, info: ShardInfo, cache: ShardCache, *, demanded: bool) -> bool:
+        if demanded and cache.settings.limit is not None:
+            if cache.fetch(info, room=False):
                 return True
             # What we have open can not be evicted.
             with self._lock:
                 for number in list(self._open):
-                    if number not in self._needed:
+                    if number not in self._needed and self.cache_of(number).root == cache.root:
                         self._open.pop(number, None)
                         self._used.pop(number, None)
-        return self.cache.fetch(info, wait=demanded, room=demanded)
+        return cache.fetch(info, wait=demanded, room=demanded)
 
-    def _reader(self, info: ShardInfo, files: list[Any]) -> ShardReader:
-        return get_format(info.format).open(info, files, where=self.cache.describe(info), options=self.options)
+    def _reader(self, info: ShardInfo, cache: ShardCache, files: list[Any]) -> ShardReader:
+        return get_format(info.format).open(info, files, where=cache.describe(info), options=self.options)

@@ -7,13 +7,46 @@ neither networks nor caches.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stoker.types import Batch, Buffer, Ids
 
-__all__ = ["FileInfo", "Format", "ReadOptions", "ShardInfo", "ShardReader"]
+__all__ = ["FileInfo", "FilePart", "Format", "ReadOptions", "ShardDetail", "ShardInfo", "ShardReader"]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Byte ranges of a file that is not read whole.
+
+    Attributes:
+        key: the file, relative to the dataset's root.
+        size: bytes of the whole file when it was indexed.
+        version: what changes when the file is replaced (an ETag, a time of last change); empty where nothing tells.
+        starts: where each range begins; rising, and no range overlaps another.
+        ends: where each range ends.
+        in_place: whether the file is mapped where it lies. Then what is opened is a window of it: all from the first
+            range's start, less one, rounded down to :data:`mmap.ALLOCATIONGRANULARITY`, to the last range's end.
+            Otherwise it is a file of the cache that holds the ranges one after the other.
+        head: bytes that come before the ranges in such a file of the cache.
+    """
+
+    key: str
+    size: int
+    version: str
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    in_place: bool
+    head: bytes = b""
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """First byte and end of what is mapped of a file in place. The first range does not begin at the first byte."""
+        if self.ends[-1] == self.starts[0]:
+            return self.starts[0], self.starts[0]
+        return max(0, self.starts[0] - 1) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY, self.ends[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +57,28 @@ class FileInfo:
         basename: path relative to the dataset's root, ``/``-separated; checked to stay inside it.
         bytes: size in bytes.
         hashes: algorithm name to lower-case hex digest of the whole file; may be empty.
+        part: of which file, and which bytes of it, this is; ``None`` for a whole file. Shards of one file share
+            what they are read from, so such a basename may come more than once in an index.
     """
 
     basename: str
     bytes: int
     hashes: Mapping[str, str]
+    part: FilePart | None = None
+
+
+class ShardDetail(Protocol):
+    """What a format has to know of one shard beyond the ``spec`` that it shares with others."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of this shard alone, of files that it shares with others."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Tells the shard from others, wherever the dataset lies and whatever columns are read."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +86,13 @@ class ShardInfo:
     """One shard, as the index describes it.
 
     Attributes:
-        format: name of the format (``mds``, ``json``, ``csv``, ``tsv``, ``xsv``).
+        format: name of the format (``mds``, ``json``, ``csv``, ``tsv``, ``xsv``, ``parquet``).
         samples: number of samples; may be 0.
         raw: the uncompressed files (one for MDS; data and meta for JSON and XSV).
         zip: the compressed files, parallel to ``raw``; empty where the shard is stored uncompressed.
         compression: codec with optional level (``"zstd"``, ``"zstd:7"``), or ``None``.
         spec: what else the format needs, as found in the index (column names, encodings, separator, ...).
+        detail: what the format needs for this shard alone; ``None`` for formats whose shards are files.
     """
 
     format: str
@@ -50,6 +101,14 @@ class ShardInfo:
     zip: tuple[FileInfo, ...]
     compression: str | None
     spec: Mapping[str, Any]
+    detail: ShardDetail | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the shard's raw files, or of its own part of them."""
+        if self.detail is not None:
+            return self.detail.bytes
+        return sum(file.bytes for file in self.raw)
 
     @property
     def stored(self) -> tuple[FileInfo, ...]:
@@ -63,11 +122,14 @@ class ReadOptions:
 
     Attributes:
         allow_unsafe_types: decode columns whose decoding can run code from the data.
-        views: hand out values that lie in the file as they are (``bytes``) as views of it, without a copy.
+        views: hand out values that lie in the file as they are (``bytes``) as views of it, without a copy; of Parquet,
+            fixed-width columns of consecutive rows, as read-only arrays.
+        decoded_limit: bytes of decoded row groups that one process keeps. One row group is kept whatever its size.
     """
 
     allow_unsafe_types: bool = False
     views: bool = False
+    decoded_limit: int = 1 << 30
 
 
 class ShardReader(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.errors import FormatError
 from stoker.formats.base import FileInfo, ShardInfo
 
 __all__ = ["column_names", "entry_of", "identity_of", "roles_of"]
@@ -13,11 +14,17 @@ _SETTINGS = ("hashes", "size_limit")
 
 def roles_of(format_name: str) -> tuple[str, ...]:
     """What the files of a shard are called in its entry, after ``raw_`` and ``zip_``."""
-    return ("data",) if format_name == "mds" else ("data", "meta")
+    return ("data",) if format_name in ("mds", "parquet") else ("data", "meta")
 
 
 def entry_of(info: ShardInfo) -> dict[str, Any]:
-    """The shard's entry in an index's ``shards`` list."""
+    """The shard's entry in an index's ``shards`` list.
+
+    Raises:
+        FormatError: shards of its format are indexed from their files and have no entry.
+    """
+    if info.detail is not None:
+        raise FormatError(f"{info.format} datasets have no index.json: they are indexed from their own files")
     entry: dict[str, Any] = {
         **info.spec,
         "compression": info.compression,
@@ -35,6 +42,8 @@ def entry_of(info: ShardInfo) -> dict[str, Any]:
 
 def identity_of(info: ShardInfo) -> dict[str, Any]:
     """What of a shard's description decides how its bytes are read; not what its writer was merely told."""
+    if info.detail is not None:  # the detail has an identity of its own, whatever columns are read
+        return {"format": info.format}
     identity = {key: value for key, value in info.spec.items() if key not in _SETTINGS}
     if info.format in ("csv", "tsv"):
         del identity["separator"]

@@ -12,7 +12,7 @@ __all__ = ["format_names", "get_format"]
 
 def format_names() -> tuple[str, ...]:
     """Names of all formats."""
-    return ("csv", "json", "mds", "tsv", "xsv")
+    return ("csv", "json", "mds", "parquet", "tsv", "xsv")
 
 
 @cache
@@ -31,6 +31,10 @@ def get_format(name: str) -> Format:
         from stoker.formats.jsonl import JSONFormat
 
         return JSONFormat()
+    if name == "parquet":
+        from stoker.formats.parquet import ParquetFormat
+
+        return ParquetFormat()
     if name in ("csv", "tsv", "xsv"):
         from stoker.formats.xsv import XSVFormat
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import SampleRun, distinct, iterate_samples, read_samples
 from stoker.dataset.threads import Threads
 from stoker.loader.columns import split_batch, stack_samples
-from stoker.order import BatchPlan, EpochOrder
+from stoker.order.protocols import Order, Plan
 from stoker.types import Batch, Ids, Transform
 
 __all__ = ["Pipeline", "PipelineSettings"]
@@ -79,8 +80,8 @@ class Pipeline:
     def __init__(
         self,
         pool: ShardPool,
-        order: EpochOrder,
-        plan: BatchPlan,
+        order: Order,
+        plan: Plan,
         settings: PipelineSettings,
         worker: int = 0,
         workers: int = 1,
@@ -120,8 +121,19 @@ class Pipeline:
             batch = read_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)
         return split_batch(batch, chunk.lengths)
 
+    def _counted(self, read: Callable[[_Chunk], _T], chunk: _Chunk) -> _T:
+        """Read a chunk, and count what that took."""
+        pool, begun = self._pool, time.perf_counter_ns()
+        ready = pool.ready(chunk.distinct)
+        found = read(chunk)
+        remote = 0 if pool.fetched is None else int(np.count_nonzero(pool.fetched[chunk.shards]))
+        took = time.perf_counter_ns() - begun
+        pool.counts.read_step(len(chunk.rows), remote, ready, len(chunk.distinct) - ready, took)
+        return found
+
     def _run(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
-        settings = self._settings
+        settings, counts = self._settings, self._pool.counts
+        read = partial(self._counted, read)
         needed: dict[int, int] = {}
         self._pool.expect(needed.keys())
         threads = Threads(settings.threads, "read") if settings.threads else None
@@ -129,7 +141,10 @@ class Pipeline:
         try:
             for chunk in self._fetched_ahead(needed):
                 if threads is None:
-                    yield read(chunk)
+                    begun = time.perf_counter_ns()
+                    found = read(chunk)
+                    counts.waited(time.perf_counter_ns() - begun)
+                    yield found
                     self._let_go(chunk, needed)
                     continue
                 running.append((chunk, threads.submit(partial(read, chunk))))
@@ -145,7 +160,10 @@ class Pipeline:
 
     def _finish(self, running: deque[tuple[_Chunk, Future[_T]]], needed: dict[int, int]) -> Iterator[_T]:
         chunk, future = running.popleft()
-        yield future.result()
+        begun = time.perf_counter_ns()
+        found = future.result()
+        self._pool.counts.waited(time.perf_counter_ns() - begun)
+        yield found
         self._let_go(chunk, needed)
 
     def _let_go(self, chunk: _Chunk, needed: dict[int, int]) -> None:

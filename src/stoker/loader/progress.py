@@ -25,12 +25,12 @@ __all__ = ["EpochClock", "StartingPoint"]
 
 _BYTES = 4096
 # Places of the shared int64 numbers.
-_NEXT, _RESUME_EPOCH, _RESUME_POSITION, _RESUME_PARTIAL, _RECORDS = range(5)
+_NEXT, _RESUME_EPOCH, _RESUME_POSITION, _RESUME_PARTIAL, _RESUME_TERMS, _RECORDS = 0, 1, 2, 3, 4, 7
 # Then records, the newest written over the oldest: which pass of which workers began which epoch where, and a bit for
 # each worker that has begun it.
 _FIRST_RECORD = 8
-_TOKEN, _PASS, _EPOCH, _POSITION, _PARTIAL, _BEGUN = range(6)
-_RECORD_LENGTH = 8
+_TOKEN, _PASS, _EPOCH, _POSITION, _PARTIAL, _TERMS, _BEGUN = 0, 1, 2, 3, 4, 5, 8
+_RECORD_LENGTH = 16
 _RECORDS_KEPT = (_BYTES // 8 - _FIRST_RECORD) // _RECORD_LENGTH
 _WORKER_BITS = 64 * (_RECORD_LENGTH - _BEGUN)
 
@@ -43,11 +43,20 @@ class StartingPoint:
         epoch: the epoch's number.
         position: first position of the epoch that is delivered.
         partial: samples of the first batch that each rank has already had; 0 where a state was taken between batches.
+        terms: three numbers that a loaded state brought along: what the order rests on beside the settings at hand, such
+            as the world in which the epoch began. Zeros where there is nothing to say. They are handed on to all later
+            epochs; whoever reads them knows for how long they hold.
     """
 
     epoch: int
     position: int = 0
     partial: int = 0
+    terms: tuple[int, int, int] = (0, 0, 0)
+
+
+def _three(numbers: NDArray[np.int64]) -> tuple[int, int, int]:
+    first, second, third = numbers.tolist()
+    return first, second, third
 
 
 class EpochClock:
@@ -82,10 +91,11 @@ class EpochClock:
                 record = self._record(shared, int(shared[_RECORDS]))
                 shared[_RECORDS] += 1
                 record[:] = 0
-                record[:_BEGUN] = token, number, point.epoch, point.position, point.partial
+                record[:_BEGUN] = token, number, point.epoch, point.position, point.partial, *point.terms
             if worker is not None and worker < _WORKER_BITS:
                 record[_BEGUN:].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
-            return StartingPoint(int(record[_EPOCH]), int(record[_POSITION]), int(record[_PARTIAL]))
+            terms = _three(record[_TERMS:_BEGUN])
+            return StartingPoint(int(record[_EPOCH]), int(record[_POSITION]), int(record[_PARTIAL]), terms)
 
     def adopt(self, token: int | None, epoch: int) -> None:
         """Begin an epoch that a worker's own state names; the next one follows it."""
@@ -127,9 +137,11 @@ class EpochClock:
 
     @staticmethod
     def _point(shared: NDArray[np.int64], epoch: int) -> StartingPoint:
-        if epoch == int(shared[_RESUME_EPOCH]):
-            return StartingPoint(epoch, int(shared[_RESUME_POSITION]), int(shared[_RESUME_PARTIAL]))
-        return StartingPoint(epoch)
+        resumed = int(shared[_RESUME_EPOCH])
+        terms = _three(shared[_RESUME_TERMS:_RECORDS]) if 0 <= resumed <= epoch else (0, 0, 0)
+        if epoch == resumed:
+            return StartingPoint(epoch, int(shared[_RESUME_POSITION]), int(shared[_RESUME_PARTIAL]), terms)
+        return StartingPoint(epoch, terms=terms)
 
     def peek(self) -> StartingPoint:
         """Where the next iteration would begin."""
@@ -148,6 +160,7 @@ class EpochClock:
             shared[_RESUME_EPOCH] = point.epoch
             shared[_RESUME_POSITION] = point.position
             shared[_RESUME_PARTIAL] = point.partial
+            shared[_RESUME_TERMS:_RECORDS] = point.terms
 
     @contextmanager
     def _locked(self) -> Iterator[NDArray[np.int64]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from stoker.cluster import LoaderWorker
 from stoker.dataset.samples import SampleRun
 from stoker.errors import StateError
 from stoker.loader.progress import EpochClock, StartingPoint
-from stoker.loader.state import make_state, read_state
-from stoker.order import BatchPlan, OrderSettings
+from stoker.loader.state import leg_of, make_state, read_changed, read_state
+from stoker.order.course import Course, Seat
+from stoker.order.protocols import Plan
 
 __all__ = ["Delivery", "Session"]
 
@@ -25,7 +27,7 @@ class Delivery:
         begun: batches of this loader worker that were delivered before it began.
     """
 
-    def __init__(self, point: StartingPoint, plan: BatchPlan, begun: int = 0) -> None:
+    def __init__(self, point: StartingPoint, plan: Plan, begun: int = 0) -> None:
         self.point = point
         self.plan = plan
         self.finished = False
@@ -53,25 +55,26 @@ class Delivery:
 
     def here(self) -> StartingPoint:
         """Where to go on from."""
-        plan, epoch, count = self.plan, self.point.epoch, self.samples
+        plan, count = self.plan, self.samples
         full = min(count // plan.batch_size, plan.full_batches)
         inside = count - full * plan.batch_size
         if full == plan.full_batches and inside and count >= plan.samples:
-            return StartingPoint(epoch, plan.end)  # all of the last, partial batch
-        return StartingPoint(epoch, plan.position_after(full), inside)
+            full, inside = len(plan), 0  # all of the last, partial batch
+        position = plan.position_after(full)
+        if position >= plan.end and not inside:
+            return StartingPoint(self.point.epoch + 1, terms=self.point.terms)
+        return replace(self.point, position=position, partial=inside)
 
 
 class Session:
     """Epochs and states of a data set object, and of its copies in DataLoader workers.
 
     Args:
-        fingerprint: identifies the data set.
-        settings: identifies the order.
+        course: what is read.
     """
 
-    def __init__(self, fingerprint: str, settings: OrderSettings) -> None:
-        self._fingerprint = fingerprint
-        self._settings = settings
+    def __init__(self, course: Course) -> None:
+        self.course = course
         self._clock = EpochClock()
         self._delivery: Delivery | None = None
         self._resumed: tuple[StartingPoint, int] | None = None
@@ -80,29 +83,34 @@ class Session:
         """Where the next iteration begins."""
         return self._clock.peek()
 
-    def begin(self, worker: LoaderWorker) -> tuple[StartingPoint, int]:
+    def begin(self, worker: LoaderWorker, seat: Seat) -> tuple[StartingPoint, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if self._resumed is not None:
             (point, begun), self._resumed = self._resumed, None
             self._clock.adopt(worker.token, point.epoch)
-            return point, begun
-        return self._clock.begin(worker.token, worker.number), 0
+        else:
+            point, begun = self._clock.begin(worker.token, worker.number), 0
+        return self.settled(point, seat), begun
 
-    def deliver(self, point: StartingPoint, plan: BatchPlan, begun: int) -> Delivery:
+    def settled(self, point: StartingPoint, seat: Seat) -> StartingPoint:
+        """The point with the terms that hold for the rest of its epoch, as begun, or gone on with, in this world."""
+        return replace(point, terms=self.course.terms(leg_of(point), seat))
+
+    def deliver(self, point: StartingPoint, plan: Plan, begun: int) -> Delivery:
         """The iteration that states speak of from now on."""
         self._delivery = Delivery(point, plan, begun)
         return self._delivery
 
-    def state(self, point: StartingPoint, batch_size: int, world_size: int) -> dict[str, Any]:
+    def state(self, point: StartingPoint, seat: Seat) -> dict[str, Any]:
         """The state at ``point``."""
-        return make_state(self._fingerprint, self._settings, point, batch_size=batch_size, world_size=world_size)
+        return make_state(self.course, point, seat)
 
     def here(self) -> StartingPoint:
         """Where to go on from, by what this object has delivered."""
         delivery = self._delivery
         return self._clock.peek() if delivery is None or delivery.finished else delivery.here()
 
-    def after(self, samples: int, *, from_beginning: bool) -> StartingPoint:
+    def after(self, samples: int, seat: Seat, *, from_beginning: bool) -> StartingPoint:
         """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it."""
         if self._delivery is not None:
             begun = self._delivery.point
@@ -111,21 +119,22 @@ class Session:
             upcoming = self._clock.peek()
             begun = self._clock.started(upcoming.epoch - 1) if upcoming.epoch else upcoming
         position = samples + (0 if from_beginning else begun.position)
-        return StartingPoint(begun.epoch, min(position, self._settings.epoch_size))
+        point = replace(self.settled(begun, seat), position=position, partial=0)
+        return replace(point, position=self.course.epoch_size) if self.course.beyond(leg_of(point)) else point
 
-    def worker_state(self, worker: LoaderWorker, batch_size: int, world_size: int) -> dict[str, Any]:
+    def worker_state(self, worker: LoaderWorker, seat: Seat) -> dict[str, Any]:
         """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
         delivery = self._delivery
         if delivery is None:
             begun, batches = self._resumed or (self._clock.peek(), 0)
         elif delivery.finished:
-            begun, batches = StartingPoint(delivery.point.epoch + 1), 0
+            begun, batches = StartingPoint(delivery.point.epoch + 1, terms=delivery.point.terms), 0
         else:
             begun, batches = delivery.point, delivery.batches
         own = {"number": worker.number, "count": worker.count, "batches": batches}
-        return {**self.state(begun, batch_size, world_size), "worker": own}
+        return {**self.state(begun, seat), "worker": own}
 
-    def load(self, state: Mapping[str, Any], worker: LoaderWorker, batch_size: int, world_size: int) -> None:
+    def load(self, state: Mapping[str, Any], worker: LoaderWorker, seat: Seat) -> None:
         """Make the next iteration go on where ``state`` was taken.
 
         Raises:
@@ -142,11 +151,21 @@ class Session:
                 f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can go on "
                 "from. States of StreamingDataLoader fit any number of workers"
             )
-        point = read_state(state, self._fingerprint, self._settings, batch_size=batch_size, world_size=world_size)
+        point, self.course = read_state(state, self.course, seat)
         if own is not None:
             self._resumed = point, own["batches"]
         else:
             self._clock.load(point)
+        self._delivery = None
+
+    def change(self, state: Mapping[str, Any]) -> None:
+        """Begin a new epoch, with other streams than those of ``state``.
+
+        Raises:
+            StateError: more than the streams differs.
+        """
+        point, self.course = read_changed(state, self.course)
+        self._clock.load(point)
         self._delivery = None
 
     def __getstate__(self) -> dict[str, Any]:

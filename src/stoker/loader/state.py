@@ -2,88 +2,239 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stoker.errors import StateError
 from stoker.loader.progress import StartingPoint
-from stoker.order import OrderSettings
+from stoker.order.course import Course, Leg, Seat
 
-__all__ = ["STATE_VERSION", "make_state", "read_state"]
+__all__ = ["STATE_VERSION", "leg_of", "make_state", "read_changed", "read_state"]
 
-STATE_VERSION: Final = 1
+logger = logging.getLogger(__name__)
+
+STATE_VERSION: Final = 2
 
 
-def make_state(
-    fingerprint: str, settings: OrderSettings, point: StartingPoint, *, batch_size: int, world_size: int
-) -> dict[str, Any]:
+def leg_of(point: StartingPoint) -> Leg:
+    """The stretch of the course that begins at ``point``."""
+    return Leg(point.epoch, point.position, point.terms)
+
+
+def make_state(course: Course, point: StartingPoint, seat: Seat) -> dict[str, Any]:
     """The state of a run as a JSON-serialisable dict: position, what the order depends on, and the dataset's identity."""
-    if point.position >= settings.epoch_size > 0:
-        point = StartingPoint(point.epoch + 1)
+    leg = leg_of(point)
+    if point.position and course.ended(leg, seat):
+        point = StartingPoint(point.epoch + 1, terms=point.terms)
+        leg = leg_of(point)
     state: dict[str, Any] = {
         "version": STATE_VERSION,
-        "fingerprint": fingerprint,
         "epoch": point.epoch,
         "position": point.position,
-        "order": settings.as_dict(),
+        **course.as_dict(),
+        "consumed": course.consumed(leg),
     }
+    if course.origin:
+        state["origin"] = course.origin
+    terms = course.terms(leg, seat)
+    if any(terms):
+        state["terms"] = list(terms)
     if point.partial:
         # Inside a batch: which samples it still lacks depends on how the batch was cut.
-        state["partial"] = {"samples": point.partial, "batch_size": batch_size, "world_size": world_size}
-    return state
+        state["partial"] = {
+            "samples": point.partial,
+            "batch_size": seat.batch_size,
+            "world_size": seat.world_size,
+        }
+    return state | course.write_foreign(leg, seat)
 
 
-def read_state(
-    state: Mapping[str, Any], fingerprint: str, settings: OrderSettings, *, batch_size: int, world_size: int
-) -> StartingPoint:
+def read_state(state: Mapping[str, Any], course: Course, seat: Seat) -> tuple[StartingPoint, Course]:
     """Check a state against the dataset and settings at hand.
 
     Returns:
-        Where to go on.
+        Where to go on, and the course, which is another if the state's run had changed its streams before.
 
     Raises:
         StateError: it is no state, or belongs to another dataset or another order; says exactly what differs.
     """
-    if not isinstance(state, Mapping) or "version" not in state:
-        raise StateError("this is no state of a StreamingDataset: it has no version")
-    if state["version"] != STATE_VERSION:
+    _check_kind(state)
+    if "version" not in state:
+        leg = course.read_foreign(state)
+        if leg is None:
+            raise StateError(_NO_STATE)
+        return StartingPoint(leg.epoch, leg.position, terms=leg.terms), course
+    theirs, epoch, position, terms, inside = _fields(state)
+    said, changed = _compare(theirs, course.as_dict())
+    if said:
+        remedy = "Use the data and the settings that it was taken with"
+        if changed:
+            remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
+        raise StateError(f"this state belongs to another order: {'; '.join(said)}. {remedy}")
+    point = StartingPoint(epoch, position, terms=terms)
+    if course.beyond(leg_of(point)):
+        raise StateError(f"position {position} lies beyond the epoch of {course.epoch_size} samples")
+    origin = state.get("origin") or {}
+    if origin != course.origin:
+        course = course.continued(*_origin(origin))
+    if not inside:
+        return point, course
+    samples, batch_size, world_size = inside
+    if (batch_size, world_size) != (seat.batch_size, seat.world_size):
+        raise StateError(
+            f"this state was taken inside a batch, {samples} samples into it, with batch_size "
+            f"{batch_size} on {world_size} ranks; here they are {seat.batch_size} and {seat.world_size}. Take "
+            "states between batches to resume on another cluster"
+        )
+    if not samples < batch_size:
+        raise StateError(f"{samples} samples can not lie inside a batch of {batch_size}")
+    return StartingPoint(epoch, position, samples, point.terms), course
+
+
+def read_changed(state: Mapping[str, Any], course: Course) -> tuple[StartingPoint, Course]:
+    """Begin anew, with other streams, where a state's epoch ends.
+
+    Returns:
+        The beginning of an epoch, and the course whose streams go on after what the state's run had of them.
+
+    Raises:
+        StateError: more than the streams and their weights differs.
+    """
+    _check_kind(state)
+    if "version" not in state:
+        raise StateError(_NO_STATE)
+    theirs, epoch, position, _, _ = _fields(state)
+    ours = course.as_dict()
+    said = _beside_streams(theirs["order"], ours["order"])
+    if said:
+        raise StateError(
+            f"change_streams=True changes streams and weights, not the rest of the order: {'; '.join(said)}. Set that as it "
+            "was; what was left to its default may have another with other streams"
+        )
+    begin = epoch + 1 if position else epoch
+    began, _, samples = _origin(state.get("origin"))
+    _, consumed, size = _origin(
+        {"epoch": epoch, "consumed": state.get("consumed"), "samples": theirs["order"].get("epoch_size")}
+    )
+    kept = {
+        name: count
+        for name, count in consumed.items()
+        if name in ours["streams"]
+        and name in theirs["streams"]
+        and _same(ours["streams"][name], theirs["streams"][name])
+    }
+    logger.warning(
+        "going on with other streams: epoch %d begins; %s go on where they were%s%s",
+        begin,
+        ", ".join(sorted(kept)) or "none",
+        "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - kept.keys())),
+        f"; what was left of epoch {epoch} after position {position} comes when its streams come round"
+        if position
+        else "",
+    )
+    return StartingPoint(begin), course.continued(begin, kept, samples + (begin - began) * size)
+
+
+def _origin(origin: Any) -> tuple[int, dict[str, int], int]:
+    """Epoch, consumed samples by stream, and samples of training, where a run began anew."""
+    if not origin:
+        return 0, {}, 0
+    values = origin if isinstance(origin, Mapping) else {}
+    epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
+    if not isinstance(consumed, Mapping) or not all(
+        type(count) is int and 0 <= count < 1 << 62 for count in (epoch, samples, *consumed.values())
+    ):
+        raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
+    return int(epoch or 0), {str(name): count for name, count in consumed.items()}, int(samples or 0)
+
+
+_NO_STATE: Final = "this is no state of a StreamingDataset: it has no version"
+
+
+def _check_kind(state: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state is a dict, got {type(state).__name__}")
+    if "version" in state and state["version"] != STATE_VERSION:
         raise StateError(f"state version {state['version']!r} is unknown; this is stoker with version {STATE_VERSION}")
+
+
+def _fields(
+    state: Mapping[str, Any],
+) -> tuple[dict[str, dict[str, Any]], int, int, tuple[int, int, int], tuple[int, ...]]:
+    """A state's settings, epoch, position, terms, and what it says about the inside of a batch."""
     try:
         epoch, position = state["epoch"], state["position"]
-        order = dict(state["order"])
-        theirs = state["fingerprint"]
+        theirs = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
+        first, second, third = state.get("terms") or (0, 0, 0)
         partial = state.get("partial")
-        inside = () if partial is None else (partial[key] for key in ("samples", "batch_size", "world_size"))
-        numbers = [epoch, position, *inside]
-    except (KeyError, TypeError, ValueError) as error:
+        inside = () if partial is None else tuple(partial[key] for key in ("samples", "batch_size", "world_size"))
+        numbers = [epoch, position, first, second, third, *inside]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
-    if theirs != fingerprint:
-        raise StateError(
-            f"this state belongs to another dataset (fingerprint {theirs}, this one has {fingerprint}): its shards "
-            "differ in number, size or content"
-        )
-    ours = settings.as_dict()
-    different = [
-        f"{name} was {order.get(name)!r} and is {ours.get(name)!r}"
-        for name in sorted(ours.keys() | order.keys())
-        if order.get(name) != ours.get(name)
-    ]
-    if different:
-        raise StateError(
-            f"this state belongs to another order: {'; '.join(different)}. Use the settings it was taken with"
-        )
-    if position > settings.epoch_size:
-        raise StateError(f"position {position} lies beyond the epoch of {settings.epoch_size} samples")
-    if partial is None:
-        return StartingPoint(epoch, position)
-    if (partial["batch_size"], partial["world_size"]) != (batch_size, world_size):
-        raise StateError(
-            f"this state was taken inside a batch, {partial['samples']} samples into it, with batch_size "
-            f"{partial['batch_size']} on {partial['world_size']} ranks; here they are {batch_size} and {world_size}. Take "
-            "states between batches to resume on another cluster"
-        )
-    if not partial["samples"] < batch_size:
-        raise StateError(f"{partial['samples']} samples can not lie inside a batch of {batch_size}")
-    return StartingPoint(epoch, position, partial["samples"])
+    return theirs, epoch, position, (first, second, third), inside
+
+
+def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """What differs between a state and what is at hand, a sentence each, and whether it is only streams and their weights."""
+    said: list[str] = []
+    their_streams, our_streams = theirs["streams"], ours["streams"]
+    gone = sorted(their_streams.keys() - our_streams.keys())
+    new = sorted(our_streams.keys() - their_streams.keys())
+    if len(their_streams) == len(our_streams) == len(gone) == 1:
+        # One stream each: what it is called does not matter.
+        (theirs_only,), (ours_only,) = their_streams.values(), our_streams.values()
+        their_streams, our_streams, gone, new = {"": theirs_only}, {"": ours_only}, [], []
+    for name in sorted(their_streams.keys() & our_streams.keys()):
+        it, its = their_streams[name], our_streams[name]
+        if it.get("fingerprint") != its.get("fingerprint"):
+            which = f"stream {name!r}" if name else "it"
+            said.append(
+                f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
+                f"{its.get('fingerprint')}): its shards differ in number, size or content"
+            )
+        else:
+            said += _differences(it, its, f"{name}." if name else "")
+    said += [f"stream {name!r} is gone" for name in gone] + [f"stream {name!r} is new" for name in new]
+    several = max(len(their_streams), len(our_streams)) > 1
+    streams_differ = bool(said) and several and not _beside_streams(theirs["order"], ours["order"])
+    their_order, our_order = dict(theirs["order"]), dict(ours["order"])
+    before, now = their_order.pop("streams", None), our_order.pop("streams", None)
+    if not gone and not new and before != now:
+        said.append(f"the streams were listed as {_listed(before)} and are listed as {_listed(now)}")
+    said += _differences(their_order, our_order, "")
+    return said, streams_differ
+
+
+def _beside_streams(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What differs in the order that has nothing to do with which streams there are, and how much of each."""
+    free = {"epoch_size", "schedule", "streams"}
+    if not ("batching_method" in theirs and "batching_method" in ours):
+        free.add("batching_method")  # a stream alone has none
+    before, now = ({name: value for name, value in order.items() if name not in free} for order in (theirs, ours))
+    return list(_differences(before, now, ""))
+
+
+def _differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
+    """Each value that differs, as a sentence."""
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        for name in sorted(theirs.keys() | ours.keys(), key=str):
+            yield from _differences(theirs.get(name), ours.get(name), f"{where}{name}.")
+    elif theirs != ours and _plain(theirs) != _plain(ours):
+        yield f"{where.removesuffix('.')} was {theirs!r} and is {ours!r}"
+
+
+def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether a stream's samples come in the order in which they came; only how many an epoch has may differ."""
+    return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in ("fingerprint", "subset", "block_size"))
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list | tuple) else repr(names)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: tuples are lists."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,47 +1,24 @@
-"""The order of one epoch: position to sample, computed where it is asked for.
+"""The order of one epoch: the stretch of one endless line that is its.
 
-``position -> sample`` depends on the shards' sizes, the seed, the epoch and the :class:`OrderSettings`; never on how
-many nodes, ranks or workers read. Nothing is stored per sample: the start of an epoch costs O(shards) and a resume at
-any position costs nothing more.
-
-How the ``block`` shuffle works, for N samples, C canonical nodes and blocks of K samples:
-
-1. The shards are put into a random order (sorted by a keyed hash). Laid end to end they make a line ``[0, N)``.
-2. Position p belongs to canonical node ``c = p % C`` and is its sample number ``j = p // C``. The node owns a
-   contiguous span of the line, of length ``ceil((N - c) / C)``, so each shard is needed by one canonical node (by two
-   where a span's border cuts it).
-3. The span is cut into blocks of K. The first block of node c has ``K * (c + 1) // C`` samples, so that the nodes cross
-   into new shards at different times and downloads spread evenly.
-4. Inside its block a sample is moved by a keyed bijection.
-
-So at any moment about ``C * (K / samples a shard + 1)`` shards are in use, and a sample is mixed with those of all of
-them.
+Epoch e is the numbers ``[e * epoch_size, (e + 1) * epoch_size)`` of a :class:`~stoker.order.line.Line`. So with an epoch
+size other than the number of samples, each epoch goes on where the last one ended, and no sample comes twice before all
+came once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, get_args
-
-import numpy as np
+from typing import Any, Final
 
 from stoker.errors import ConfigError
-from stoker.order.bijection import mix, mix_array, permute
+from stoker.order.bijection import mix
+from stoker.order.line import Line, LineSettings, ShuffleName
 from stoker.order.shards import ShardTable
 from stoker.types import Ids
 
 __all__ = ["EpochOrder", "OrderSettings", "ShuffleName"]
 
-ShuffleName = Literal["none", "block"]
-
-# Tags keep the keys of different uses apart even where their other inputs agree.
-_TAG_SHARDS = 1
-_TAG_BLOCKS = 2
-
-_DEFAULT_CANONICAL_NODES = 8
-_SHARDS_PER_CANONICAL_NODE = 8
-_SHARDS_PER_BLOCK = 2
+_TAG_LINE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +26,11 @@ class OrderSettings:
     """Everything beside the shards and the epoch number that the order depends on.
 
     Attributes:
-        shuffle: ``"none"`` (id order) or ``"block"``.
+        shuffle: see :class:`~stoker.order.line.LineSettings`, as for the next two.
         seed: any integer.
-        num_canonical_nodes: C, how many spans are interleaved; independent of the real number of nodes. A shard is
-            read by one node only if the number of nodes divides it.
-        block_size: K, samples in a shuffle block; ignored where ``shuffle`` is ``"none"``.
-        epoch_size: positions in an epoch. Fewer than the samples: the epoch's order is cut short. More: the samples
-            are gone through again, each pass in an order of its own.
+        num_canonical_nodes: C.
+        block_size: K.
+        epoch_size: positions in an epoch.
     """
 
     shuffle: ShuffleName
@@ -65,13 +40,9 @@ class OrderSettings:
     epoch_size: int
 
     def __post_init__(self) -> None:
-        if self.shuffle not in get_args(ShuffleName):
-            raise ConfigError(
-                f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(get_args(ShuffleName))}"
-            )
-        for name, least in (("num_canonical_nodes", 1), ("block_size", 1), ("epoch_size", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        LineSettings(self.shuffle, self.num_canonical_nodes, self.block_size)
+        if self.epoch_size < 0:
+            raise ConfigError(f"epoch_size must be at least 0, got {self.epoch_size}")
 
     @classmethod
     def resolve(
@@ -84,21 +55,20 @@ class OrderSettings:
         block_size: int | None = None,
         epoch_size: int | None = None,
     ) -> OrderSettings:
-        """Fill in defaults, from the dataset alone (never from the world, which may change at a resume).
+        """Fill in defaults as :meth:`LineSettings.resolve <stoker.order.line.LineSettings.resolve>` does.
 
-        Without shuffling there is one canonical node, so that samples come in id order. With it there are up to 8,
-        fewer for small datasets; a block holds the samples of two average shards, rounded up to a power of two.
+        Without ``epoch_size`` an epoch has as many positions as there are samples.
         """
-        shards = max(len(table), 1)
-        if num_canonical_nodes is None:
-            num_canonical_nodes = 1
-            if shuffle != "none":
-                num_canonical_nodes = min(_DEFAULT_CANONICAL_NODES, max(1, shards // _SHARDS_PER_CANONICAL_NODE))
-        if block_size is None:
-            block_size = 1 << max(0, (_SHARDS_PER_BLOCK * table.total // shards - 1).bit_length())
-        if epoch_size is None:
-            epoch_size = table.total
-        return cls(shuffle, seed, num_canonical_nodes, block_size, epoch_size)
+        line = LineSettings.resolve(
+            table, shuffle=shuffle, num_canonical_nodes=num_canonical_nodes, block_size=block_size
+        )
+        size = table.total if epoch_size is None else epoch_size
+        return cls(line.shuffle, seed, line.num_canonical_nodes, line.block_size, size)
+
+    def line(self, table: ShardTable) -> Line:
+        """The line that all epochs are stretches of."""
+        settings = LineSettings(self.shuffle, self.num_canonical_nodes, self.block_size)
+        return Line(table, settings, mix(self.seed, _TAG_LINE))
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, JSON-serialisable."""
@@ -112,6 +82,9 @@ class EpochOrder:
         table: the shards' sizes.
         settings: see :class:`OrderSettings`.
         epoch: the epoch's number, from 0.
+
+    Raises:
+        ConfigError: an epoch of samples was asked of shards that have none.
     """
 
     def __init__(self, table: ShardTable, settings: OrderSettings, epoch: int) -> None:
@@ -120,8 +93,8 @@ class EpochOrder:
         self.table = table
         self.settings = settings
         self.epoch = epoch
-        # A pass is one time through all samples; only the one or two that a read touches are kept.
-        self._pass = lru_cache(maxsize=2)(self._make_pass)
+        self._line = settings.line(table)
+        self._first = epoch * settings.epoch_size
 
     def __len__(self) -> int:
         return self.settings.epoch_size
@@ -133,73 +106,4 @@ class EpochOrder:
 
     def locate(self, positions: Ids) -> tuple[Ids, Ids]:
         """Shard number and row in the shard at each position; two int64 arrays of the shape of ``positions``."""
-        total = self.table.total
-        if positions.size == 0:
-            empty = np.zeros(0, dtype=np.int64)
-            return empty, empty
-        first = int(positions.min()) // total
-        last = int(positions.max()) // total
-        if first == last:
-            return self._pass(first).locate(positions - first * total if first else positions)
-        shards = np.empty_like(positions)
-        rows = np.empty_like(positions)
-        number = positions // total
-        for k in range(first, last + 1):
-            here = np.flatnonzero(number == k)
-            shards[here], rows[here] = self._pass(k).locate(positions[here] - k * total)
-        return shards, rows
-
-    def _make_pass(self, number: int) -> _Pass:
-        return _Pass(self.table, self.settings, mix(self.settings.seed, self.epoch, number))
-
-
-class _Pass:
-    """One time through all samples in one order."""
-
-    def __init__(self, table: ShardTable, settings: OrderSettings, key: int) -> None:
-        self._table = table
-        self._nodes = settings.num_canonical_nodes
-        self._block = settings.block_size
-        self._shuffled = settings.shuffle != "none"
-        self._key = mix(key, _TAG_BLOCKS)
-        if self._shuffled:
-            hashes = mix_array(mix(key, _TAG_SHARDS), np.arange(len(table)))
-            self._shards: Ids | None = np.argsort(hashes, kind="stable")
-            starts = np.zeros(len(table) + 1, dtype=np.int64)
-            np.cumsum(table.sizes[self._shards], out=starts[1:])
-            self._line = ShardTable.__new__(ShardTable)
-            self._line.sizes, self._line.starts, self._line.total = table.sizes, starts, table.total
-        else:
-            self._shards = None
-            self._line = table
-        # Canonical node c owns ceil((total - c) / C) samples of the line, starting where node c - 1 ends.
-        nodes = np.arange(self._nodes, dtype=np.int64)
-        self._lengths = (table.total - nodes + self._nodes - 1) // self._nodes
-        self._starts = np.cumsum(self._lengths) - self._lengths
-
-    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
-        if self._nodes == 1:
-            node = np.zeros(1, dtype=np.int64)
-            number = positions
-        else:
-            number, node = np.divmod(positions, self._nodes)
-        if self._shuffled:
-            number = self._shuffle(number, node)
-        places = number + self._starts[node]
-        slots, rows = self._line.locate(places)
-        return (slots if self._shards is None else self._shards[slots]), rows
-
-    def _shuffle(self, number: Ids, node: Ids) -> Ids:
-        """Move each sample of canonical node ``node`` inside its block."""
-        size = self._block
-        first = size * (node + 1) // self._nodes
-        first += first == 0  # a first block of nothing would shift the numbering
-        block, inside = np.divmod(number + (size - first), size)
-        start = np.maximum(block * size - (size - first), 0)
-        end = np.minimum((block + 1) * size - (size - first), self._lengths[node])
-        inside = number - start
-        length = end - start
-        keys = mix_array(self._key, block * self._nodes + node)
-        if length.size and int(length.min()) == int(length.max()):
-            return start + permute(inside, int(length[0]), keys)
-        return start + permute(inside, length, keys)
+        return self._line.locate(positions + self._first)

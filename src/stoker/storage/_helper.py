@@ -69,9 +69,11 @@ def _call(store: Store, method: str, args: tuple[Any, ...]) -> Any:
         case "get":
             return store.get(args[0], max_bytes=args[1])
         case "get_ranges":
-            return [bytes(part) for part in store.get_ranges(*args)]
+            return [bytes(part) for part in store.get_ranges(*args[:3], version=args[3])]
         case "download":
             return store.download(args[0], args[1], max_bytes=args[2])
+        case "download_range":
+            return store.download_range(*args[:4], at=args[4], version=args[5])
         case "list":
             return list(store.list(*args))
         case "put" | "put_file" | "head" | "exists" | "delete":

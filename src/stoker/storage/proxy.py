@@ -156,13 +156,16 @@ class ProxyStore:
         data: bytes = self._call("get", key, max_bytes)
         return data
 
-    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]:
-        parts: list[BufferLike] = self._call("get_ranges", key, list(starts), list(ends))
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
+        parts: list[BufferLike] = self._call("get_ranges", key, list(starts), list(ends), version)
         return parts
 
     def download(self, key: str, path: Path, max_bytes: int | None) -> int:
         size: int = self._call("download", key, Path(path).absolute(), max_bytes)
         return size
+
+    def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
+        self._call("download_range", key, Path(path).absolute(), start, end, at, version)
 
     def put(self, key: str, parts: Sequence[memoryview]) -> None:
         self._call("put", key, [bytes(part) for part in parts])

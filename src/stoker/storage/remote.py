@@ -67,12 +67,14 @@ class RemoteStore:
 
         return self._run(key, attempt)
 
-    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]:
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         import obstore
 
         wanted = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
         def attempt(_: int) -> list[memoryview]:
+            if version:
+                return [self._range_of(key, start, end, version) for start, end in wanted]
             if len(wanted) == 1:  # one request, where many are preceded by planning
                 (start, end), *_rest = wanted
                 return [memoryview(obstore.get_range(self._client, self._path(key), start=start, end=end))]
@@ -90,6 +92,13 @@ class RemoteStore:
                 raise StorageError(f"{url}: bytes [{start}, {end}) lie outside of the object.", url=url)
             answer.append(part)
         return answer
+
+    def _range_of(self, key: str, start: int, end: int, version: str) -> memoryview:
+        """A range of this version of the object; of another, obstore's error."""
+        import obstore
+
+        options: Any = {"range": (start, end), "if_match": version}
+        return memoryview(obstore.get(self._client, self._path(key), options=options).bytes())
 
     def download(self, key: str, path: Path, max_bytes: int | None) -> int:
         import obstore
@@ -113,6 +122,27 @@ class RemoteStore:
         finally:
             os.close(target)
         return done
+
+    def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
+        import obstore
+
+        if start == end:
+            return
+        try:
+            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise file_error(error, str(path)) from None
+        options: Any = {"range": (start, end), **({"if_match": version} if version else {})}
+
+        def attempt(_: int) -> int:
+            done = self._write(obstore.get(self._client, self._path(key), options=options), target, path, at)
+            self._check_whole(done, end - start, key)
+            return done
+
+        try:
+            self._run(key, attempt)
+        finally:
+            os.close(target)
 
     def put(self, key: str, parts: Sequence[memoryview]) -> None:
         import obstore
@@ -180,7 +210,7 @@ class RemoteStore:
 
         while (found := self._run(prefix, page)) is not None:
             for meta in found:
-                yield ObjectInfo(meta["path"][skip:], meta["size"])
+                yield ObjectInfo(meta["path"][skip:], meta["size"], _version(meta))
                 last = meta["path"]
 
     def head(self, key: str) -> ObjectInfo:
@@ -193,7 +223,7 @@ class RemoteStore:
                 key, lambda _: self._probe(key)
             )  # the answer to HEAD has no body, so it can not say what is missing
             raise
-        return ObjectInfo(key, meta["size"])
+        return ObjectInfo(key, meta["size"], _version(meta))
 
     def exists(self, key: str) -> bool:
         """As head, in one request."""
@@ -242,12 +272,12 @@ class RemoteStore:
         if got != size:
             raise self._transient(Fault("transient", f"{got} of {size} bytes arrived"), key)
 
-    def _write(self, result: GetResult, target: int, path: Path) -> int:
-        """Write an answer's body to the start of a file, and return the bytes."""
+    def _write(self, result: GetResult, target: int, path: Path, at: int = 0) -> int:
+        """Write an answer's body to a file, from its byte ``at`` on, and return the bytes."""
         stream = iter(result.stream(_CHUNK))
         done = 0
         try:
-            os.lseek(target, 0, os.SEEK_SET)
+            os.lseek(target, at, os.SEEK_SET)
         except OSError as error:
             raise file_error(error, str(path)) from None
         while chunk := next(stream, None):
@@ -273,6 +303,12 @@ class RemoteStore:
 
     def _url(self, key: str) -> str:
         return f"{self._location.url}/{key}" if key else self._location.url
+
+
+def _version(meta: Mapping[str, Any]) -> str:
+    """The object's ETag. A weak one says less than its bytes are the same, and no server compares it with If-Match."""
+    tag = meta.get("e_tag") or ""
+    return "" if tag.startswith("W/") else tag
 
 
 def _at_once(attempt: int) -> int:

@@ -107,10 +107,15 @@ class Store:
         """Bytes ``[start, end)``, all of them: a range beyond the object's end is a :class:`StorageError`."""
         return bytes(self.get_ranges(key, [start], [end])[0])
 
-    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]:
-        """Bytes ``[starts[i], ends[i])`` for each i, as buffers; ranges that lie close share a request."""
+    def get_ranges(
+        self, key: str, starts: Sequence[int], ends: Sequence[int], *, version: str = ""
+    ) -> list[BufferLike]:
+        """Bytes ``[starts[i], ends[i])`` for each i, as buffers; ranges that lie close share a request.
+
+        With ``version``, as :meth:`list` and :meth:`head` tell it, another version is a :class:`StorageError`.
+        """
         check_ranges(starts, ends, self.url_of(check_key(key)))
-        return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends])
+        return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends], version)
 
     def download(self, key: str, path: Path, *, max_bytes: int | None = None) -> int:
         """Stream the object into a local file and return its size in bytes.
@@ -119,6 +124,15 @@ class Store:
         anything; the caller removes it. Objects of any size need a few MB of memory.
         """
         return self._backend().download(check_key(key), Path(path), max_bytes)
+
+    def download_range(self, key: str, path: Path, start: int, end: int, *, at: int = 0, version: str = "") -> None:
+        """Stream bytes ``[start, end)`` into a local file, from its byte ``at`` on; the rest of the file stays.
+
+        The file is made where it is missing. Ranges of any size need a few MB of memory. ``version`` is as for
+        :meth:`get_ranges`.
+        """
+        check_ranges([start], [end], self.url_of(check_key(key)))
+        self._backend().download_range(key, Path(path), int(start), int(end), int(at), version)
 
     def put(self, key: str, data: PutData) -> None:
         """Write an object from one buffer or several in a row; it appears whole or not at all."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -34,18 +34,22 @@ class ObjectInfo:
     Attributes:
         key: relative to the store's root.
         size: bytes.
+        version: what changes when the object is replaced: its ETag, or the time of a file's last change; empty where
+            the store tells none. Two infos of the same key and size are equal whatever their versions.
     """
 
     key: str
     size: int
+    version: str = field(default="", compare=False)
 
 
 class Backend(Protocol):
     """What a kind of store does. Keys and ranges are checked already; methods run in many threads."""
 
     def get(self, key: str, max_bytes: int | None) -> bytes: ...
-    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int]) -> list[BufferLike]: ...
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]: ...
     def download(self, key: str, path: Path, max_bytes: int | None) -> int: ...
+    def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None: ...
     def put(self, key: str, parts: Sequence[memoryview]) -> None: ...
     def put_file(self, key: str, path: Path) -> None: ...
     def list(self, prefix: str) -> Iterator[ObjectInfo]: ...

@@ -1,0 +1,45 @@
+"""Bytes, seconds and counts for people."""
+
+from __future__ import annotations
+
+__all__ = ["bytes_text", "byte_unit", "count_text", "seconds_text", "time_unit"]
+
+_BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def byte_unit(size: float) -> tuple[int, str]:
+    """The largest unit, a power of 1024 as everywhere in stoker, that ``size`` has at least one of."""
+    return next((unit for unit in _BYTES if size >= unit[0]), _BYTES[-1])
+
+
+def bytes_text(size: float) -> str:
+    """A size with three digits: ``1.52 GB``."""
+    unit, name = byte_unit(size)
+    return f"{_digits(size / unit)} {name}"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which a span of time is told; two of it at least."""
+    return next((unit for unit in _TIMES if seconds >= 2 * unit[0]), _TIMES[-1])
+
+
+def seconds_text(seconds: float) -> str:
+    """A span of time with three digits: ``3.4 min``."""
+    if 0 < seconds < 0.1:
+        return f"{_digits(seconds * 1000)} ms"
+    unit, name = time_unit(seconds)
+    return f"{_digits(seconds / unit)} {name}"
+
+
+def count_text(count: float) -> str:
+    """A count with separators between thousands."""
+    return f"{count:,.0f}" if abs(count) >= 100 or count == int(count) else _digits(count)
+
+
+def _digits(value: float) -> str:
+    """Three digits, without zeros at the end of a fraction."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:.{2 if value < 10 else 1}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,161 @@
+"""Charts as SVG text: axes with round ticks, lines, bands, bars, an image. Colours are the page's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Axis", "Chart"]
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 16, 14, 46
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis.
+
+    Attributes:
+        label: what it is, with its unit.
+        low: value at its beginning.
+        high: value at its end.
+        unit: values are divided by this to be written.
+        whole: whether only whole numbers are written.
+    """
+
+    label: str
+    low: float
+    high: float
+    unit: float = 1.0
+    whole: bool = False
+
+    def part(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How far along the axis values lie, 0 to 1."""
+        return (values - self.low) / ((self.high - self.low) or 1.0)
+
+    def ticks(self, most: int) -> list[float]:
+        """Round values along the axis, at most about ``most``."""
+        low, high = self.low / self.unit, self.high / self.unit
+        if high <= low:
+            return [self.low]
+        raw = (high - low) / most
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
+        if self.whole:
+            step = max(1.0, step)
+        begin, end = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        return [number * step * self.unit for number in range(begin, end + 1)]
+
+    def text(self, value: float) -> str:
+        """A tick's value."""
+        return f"{value / self.unit:,.0f}" if self.whole else f"{value / self.unit:,.6g}"
+
+
+@dataclass
+class Chart:
+    """A chart that is drawn piece by piece.
+
+    Attributes:
+        title: what it shows, for those who can not see it.
+        x: the axis to the right.
+        y: the axis upwards; downwards if ``down``.
+        width: of the whole chart, about as many pixels as it gets, so that text has the same size in all charts.
+        height: likewise.
+        down: whether ``y`` grows downwards.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    width: int = 540
+    height: int = 260
+    down: bool = False
+    _pieces: list[str] = field(default_factory=list)
+
+    def line(self, x: Sequence[float] | NDArray[np.float64], y: NDArray[np.float64], colour: str, name: str) -> None:
+        """A line through points."""
+        across, up = self._at(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across.tolist(), up.tolist(), strict=True))
+        self._pieces.append(
+            f'<polyline class="line" stroke="{colour}" points="{points}"><title>{escape(name)}</title></polyline>'
+        )
+
+    def band(self, x: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64], name: str) -> None:
+        """The area between two lines."""
+        across, bottom = self._at(x, low)
+        _, top = self._at(x, high)
+        there = zip(across.tolist(), top.tolist(), strict=True)
+        back = zip(across[::-1].tolist(), bottom[::-1].tolist(), strict=True)
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*there, *back])
+        self._pieces.append(f'<polygon class="band" points="{points}"><title>{escape(name)}</title></polygon>')
+
+    def level(self, value: float, name: str) -> None:
+        """A dashed line across, with its name above it."""
+        _, up = self._at(np.array([self.x.low]), np.array([value]))
+        height = float(up[0])
+        self._pieces.append(
+            f'<line class="level" x1="{_LEFT}" x2="{self._end}" y1="{height:.1f}" y2="{height:.1f}"/>'
+            f'<text class="name" x="{self._end - 4}" y="{height - 5:.1f}" text-anchor="end">{escape(name)}</text>'
+        )
+
+    def bar(self, low: float, high: float, value: float, name: str) -> None:
+        """A bar from 0 to ``value`` over ``[low, high]``."""
+        across, up = self._at(np.array([low, high]), np.array([0.0, value]))
+        left, right = across.tolist()
+        bottom, top = up.tolist()
+        gap = min(1.0, (right - left) / 8)
+        self._pieces.append(
+            f'<rect class="bar" x="{left + gap:.1f}" width="{max(0.5, right - left - 2 * gap):.1f}" y="{top:.1f}" '
+            f'height="{max(0.0, bottom - top):.1f}"><title>{escape(name)}</title></rect>'
+        )
+
+    def image(self, url: str) -> None:
+        """An image over the whole plot."""
+        self._pieces.append(
+            f'<image class="cells" href="{url}" x="{_LEFT}" y="{_TOP}" width="{self._end - _LEFT}" '
+            f'height="{self._plot}" preserveAspectRatio="none"/>'
+        )
+
+    def svg(self) -> str:
+        """The chart."""
+        bottom = _TOP + self._plot
+        axes = []
+        for value in self.x.ticks(8):
+            across, _ = self._at(np.array([value]), np.array([self.y.low]))
+            axes.append(
+                f'<line class="tick" x1="{across[0]:.1f}" x2="{across[0]:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
+                f'<text x="{across[0]:.1f}" y="{bottom + 17}" text-anchor="middle">{self.x.text(value)}</text>'
+            )
+        for value in self.y.ticks(5):
+            _, up = self._at(np.array([self.x.low]), np.array([value]))
+            axes.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{self._end}" y1="{up[0]:.1f}" y2="{up[0]:.1f}"/>'
+                f'<text x="{_LEFT - 7}" y="{up[0] + 4:.1f}" text-anchor="end">{self.y.text(value)}</text>'
+            )
+        middle = _TOP + self._plot / 2
+        return (
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}">'
+            f"{''.join(axes)}{''.join(self._pieces)}"
+            f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{self._end}"/>'
+            f'<text class="label" x="{(_LEFT + self._end) / 2:.0f}" y="{self.height - 6}" text-anchor="middle">'
+            f"{escape(self.x.label)}</text>"
+            f'<text class="label" transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle">'
+            f"{escape(self.y.label)}</text></svg>"
+        )
+
+    @property
+    def _end(self) -> int:
+        return self.width - _RIGHT
+
+    @property
+    def _plot(self) -> int:
+        return self.height - _TOP - _BOTTOM
+
+    def _at(self, x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        across = _LEFT + self.x.part(x) * (self._end - _LEFT)
+        part = self.y.part(y)
+        return across, _TOP + (part if self.down else 1 - part) * self._plot

@@ -1,0 +1,123 @@
+"""``stoker order``: who reads which shard when on a cluster, what it costs and what waits, without reading data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+
+from stoker.cli.advice import advice
+from stoker.cli.arguments import byte_size, count, integer, seconds
+from stoker.cli.page import page
+from stoker.cli.runs import PARTITIONS, Asked, Opened, open_run
+from stoker.cli.tables import show
+from stoker.errors import ConfigError
+from stoker.order.batches import Remainder
+from stoker.order.incumbent.shuffles import SHUFFLES
+from stoker.order.line import ShuffleName
+from stoker.simulate import Cluster, Model, Report, simulate
+
+__all__ = ["add", "run"]
+
+_CONNECTIONS = 8
+"""Downloads that each process has under way, as ``StreamingDataset(download_threads=)`` has it."""
+
+_MAKES_ORDER = "the order (as in StreamingDataset; defaults are the same)"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command's arguments."""
+    parser = commands.add_parser(
+        "order",
+        help="show who reads which shard when on a cluster, and what waits",
+        description=__doc__.partition(": ")[2].capitalize(),
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("url", metavar="URL", help="the dataset: a directory or URL that holds an index.json")
+    parser.add_argument("--split", metavar="NAME", help="sub-directory of it")
+
+    cluster = parser.add_argument_group("the cluster")
+    cluster.add_argument("--nodes", type=integer(1), default=1, metavar="N", help="default: 1")
+    cluster.add_argument("--ranks", type=integer(1), default=1, metavar="R", help="ranks on each node; default: 1")
+    cluster.add_argument(
+        "--workers", type=integer(0), default=0, metavar="W", help="loader workers of a rank; default: 0"
+    )
+    cluster.add_argument("--batch-size", type=integer(1), default=32, metavar="B", help="of one rank; default: 32")
+
+    order = parser.add_argument_group(_MAKES_ORDER)
+    order.add_argument("--shuffle", choices=(*get_args(ShuffleName), *SHUFFLES), default="block", help="default: block")
+    order.add_argument("--seed", type=int, default=9176, help="default: 9176")
+    order.add_argument("--canonical-nodes", type=integer(1), metavar="C")
+    order.add_argument("--block-size", type=count, metavar="K", help="samples in a shuffle block, such as 8192")
+    order.add_argument("--epoch", type=integer(0), default=0, metavar="E", help="number of the epoch; default: 0")
+    order.add_argument("--epoch-size", type=count, metavar="SAMPLES", help="such as 10m; default: all, once")
+    order.add_argument("--partition", choices=PARTITIONS, default="elastic", help="default: elastic")
+    order.add_argument("--remainder", choices=get_args(Remainder), default="pad", help="default: pad")
+    order.add_argument(
+        "--resume",
+        metavar="STATE.json",
+        help="go on from a saved state_dict(); its settings go before those given here",
+    )
+
+    model = parser.add_argument_group("what takes how long")
+    model.add_argument(
+        "--bandwidth", type=byte_size, default=1 << 30, metavar="SIZE", help="bytes a second of a node; default: 1gb"
+    )
+    model.add_argument("--latency", type=seconds(False), default=0.05, metavar="S", help="of a request; default: 0.05")
+    model.add_argument("--step-time", type=seconds(True), default=0.25, metavar="S", help="of a batch; default: 0.25")
+    model.add_argument("--cache-limit", type=byte_size, metavar="SIZE", help="of a node, such as 100gb; default: none")
+    model.add_argument(
+        "--predownload", type=integer(0), metavar="SAMPLES", help="ahead of each process; default: 1 GiB's worth a node"
+    )
+
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print everything as JSON")
+    output.add_argument(
+        "--list-shards", action="store_true", help="with --json: each node's shards and their first use"
+    )
+    output.add_argument(
+        "--html", metavar="FILE", help="also write a page with charts, which needs nothing beside itself"
+    )
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Simulate and show.
+
+    Raises:
+        StokerError: there is no such dataset, or the arguments do not go together.
+    """
+    names = Asked.__dataclass_fields__.keys()
+    asked = Asked(**{name: getattr(chosen, name) for name in names})
+    opened = open_run(asked)
+    cluster = Cluster(chosen.nodes, chosen.ranks)
+    model = Model(
+        step_time=chosen.step_time,
+        bandwidth=float(chosen.bandwidth),
+        latency=chosen.latency,
+        connections=_CONNECTIONS * chosen.ranks * max(1, chosen.workers),
+        lookahead=opened.lookahead,
+        cache_limit=chosen.cache_limit,
+    )
+    report = simulate(opened.make, opened.shards, cluster, model)
+    warnings = advice(report, opened.num_canonical_nodes)
+    if chosen.html:
+        _write(chosen.html, page(report, opened.settings, warnings))
+    if chosen.json:
+        sys.stdout.write(json.dumps(_as_dict(opened, report, warnings, shards=chosen.list_shards), indent=1) + "\n")
+    else:
+        show(Console(highlight=False), report, opened.settings, warnings)
+
+
+def _as_dict(opened: Opened, report: Report, warnings: list[str], *, shards: bool) -> dict[str, Any]:
+    return {"settings": dict(opened.settings), "warnings": warnings, **report.as_dict(shards=shards)}
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path} can not be written: {error.strerror}") from None

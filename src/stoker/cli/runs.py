@@ -1,0 +1,185 @@
+"""What the loader would read for given arguments, found from the dataset's index alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.index import Index, load_index
+from stoker.dataset.place import Place
+from stoker.dataset.streams import Stream, Streams
+from stoker.errors import ConfigError, StateError
+from stoker.loader.courses import CourseOptions, make_course
+from stoker.loader.sizing import Sizing
+from stoker.loader.state import leg_of, read_state
+from stoker.order.course import Course, Leg, Seat
+from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
+from stoker.order.protocols import Order, Plan
+from stoker.simulate import Shards
+from stoker.simulate.settings import Make
+from stoker.storage import join_url, open_store
+
+__all__ = ["PARTITIONS", "Asked", "Opened", "open_run"]
+
+PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
+"""Partitions that need no more than a name. ``hash`` has a partition for each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What decides who reads what; names as in :class:`~stoker.streaming.StreamingDataset`."""
+
+    url: str
+    split: str | None
+    nodes: int
+    ranks: int
+    workers: int
+    batch_size: int
+    shuffle: str
+    seed: int
+    canonical_nodes: int | None
+    block_size: int | None
+    epoch: int
+    epoch_size: int | None
+    remainder: str
+    partition: str
+    cache_limit: int | None
+    predownload: int | None
+    resume: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run that is ready to be simulated.
+
+    Attributes:
+        shards: the shards.
+        make: order and plan of each rank.
+        settings: everything that is in force, by name, for people.
+        num_canonical_nodes: C of the order; 0 where ranks own parts of the data.
+        lookahead: samples of a rank that it looks ahead.
+    """
+
+    shards: Shards
+    make: Make
+    settings: Mapping[str, Any]
+    num_canonical_nodes: int
+    lookahead: int
+
+
+def open_run(asked: Asked) -> Opened:
+    """Read the index and set up the order.
+
+    Raises:
+        StokerError: there is no index, or the arguments do not go together.
+    """
+    url = join_url(asked.url, *([asked.split] if asked.split else []))
+    store = open_store(url)
+    index = load_index(store)
+    # The cache is never looked at, so it can be anywhere.
+    place = Place(index, ShardCache(Path("nowhere"), store, CacheSettings()))
+    streams = Streams([Stream(remote=url)], [asked.split or "data"], [place])
+    options = CourseOptions(
+        shuffle=asked.shuffle,
+        seed=asked.seed,
+        num_canonical_nodes=asked.canonical_nodes,
+        block_size=asked.block_size,
+        epoch_size=asked.epoch_size,
+        partition=_partition(asked),
+        remainder=asked.remainder,  # type: ignore[arg-type]
+    )
+    leg = Leg(asked.epoch)
+    if asked.resume is None:
+        course = make_course(streams, options)
+    else:
+        options, course, leg = _resumed(asked, streams, options)
+
+    def make_run(rank: int, world_size: int) -> tuple[Order, Plan]:
+        run = course.run(leg, Seat(rank, world_size, asked.ranks, asked.batch_size))
+        return run.order, run.plan
+
+    lookahead = _lookahead(asked, index)
+    known = course.as_dict()
+    order = known["order"]
+    said = {
+        "dataset": store.url_of(""),
+        "samples": index.samples,
+        "shards": len(index),
+        "epoch": leg.epoch,
+        "position": leg.position,
+        "seed": options.seed,
+        **{name: value for name, value in order.items() if isinstance(value, str | int)},
+        **{name: stream[name] for stream in known["streams"].values() for name in ("block_size",) if name in stream},
+        "partition": options.partition.name if isinstance(order["partition"], Mapping) else order["partition"],
+        "remainder": options.remainder,
+        "nodes": asked.nodes,
+        "ranks_per_node": asked.ranks,
+        "workers": asked.workers,
+        "batch_size": asked.batch_size,
+        "predownload": lookahead,
+    }
+    canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or asked.nodes)
+    return Opened(Shards.of(index), make_run, said, canonical, lookahead)
+
+
+def _partition(asked: Asked) -> Partition:
+    kinds: dict[str, Partition] = {
+        "elastic": Elastic(),
+        "round_robin": RoundRobin(),
+        "contiguous": Contiguous(),
+        "hash": HashBased(asked.nodes * asked.ranks),
+    }
+    return kinds[asked.partition]
+
+
+def _lookahead(asked: Asked, index: Index) -> int:
+    """Samples of a rank, over all of its workers, as the loader would have it with a remote."""
+    workers = max(1, asked.workers)
+    sizing = Sizing(
+        sample_bytes=index.total_bytes // max(1, index.samples),
+        shard_bytes=index.total_bytes // max(1, len(index)),
+        near=False,
+        limit=asked.cache_limit,
+        sharers=workers * asked.ranks,
+        predownload=asked.predownload,
+    )
+    return sizing.lookahead(asked.batch_size) * workers
+
+
+def _resumed(asked: Asked, streams: Streams, options: CourseOptions) -> tuple[CourseOptions, Course, Leg]:
+    """Options, course and where to go on, of a state; its settings go before ``options``."""
+    path = asked.resume or ""
+    try:
+        state = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"the state {path} can not be read: {error.strerror}") from None
+    except ValueError as error:
+        raise StateError(f"{path} is no state: it is not JSON ({error})") from None
+    try:
+        if isinstance(state, Mapping) and isinstance(state.get("order"), Mapping):
+            options = _as_saved(options, state)
+        seat = Seat(0, asked.nodes * asked.ranks, asked.ranks, asked.batch_size)
+        point, course = read_state(state, make_course(streams, options), seat)
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from None
+    return options, course, leg_of(point)
+
+
+def _as_saved(options: CourseOptions, state: Mapping[str, Any]) -> CourseOptions:
+    """The options that a state was saved with, as far as it says."""
+    order = state["order"]
+    saved = {name: order[name] for name in ("shuffle", "seed", "num_canonical_nodes", "epoch_size") if name in order}
+    named = state.get("streams")
+    for stream in named.values() if isinstance(named, Mapping) else ():
+        if isinstance(stream, Mapping) and "block_size" in stream:
+            saved["block_size"] = stream["block_size"]
+    if isinstance(order.get("partition"), Mapping):
+        saved["partition"] = partition_from_dict(order["partition"])
+    wrong = [name for name, value in saved.items() if name not in ("shuffle", "partition") and type(value) is not int]
+    if wrong or not isinstance(saved.get("shuffle", ""), str):
+        raise StateError(f"this is no state of a StreamingDataset: {', '.join(wrong or ['shuffle'])} is wrong")
+    return replace(options, **saved)

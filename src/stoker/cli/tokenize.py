@@ -1,0 +1,82 @@
+"""``stoker tokenize``: text in Parquet, JSON lines or plain files to tokens in Parquet or MDS."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import get_args
+
+from stoker.cli.arguments import count, integer
+from stoker.tokens.tokenize import OutputFormat, tokenize
+
+__all__ = ["add", "run"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command's arguments."""
+    parser = commands.add_parser(
+        "tokenize",
+        help="make tokens of text, on many processes",
+        description="Text in Parquet, JSON lines or plain files to tokens in Parquet or MDS.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("src", metavar="SRC", help="a file, a directory or a glob")
+    parser.add_argument("dst", metavar="DST", help="a directory; for MDS also a URL")
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", required=True, help="tokenizer.json of Hugging Face's tokenizers"
+    )
+    parser.add_argument("--format", choices=get_args(OutputFormat), default="parquet", help="default: parquet")
+    parser.add_argument(
+        "--column", metavar="NAME", help="column or key of the text; default: text, content, or the only one"
+    )
+    parser.add_argument(
+        "--append-eos",
+        metavar="TOKEN",
+        nargs="?",
+        const=True,
+        default=False,
+        help="put this token behind each document; without TOKEN, the one of the usual names that there is",
+    )
+    parser.add_argument("--special-tokens", action="store_true", help="add what the tokenizer's template adds")
+    parser.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
+    parser.add_argument("--output-column", metavar="NAME", default="input_ids", help="default: input_ids")
+    parser.add_argument("--compression", metavar="NAME", default="zstd", help="such as zstd, or none; default: zstd")
+    parser.add_argument(
+        "--row-group-tokens", type=count, metavar="N", default=1 << 23, help="Parquet; default: 8,388,608"
+    )
+    parser.add_argument("--file-tokens", type=count, metavar="N", default=1 << 28, help="Parquet; default: 268,435,456")
+    parser.add_argument("--replace-bad-bytes", action="store_true", help="plain text that is not UTF-8 is no error")
+    parser.add_argument("--resume", action="store_true", help="go on from what a killed run left")
+    parser.add_argument("--exist-ok", action="store_true", help="replace what is at DST")
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Tokenize, and say what was done.
+
+    Raises:
+        StokerError: see :func:`stoker.tokens.tokenize`.
+    """
+    done = tokenize(
+        chosen.src,
+        chosen.dst,
+        chosen.tokenizer,
+        format=chosen.format,
+        column=chosen.column,
+        append_eos=chosen.append_eos,
+        add_special_tokens=chosen.special_tokens,
+        processes=chosen.processes,
+        output_column=chosen.output_column,
+        compression=None if chosen.compression == "none" else chosen.compression,
+        row_group_tokens=chosen.row_group_tokens,
+        file_tokens=chosen.file_tokens,
+        strict=not chosen.replace_bad_bytes,
+        resume=chosen.resume,
+        exist_ok=chosen.exist_ok,
+        progress_bar=sys.stderr.isatty() and sys.stdout.isatty(),
+    )
+    left_out = f", {done.empty:,} empty ones left out" if done.empty else ""
+    before = " more" if done.resumed else ""
+    sys.stdout.write(
+        f"{done.tokens:,}{before} tokens ({done.dtype}) of {done.documents:,} documents{left_out}, in {done.files:,} files "
+        f"at {chosen.dst}; {done.tokens / max(done.seconds, 1e-9) / 1e6:.2f} M tokens/s\n"
+    )

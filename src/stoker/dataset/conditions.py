@@ -1,0 +1,248 @@
+"""Conditions on a sample's values, and the ids of the samples that they hold for.
+
+``Where("lang", "==", "en") & ~Where("score", "<", 0.5)`` is a value: it can be compared, pickled and described. It is
+evaluated over all samples once; the chosen ids are kept beside the dataset's index.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from stoker.dataset.compare import OPERATORS, compare, plain_operand
+from stoker.dataset.kept import Sink, keep
+from stoker.dataset.place import Place
+from stoker.dataset.scan import check_column, scan
+from stoker.errors import ConfigError
+from stoker.formats.base import ReadOptions
+from stoker.types import Batch, Ids
+
+__all__ = ["Condition", "Where", "WhereFunction", "chosen_ids"]
+
+logger = logging.getLogger(__name__)
+
+Mask: TypeAlias = NDArray[np.bool_]
+_ID: Final = np.dtype(np.int64)
+
+
+class Condition(ABC):
+    """Something that holds for a sample or not. ``&``, ``|`` and ``~`` make conditions of conditions."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it is about, sorted."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """What it says, JSON-serialisable. Conditions of the same description choose the same samples."""
+
+    @abstractmethod
+    def mask(self, batch: Batch, count: int) -> Mask:
+        """For which of ``count`` samples it holds; bool, shape ``(count,)``.
+
+        Raises:
+            ConfigError: the columns' values are not what it can be asked of.
+        """
+
+    def __and__(self, other: Condition) -> Condition:
+        return _Several("and", (self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def __or__(self, other: Condition) -> Condition:
+        return _Several("or", (self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def __invert__(self) -> Condition:
+        return _Not(self)
+
+    def __bool__(self) -> bool:
+        # `a and b` would silently be b alone.
+        raise ConfigError("a condition is neither true nor false by itself: combine conditions with &, | and ~")
+
+
+@dataclass(frozen=True, slots=True)
+class Where(Condition):
+    """A column compared with a value.
+
+    Args:
+        column: name of a column of numbers, text or bytes.
+        op: ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
+        value: a number, text or bytes; for the last two a collection of them. Text is ordered by code points. A number is
+            rounded to the precision of a float column, as the column's own values were.
+
+    Raises:
+        ConfigError: an unknown operator, or a value that nothing can be compared with.
+    """
+
+    column: str
+    op: str
+    value: Any
+
+    def __post_init__(self) -> None:
+        if self.op not in OPERATORS:
+            raise ConfigError(f"op={self.op!r}: expected {', '.join(OPERATORS)}")
+        object.__setattr__(self, "value", plain_operand(self.op, self.value))
+
+    @staticmethod
+    def function(columns: str | Sequence[str], fn: Callable[..., Any], name: str) -> WhereFunction:
+        """A condition of your own.
+
+        Args:
+            columns: the columns that it needs.
+            fn: gets the columns' values for many samples, an argument a column: arrays of shape ``(n, ...)`` for columns of
+                a fixed width, else lists. Returns n truth values, as a bool array.
+            name: stands for the function in states and file names. A function that chooses other samples needs another
+                name, or what was chosen before is used again.
+        """
+        if not callable(fn):
+            raise ConfigError(f"fn={fn!r}: expected a function of the columns' values")
+        return WhereFunction((columns,) if isinstance(columns, str) else tuple(columns), fn, name)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def as_dict(self) -> dict[str, Any]:
+        value = [_json(item) for item in self.value] if isinstance(self.value, tuple) else _json(self.value)
+        return {"column": self.column, "op": self.op, "value": value}
+
+    def mask(self, batch: Batch, count: int) -> Mask:  # noqa: ARG002 - the column tells
+        return compare(batch[self.column], self.op, self.value, f"column {self.column!r}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WhereFunction(Condition):
+    """What :meth:`Where.function` makes. Two of the same name and columns are equal.
+
+    A function that can not be pickled stays behind; the copy still knows the ids that were chosen before.
+    """
+
+    needs: tuple[str, ...]
+    fn: Callable[..., Any] | None
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.needs or not all(isinstance(column, str) for column in self.needs):
+            raise ConfigError(f"columns={self.needs!r}: expected the names of one column or several")
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"name={self.name!r}: a function needs a name, which stands for it in states")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WhereFunction) and self.as_dict() == other.as_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.needs, self.name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fn = self.fn
+        try:
+            pickle.dumps(fn)
+        except Exception:  # noqa: BLE001 - whatever pickle says: the name is what counts
+            fn = None
+        return WhereFunction, (self.needs, fn, self.name)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.needs)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"columns": list(self.needs), "function": self.name}
+
+    def mask(self, batch: Batch, count: int) -> Mask:
+        if self.fn is None:
+            raise ConfigError(f"function {self.name!r} did not come along into this process: define it in a module")
+        found = np.asarray(self.fn(*(batch[column] for column in self.needs)))
+        if found.dtype != np.bool_ or found.shape != (count,):
+            raise ConfigError(
+                f"function {self.name!r} should return {count} truth values (a bool array of shape ({count},)) for as many "
+                f"samples; it returned dtype {found.dtype} and shape {found.shape}"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Several(Condition):
+    how: str
+    parts: tuple[Condition, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(sorted({column for part in self.parts for column in part.columns}))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {self.how: [part.as_dict() for part in self.parts]}
+
+    def mask(self, batch: Batch, count: int) -> Mask:
+        masks = [part.mask(batch, count) for part in self.parts]
+        combined: Mask = np.logical_and.reduce(masks) if self.how == "and" else np.logical_or.reduce(masks)
+        return combined
+
+
+@dataclass(frozen=True, slots=True)
+class _Not(Condition):
+    part: Condition
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.part.columns
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"not": self.part.as_dict()}
+
+    def mask(self, batch: Batch, count: int) -> Mask:
+        return ~self.part.mask(batch, count)
+
+
+def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
+    """Ids of the samples that a condition holds for.
+
+    The first call reads the condition's columns of all samples; later ones, in any process, map the file.
+
+    Args:
+        place: the dataset.
+        where: the condition.
+        options: how values are handed to a function.
+
+    Returns:
+        int64, shape ``(n,)``, rising; mapped read-only (8 bytes of disk each, no memory of its own).
+
+    Raises:
+        ConfigError: the dataset has no such column, or its values can not be compared so.
+        CacheError, StorageFullError: the ids can not be kept.
+        StorageError, CorruptDataError: a shard can not be read.
+    """
+    for column in where.columns:
+        check_column(place, column)
+    description = where.as_dict()
+
+    def make(sink: Sink) -> tuple[DTypeLike, bytes]:
+        logger.info(
+            "reading %s of all %d samples of %s, once, for a filter: %s",
+            ", ".join(where.columns),
+            place.index.samples,
+            place.cache.root,
+            description,
+        )
+        for first, count, batch in scan(place, where.columns, options):
+            try:
+                mask = where.mask(batch, count)
+            except ConfigError as error:
+                raise ConfigError(f"{place.cache.root}: {error}") from error
+            sink.append((np.flatnonzero(mask) + first).astype(_ID))
+            sink.beat()
+        return _ID, b""
+
+    array: Ids = keep(place, "where", "+".join(where.columns), description, make).array
+    return array
+
+
+def _json(value: Any) -> Any:
+    return {"bytes": value.hex()} if isinstance(value, bytes) else value

@@ -1,0 +1,92 @@
+"""Parquet as one of the pipeline's formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import IndexFileError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.merge import read_each
+from stoker.formats.parquet.reader import ParquetReader
+from stoker.formats.parquet.values import Fixed, gather
+from stoker.types import Array, Batch, Buffer, Column, Ids
+
+__all__ = ["ParquetFormat"]
+
+
+class ParquetFormat:
+    """Row groups as shards, decoded by pyarrow."""
+
+    name = "parquet"
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:  # noqa: ARG002
+        """Parquet files say themselves what an index says of other formats.
+
+        Raises:
+            IndexFileError: always.
+        """
+        raise IndexFileError(
+            f'{where}: Parquet is not listed in an index.json: open the directory that holds the files with format="parquet"'
+        )
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> ParquetReader:
+        """See :class:`stoker.formats.base.Format`."""
+        return ParquetReader(info, files[0], where, options)
+
+    def read_many(
+        self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """See :class:`stoker.formats.base.Format`."""
+        if len(shards) == 1:
+            return shards[0].read(rows, columns)
+        batch: Batch = {}
+        rest: list[str] = []
+        for name in shards[0].wanted(columns):
+            gathered = _gather(shards, which, rows, name)
+            if gathered is None:
+                rest.append(name)
+            else:
+                batch[name] = gathered
+        if rest:
+            batch.update(read_each(shards, which, rows, rest))
+        return {name: batch[name] for name in shards[0].columns if name in batch}
+
+    def iterate_many(
+        self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.base.Format`. Numbers are Python's; rows of array columns are arrays."""
+        return {name: _each(column) for name, column in self.read_many(shards, which, rows, columns).items()}
+
+
+def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:
+    """A fixed-width column of several row groups in one copy; ``None`` where it is none, or not all of them fit in memory."""
+    first = shards[0].values(name)
+    if not isinstance(first, Fixed) or first.nbytes * len(shards) > shards[0].options.decoded_limit:
+        return None
+    if len(rows) and int(rows.min()) < 0:
+        raise IndexError("row outside its shard")
+    columns = [first]
+    for shard in shards[1:]:
+        values = shard.values(name)
+        if (
+            not isinstance(values, Fixed)
+            or values.array.dtype != first.array.dtype
+            or values.array.shape[1:] != first.array.shape[1:]
+        ):
+            return None
+        columns.append(values)
+    if (np.array([len(column.array) for column in columns])[which] <= rows).any():
+        raise IndexError("row outside its shard")
+    return gather(columns, which, rows)
+
+
+def _each(column: Column) -> Iterable[Any]:
+    if not isinstance(column, np.ndarray):
+        return column
+    # datetime64 would become integers where Python's own types are too coarse.
+    return column.tolist() if column.ndim == 1 and column.dtype.kind not in "mM" else list(column)

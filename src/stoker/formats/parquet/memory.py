@@ -1,0 +1,147 @@
+"""Decoded row groups that one process keeps, within a number of bytes.
+
+Decoding a row group serves all rows that are taken from it, so it is kept until room is needed. What goes then is chosen
+blindly among all but the newest: shuffled samples come from the same row groups over and over, and whoever lets the least
+recently used go keeps none of them as soon as they do not all fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
+from typing import Any, Final, Protocol
+
+__all__ = ["DecodedMemory", "Shelf", "Sized", "memory_of"]
+
+logger = logging.getLogger(__name__)
+
+# Decoded so many times each, columns are said to be decoded again and again.
+_TOO_OFTEN: Final = 8
+
+
+class Sized(Protocol):
+    """Something decoded."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it holds."""
+        ...
+
+
+class Shelf:
+    """Where one reader's decoded columns stand, by name. What stands there goes with it."""
+
+    __slots__ = ("__weakref__", "columns", "decodes")
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Any] = {}
+        self.decodes = 0
+
+
+class DecodedMemory:
+    """Keeps what was decoded, of all readers that share it. Thread-safe; a forked process goes on with what is there.
+
+    Args:
+        limit: bytes to keep; the newest is kept whatever its size.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._warned = False
+        self._entries: dict[int, tuple[weakref.ref[Shelf], str, int]] = {}
+        self._total = 0
+        self._serial = itertools.count(1)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._coming: dict[tuple[int, str], Future[Any]] = {}
+
+    @property
+    def used(self) -> int:
+        """Bytes that are kept, of readers that still exist."""
+        with self._lock:
+            self._bury()
+            return self._total
+
+    def get(self, shelf: Shelf, name: str, decode: Callable[[], Sized]) -> Any:
+        """What stands on the shelf under this name, decoded first if need be, by one thread for all that ask for it."""
+        found = shelf.columns.get(name)
+        if found is not None:
+            return found
+        if self._pid != os.getpid():
+            self._reset()
+        key = (id(shelf), name)
+        with self._lock:
+            future = self._coming.get(key)
+            mine = future is None
+            if future is None:
+                future = self._coming[key] = Future()
+        if not mine:
+            return future.result()
+        try:
+            # Whoever decoded it before us may have finished just before we asked.
+            value = shelf.columns.get(name)
+            if value is None:
+                value = decode()
+                self._add(shelf, name, value)
+            future.set_result(value)
+            return value
+        except BaseException as error:
+            future.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                self._coming.pop(key, None)
+
+    def _add(self, shelf: Shelf, name: str, value: Sized) -> None:
+        shelf.decodes += 1
+        with self._lock:
+            number, size = next(self._serial), value.nbytes
+            shelf.columns[name] = value
+            self._entries[number] = (weakref.ref(shelf), name, size)
+            self._total += size
+            if self._total <= self.limit:
+                return
+            self._bury()
+            numbers = list(self._entries)[:-1]
+            # Multiplying by an odd constant scatters consecutive numbers: blind, and the same in every run.
+            at = number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+            while self._total > self.limit and numbers:
+                place = at % len(numbers)
+                numbers[place], numbers[-1] = numbers[-1], numbers[place]
+                self._drop(numbers.pop())
+                at = at * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
+                at ^= at >> 33
+        if shelf.decodes > _TOO_OFTEN * max(1, len(shelf.columns)) and not self._warned:
+            self._warned = True
+            logger.warning(
+                "row groups are decoded again and again, because those that are read at once do not fit into %d bytes: "
+                "raise that limit, lower shuffle_block_size or num_canonical_nodes, or read fewer columns",
+                self.limit,
+            )
+
+    def _bury(self) -> None:
+        """Forget what readers held that no longer exist."""
+        for number in [number for number, (shelf, _, _) in self._entries.items() if shelf() is None]:
+            self._total -= self._entries.pop(number)[2]
+
+    def _drop(self, number: int) -> None:
+        reference, name, size = self._entries.pop(number)
+        self._total -= size
+        shelf = reference()
+        if shelf is not None:
+            shelf.columns.pop(name, None)
+
+
+@cache
+def memory_of(limit: int) -> DecodedMemory:
+    """The memory of this size in this process."""
+    return DecodedMemory(limit)

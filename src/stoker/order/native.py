@@ -1,0 +1,292 @@
+"""Stoker's own course: streams, their shares, a partition, a batching method and a shuffle put together.
+
+Each stream is an endless line of samples (:mod:`stoker.order.line`), which epochs go on in: no sample comes twice before all
+came once. A mixing (:mod:`stoker.order.mixing`) says which stream's which sample comes at which position of an epoch, and a
+plan which positions a rank takes.
+
+With a static partition (:mod:`stoker.order.partition`) each part of the data has lines and a mixing of its own:
+:mod:`stoker.order.divided`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.order.batches import BatchPlan
+from stoker.order.bijection import mix
+from stoker.order.course import Leg, Run, Seat
+from stoker.order.device import DevicePlan
+from stoker.order.divided import Divided, check_batch
+from stoker.order.incumbent.sampling import StreamWeight
+from stoker.order.line import LineSettings
+from stoker.order.lines import Lines
+from stoker.order.mixing import Mixing
+from stoker.order.pieces import MixedOrder, Pieces
+from stoker.order.settings import NativeSettings, Source
+from stoker.order.shards import ShardTable
+from stoker.order.stratified import StratifiedPlan
+from stoker.order.timeline import Origin, Timeline
+from stoker.order.tracks import TAG_MIXING, line_settings, make_tracks
+from stoker.types import Ids
+
+__all__ = ["NativeCourse", "NativeSettings", "Source"]
+
+_TAG_SECTIONS: Final = 4
+
+
+class NativeCourse:
+    """See :class:`~stoker.order.course.Course`.
+
+    Args:
+        sources: the streams, at least one.
+        settings: everything else.
+        origin: where a run whose streams changed began anew: ``epoch``, ``consumed`` (samples of each stream by name) and
+            ``samples`` (of training before).
+
+    Raises:
+        ConfigError: streams, weights and settings that do not go together.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], settings: NativeSettings, origin: Mapping[str, Any] | None = None
+    ) -> None:
+        self.sources = tuple(sources)
+        self.settings = settings
+        self._origin = dict(origin or {})
+        if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
+            raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
+        self._tracks = make_tracks(self.sources, settings)
+        self._counts: Ids = np.array([track.count for track in self._tracks], dtype=np.int64)
+        total = sum(source.table.total for source in self.sources)
+        if settings.schedule is None:
+            self._epoch_size = int(self._counts.sum())
+        else:
+            self._epoch_size = total if settings.epoch_size is None else settings.epoch_size
+        if self._epoch_size and not sum(track.total for track in self._tracks):
+            raise ConfigError(f"an epoch of {self._epoch_size} samples was asked of a dataset that has none")
+        sizes = np.concatenate([source.selection.sizes for source in self.sources])
+        # Static parts are read by a rank each: nothing has to be interleaved for the sake of nodes.
+        self._nodes = 1
+        if not settings.partition.static:
+            self._nodes = LineSettings.resolve(
+                ShardTable(sizes[sizes > 0]), shuffle=settings.shuffle, num_canonical_nodes=settings.num_canonical_nodes
+            ).num_canonical_nodes
+        self._offsets = np.cumsum([0, *(len(source.table) for source in self.sources)]).tolist()
+        self._timeline = self._make_timeline() if self._epoch_size else None
+        self._forget()
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch_size(self) -> int:
+        """Positions in an epoch."""
+        return self._epoch_size
+
+    @property
+    def num_canonical_nodes(self) -> int:
+        """C, how many spans of each stream are interleaved."""
+        return self._nodes
+
+    @property
+    def shards_at_once(self) -> int:
+        """About how many shards are read at once, by all readers together."""
+        at_once = 0
+        for track in self._tracks:
+            shards = int(np.count_nonzero(track.selection.sizes))
+            lines = line_settings(track.selection, self.settings, self._nodes)
+            per_node = 1
+            if lines.shuffle == "block":
+                per_node = lines.block_size * shards // max(1, track.total) + 1
+            elif lines.shuffle == "global":
+                per_node = shards
+            at_once += min(shards, per_node * self._nodes)
+        return at_once
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the course was begun anew; empty if it was not."""
+        return self._origin
+
+    def continued(self, epoch: int, consumed: Mapping[str, int], samples: int) -> NativeCourse:
+        """The same course begun anew at an epoch, each stream after so many samples.
+
+        With fixed sampling it is the course itself: every epoch has the same samples, whatever came before.
+        """
+        if self.settings.sampling_method == "fixed":
+            return self
+        origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples} if epoch or consumed else None
+        return NativeCourse(self.sources, self.settings, origin)
+
+    def ended(self, leg: Leg, seat: Seat) -> bool:  # noqa: ARG002
+        """Whether nothing of the epoch is left at the leg's position."""
+        return leg.position >= self._epoch_size
+
+    def beyond(self, leg: Leg) -> bool:
+        """Whether the leg's position is one that no run can have got to."""
+        return leg.position > self._epoch_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that decides which sample comes when."""
+        settings = self.settings
+        chosen: dict[str, int] = dict.fromkeys((source.name for source in self.sources), 0)
+        for track in self._tracks:
+            chosen[track.source.name] += track.count
+        streams = {source.name: dict(source.about) for source in self.sources}
+        order: dict[str, Any] = {
+            "shuffle": settings.shuffle,
+            "seed": settings.seed,
+            "num_canonical_nodes": self._nodes,
+            "epoch_size": self._epoch_size,
+            "partition": settings.partition.as_dict(),
+        }
+        if len(self.sources) > 1:
+            order["streams"] = [source.name for source in self.sources]
+            order["batching_method"] = settings.batching_method
+        if settings.shuffle == "block":
+            for source in self.sources:
+                streams[source.name]["block_size"] = line_settings(source.selection, settings, self._nodes).block_size
+        if settings.schedule is not None:
+            order["schedule"] = settings.schedule.as_dict()
+        else:
+            for name, count in chosen.items():
+                streams[name]["choose"] = count
+        if settings.sampling_method == "fixed":
+            order["sampling_method"] = settings.sampling_method
+            order["sampling_granularity"] = settings.sampling_granularity
+        return {"streams": streams, "order": order}
+
+    def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:
+        """None: other programs' orders are others."""
+        if "sample_in_epoch" in state:
+            raise ConfigError(
+                "this is a state of mosaicml-streaming: its run goes on in its own order, with shuffle_algo= and the other "
+                'settings as they were there (shuffle_algo="py1e" is its default)'
+            )
+        return None
+
+    def write_foreign(self, leg: Leg, seat: Seat) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing: no other program knows this order."""
+        return {}
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
+
+    def run(self, leg: Leg, seat: Seat) -> Run:
+        """What a reader reads.
+
+        Raises:
+            ConfigError: the world or the batch size does not fit the partition, or an epoch that was begun with another.
+        """
+        if leg.position > self._epoch_size:
+            raise ConfigError(f"position {leg.position} is not in an epoch of {self._epoch_size}")
+        if self.settings.partition.static:
+            home, batch, _ = self.terms(leg, seat)
+            return self._divided.run(leg, seat, home, batch)
+        return self._run_elastic(leg, seat)
+
+    def terms(self, leg: Leg, seat: Seat) -> tuple[int, int, int]:
+        """The world and the batch size that the epoch was begun with, where its order hangs on them."""
+        if not self.settings.partition.static and self._batching not in ("per_stream", "device_per_stream"):
+            return 0, 0, 0
+        if leg.position and any(leg.terms):
+            return leg.terms
+        return seat.world_size, seat.batch_size, 0
+
+    def consumed(self, leg: Leg) -> dict[str, int]:
+        """Stream name to how many samples of it are used up when the leg's epoch ends, or before it if it is whole."""
+        if self.settings.sampling_method == "fixed" or not self._epoch_size:
+            return {}
+        # Between phases this is exact. Inside one, what is scrambled may be ahead of it by a window a node.
+        reached = self._pieces(leg.epoch + (1 if leg.position else 0), 1, shared=False).reached(
+            np.zeros(1, dtype=np.int64)
+        )
+        return {track.source.name: count for track, count in zip(self._tracks, reached[0].tolist(), strict=True)}
+
+    @property
+    def _batching(self) -> str:
+        """How streams are put into batches; a stream alone is not."""
+        return self.settings.batching_method if len(self.sources) > 1 else "random"
+
+    def _run_elastic(self, leg: Leg, seat: Seat) -> Run:
+        batching = self._batching
+        world, batch, _ = self.terms(leg, seat)
+        unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1)
+        pieces = self._pieces(leg.epoch, unit, shared=batching == "per_stream")
+        common: dict[str, Any] = {
+            "start": leg.position,
+            "end": self._epoch_size,
+            "batch_size": seat.batch_size,
+            "rank": seat.rank,
+            "world_size": seat.world_size,
+            "num_canonical_nodes": self._nodes,
+            "remainder": self.settings.remainder,
+        }
+        if batching == "stratified":
+            key = mix(self.settings.seed, _TAG_SECTIONS, leg.epoch)
+            shuffled = self.settings.shuffle != "none"
+            return Run(self._lines, StratifiedPlan(**common, strata=pieces, shuffled=shuffled, key=key))
+        order = MixedOrder(self._lines, pieces)
+        if batching == "device_per_stream":
+            check_batch(seat.batch_size, batch)
+            return Run(order, DevicePlan(**common))
+        if batching == "per_stream" and seat.world_size * seat.batch_size != unit:
+            raise ConfigError(
+                f"this epoch was begun with global batches of {unit} samples of one stream, here they have "
+                f"{seat.world_size * seat.batch_size}: go on with the same batch_size times world size until it ends"
+            )
+        return Run(order, BatchPlan(**common))
+
+    def _pieces(self, epoch: int, unit: int, *, shared: bool) -> Pieces:
+        """The epoch's mixings."""
+        key = mix(self.settings.seed, TAG_MIXING)
+        if self._timeline is None:
+            return Pieces([0], [0], [Mixing([0])])
+        stretches = self._timeline.stretches(epoch)
+        return Pieces(
+            [stretch.first for stretch in stretches],
+            [stretch.offset for stretch in stretches],
+            [
+                Mixing(
+                    stretch.counts,
+                    stretch.begun,
+                    nodes=self._nodes,
+                    unit=unit,
+                    window=self.settings.window,
+                    key=mix(key, stretch.start),
+                    shared=shared,
+                )
+                for stretch in stretches
+            ],
+        )
+
+    def _make_timeline(self) -> Timeline:
+        """How much of each track an epoch has, and what came before it."""
+        consumed = self._origin.get("consumed", {})
+        origin = Origin(
+            epoch=self._origin.get("epoch", 0),
+            samples=self._origin.get("samples", 0),
+            consumed=tuple(consumed.get(track.source.name, 0) for track in self._tracks),
+        )
+        if self.settings.schedule is None:
+            return Timeline.constant(self._counts.tolist(), origin)
+        return self.settings.schedule.timeline([source.name for source in self.sources], self._epoch_size, origin)
+
+    # -- lines and copies --------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
+        offsets = [offset[track.source.name] for track in self._tracks]
+        tracks, settings, nodes = self._tracks, self.settings, self._nodes
+        self._lines = Lines(lambda number: tracks[number].line(settings, nodes), offsets)
+        self._divided = Divided(tracks, settings, offsets, self._origin, self._batching)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Lines are made again where they are read.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lines", "_divided")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()

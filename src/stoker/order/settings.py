@@ -1,0 +1,92 @@
+"""What an order is made of: the streams, and everything else that it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.order.batches import Remainder
+from stoker.order.incumbent.layouts import BATCHING_METHODS
+from stoker.order.incumbent.sampling import SAMPLING_METHODS, StreamWeight
+from stoker.order.line import ShuffleName
+from stoker.order.mixing import WINDOW
+from stoker.order.partition import Elastic, Partition
+from stoker.order.schedule import Schedule
+from stoker.order.selection import Selection
+from stoker.order.shards import ShardTable
+
+__all__ = ["NativeSettings", "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stream, as the order sees it.
+
+    Attributes:
+        name: its name.
+        table: its shards' sizes.
+        selection: which of its samples belong.
+        weight: how much of it an epoch has.
+        about: what identifies its data in a state; ``fingerprint`` decides its order.
+        labels: a number for each sample of the table, where the partition needs a column.
+    """
+
+    name: str
+    table: ShardTable
+    selection: Selection
+    weight: StreamWeight = field(default_factory=StreamWeight)
+    about: Mapping[str, Any] = field(default_factory=dict)
+    labels: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSettings:
+    """What the order depends on beside the streams; see :class:`~stoker.streaming.StreamingDataset`."""
+
+    shuffle: ShuffleName = "none"
+    seed: int = 9176
+    num_canonical_nodes: int | None = None
+    block_size: int | None = None
+    epoch_size: int | None = None
+    partition: Partition = field(default_factory=Elastic)
+    batching_method: str = "random"
+    sampling_method: str = "balanced"
+    sampling_granularity: int = 1
+    schedule: Schedule | None = None
+    remainder: Remainder = "pad"
+
+    @property
+    def window(self) -> int:
+        """Units of streams in a window that is scrambled; 0 without shuffling."""
+        return 0 if self.shuffle == "none" else WINDOW
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("shuffle", get_args(ShuffleName)),
+            ("batching_method", BATCHING_METHODS),
+            ("sampling_method", SAMPLING_METHODS),
+            ("remainder", get_args(Remainder)),
+        ):
+            if getattr(self, name) not in known:
+                if name == "shuffle":
+                    raise ConfigError(f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(known)}")
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, least in (
+            ("num_canonical_nodes", 1),
+            ("block_size", 1),
+            ("epoch_size", 0),
+            ("sampling_granularity", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if self.schedule is not None:
+            for name, wanted in (("sampling_method", ("balanced",)), ("batching_method", ("random", "stratified"))):
+                if getattr(self, name) not in wanted:
+                    raise ConfigError(f"a schedule goes with {name} {' or '.join(wanted)}, not {getattr(self, name)}")
+            if self.partition.static:
+                raise ConfigError(f"a schedule goes with the elastic partition, not {self.partition.name}")

@@ -1,0 +1,7 @@
+"""Who reads which shard when, and what that costs: a run on a cluster, from its order alone, without reading data."""
+
+from stoker.simulate.report import NodeReport, Report
+from stoker.simulate.run import simulate
+from stoker.simulate.settings import Cluster, Model, Shards
+
+__all__ = ["Cluster", "Model", "NodeReport", "Report", "Shards", "simulate"]

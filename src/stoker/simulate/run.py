@@ -1,0 +1,99 @@
+"""The simulation: every node's uses, its cache, and the time that all takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stoker.order.shards import ShardTable
+from stoker.simulate.cache import NodeCache, run_cache
+from stoker.simulate.clock import first_batches, least_bandwidth, run_clock
+from stoker.simulate.quality import measure_quality
+from stoker.simulate.report import Balance, NodeReport, Report, Sharing
+from stoker.simulate.settings import Cluster, Make, Model, Shards
+from stoker.simulate.uses import cluster_ranks, node_uses, survey
+from stoker.types import Ids
+
+__all__ = ["simulate"]
+
+_BUDGET = 1 << 24
+
+
+def simulate(
+    make: Make, shards: Shards, cluster: Cluster, model: Model, *, budget: int = _BUDGET, search: bool = True
+) -> Report:
+    """Follow an epoch, or what is left of one, on a cluster.
+
+    The order and the plans are those that the loader would use; no data is read. Where the epoch has more samples than
+    ``budget``, a part of the batches is evaluated (:class:`~stoker.simulate.uses.Sampling`) and first uses come out a
+    few steps late.
+
+    Args:
+        make: from rank and world size to the rank's order and plan. Called once for each rank.
+        shards: sizes of the shards.
+        cluster: the machines.
+        model: what takes how long.
+        budget: about how many samples are evaluated.
+        search: also look for the least bandwidth with which training never waits.
+
+    Raises:
+        ConfigError: no rank has any sample.
+    """
+    made = cluster_ranks(make, cluster)
+    sampling = survey(made, budget)
+    lookahead = model.lookahead // made[0][1].batch_size
+    caches: list[NodeCache] = []
+    own: list[Ids] = []
+    ready = []
+    for node in range(cluster.nodes):
+        here = made[node * cluster.ranks_per_node : (node + 1) * cluster.ranks_per_node]
+        uses = node_uses(here, sampling, shards)
+        caches.append(run_cache(uses, shards.raw, lookahead, model.cache_limit))
+        ready.append(first_batches(uses.first_batches, shards.stored, model))
+        own.append(np.array([plan.samples for _, plan in here], dtype=np.int64))
+    users = np.zeros(len(shards), dtype=np.int64)
+    for cache in caches:
+        users[cache.shards] += 1
+    used = np.flatnonzero(users)
+    shared = users > 1
+    return Report(
+        cluster=cluster,
+        model=model,
+        sampling=sampling,
+        batch_size=made[0][1].batch_size,
+        lookahead=lookahead,
+        shards=int(used.size),
+        bytes=int(shards.stored[used].sum()),
+        nodes=tuple(
+            _node(number, cache, int(samples.sum()), shards, shared)
+            for number, (cache, samples) in enumerate(zip(caches, own, strict=True))
+        ),
+        sharing=Sharing(
+            shards=int(shared.sum()),
+            extra_bytes=int(((users[used] - 1) * shards.stored[used]).sum()),
+            most_nodes=int(users.max(initial=0)),
+        ),
+        balance=Balance(
+            samples=np.concatenate(own),
+            steps=np.array([len(plan) for _, plan in made], dtype=np.int64),
+            padding=made[0][1].padding,
+        ),
+        quality=measure_quality(made, ShardTable(shards.samples)),
+        clock=run_clock(caches, shards.stored, sampling.steps, model),
+        first_batches=np.concatenate(ready),
+        least_bandwidth=least_bandwidth(caches, shards.stored, sampling.steps, model) if search else None,
+        stored=shards.stored,
+    )
+
+
+def _node(number: int, cache: NodeCache, samples: int, shards: Shards, shared: np.ndarray) -> NodeReport:
+    fetched = int(shards.stored[cache.fetched].sum())
+    common = cache.shards[shared[cache.shards]]
+    return NodeReport(
+        node=number,
+        samples=samples,
+        bytes=fetched,
+        refetched=fetched - int(shards.stored[cache.shards].sum()),
+        shared=int(common.size),
+        shared_bytes=int(shards.stored[common].sum()),
+        cache=cache,
+    )

@@ -1,0 +1,317 @@
+"""A batch for a language model, in the forms that frameworks want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError, MissingPackageError
+from stoker.tokens.settings import LabelKind
+from stoker.types import Array, Ids
+
+__all__ = ["Extents", "LMBatch"]
+
+FIELDS: Final = (
+    "input_ids",
+    "labels",
+    "loss_mask",
+    "attention_mask",
+    "position_ids",
+    "document_ids",
+    "cu_seqlens",
+    "max_seqlen",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Where tokens of documents lie in a batch. A *piece* is a run of tokens of one document in one row.
+
+    Attributes:
+        starts: places where pieces begin, ``row * s + column``; int64, shape ``(k,)``, rising.
+        lengths: tokens in each piece, at least 1; int64, shape ``(k,)``.
+        documents: number of each piece's document; int64, shape ``(k,)``.
+    """
+
+    starts: Ids
+    lengths: Ids
+    documents: Ids
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LMBatch:
+    """b rows of s tokens. Everything but ids and labels is made when first asked for, and costs nothing until then.
+
+    Attributes:
+        input_ids: shape ``(b, s)``.
+        labels: shape ``(b, s)``; see :class:`~stoker.tokens.settings.LMSettings`.
+        label_kind: ``"shifted"`` or ``"unshifted"``.
+        num_tokens: places that are not padding; those of eos count.
+        made: where tokens of documents lie, or the function that works it out when it is first needed.
+        ignore_index: the label of what is not to be learnt.
+        reset_positions: positions count from each piece's beginning, not from each row's.
+        cut_documents: documents of which the layout cut something off.
+        cut_tokens: tokens that were cut off. The first of those of each document may still be a label.
+    """
+
+    input_ids: Array
+    labels: Array
+    label_kind: LabelKind
+    num_tokens: int
+    made: Extents | Callable[[], Extents]
+    ignore_index: int = -100
+    reset_positions: bool = True
+    cut_documents: int = 0
+    cut_tokens: int = 0
+
+    @classmethod
+    def concat(cls, parts: Sequence[LMBatch]) -> LMBatch:
+        """The rows of all batches, of which there is at least one, of one width and made with the same settings."""
+        if len(parts) == 1:
+            return parts[0]
+        places = np.cumsum([0, *(part.input_ids.size for part in parts)])
+        one = parts[0]
+        return cls(
+            np.concatenate([part.input_ids for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            one.label_kind,
+            sum(part.num_tokens for part in parts),
+            Extents(
+                np.concatenate([part.extents.starts + place for part, place in zip(parts, places, strict=False)]),
+                np.concatenate([part.extents.lengths for part in parts]),
+                np.concatenate([part.extents.documents for part in parts]),
+            ),
+            one.ignore_index,
+            one.reset_positions,
+            sum(part.cut_documents for part in parts),
+            sum(part.cut_tokens for part in parts),
+        )
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def __repr__(self) -> str:
+        rows, width = self.shape
+        dtype = self.input_ids.dtype
+        return f"LMBatch({rows} x {width} of {dtype}, {self.label_kind} labels, {self.num_tokens} tokens)"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and tokens in a row."""
+        return self.input_ids.shape[0], self.input_ids.shape[1]
+
+    @cached_property
+    def extents(self) -> Extents:
+        """Where tokens of documents lie. Pieces cover all places but padding."""
+        return self.made if isinstance(self.made, Extents) else self.made()
+
+    @property
+    def padding_waste(self) -> float:
+        """The part of all places that is padding, 0 to 1."""
+        return 1 - self.num_tokens / self.input_ids.size if self.input_ids.size else 0.0
+
+    @cached_property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """True where ``labels`` is to be learnt; shape ``(b, s)``."""
+        mask: NDArray[np.bool_] = self.labels != self.ignore_index
+        return mask
+
+    @cached_property
+    def attention_mask(self) -> NDArray[np.bool_]:
+        """True where a token is, False on padding; shape ``(b, s)``. It does not keep documents apart."""
+        flags = np.zeros(self._runs.size, dtype=bool)
+        flags[1::2] = True
+        return np.repeat(flags, self._runs).reshape(self.shape)
+
+    @cached_property
+    def position_ids(self) -> Array:
+        """Position of each token, of the dtype of ``input_ids``, shape ``(b, s)``; 0 on padding.
+
+        A document that goes on in another row starts again from 0 there.
+        """
+        size, dtype = self.input_ids.size, self.input_ids.dtype
+        if not self.reset_positions:
+            row = np.tile(np.arange(self.shape[1], dtype=dtype), (self.shape[0], 1))
+            row *= self.attention_mask
+            return row
+        # In padding, every place is its own beginning.
+        first = np.zeros(self._runs.size, dtype=np.int64)
+        first[1::2] = self.extents.starts
+        places = np.arange(size, dtype=np.int64)
+        places -= np.repeat(first, self._runs)
+        if self.num_tokens < size:
+            places *= self.attention_mask.reshape(-1)
+        return places.astype(dtype, copy=False).reshape(self.shape)
+
+    @cached_property
+    def document_ids(self) -> Ids:
+        """Number of each token's document, int64, shape ``(b, s)``; -1 on padding."""
+        numbers = np.full(self._runs.size, -1, dtype=np.int64)
+        numbers[1::2] = self.extents.documents
+        return np.repeat(numbers, self._runs).reshape(self.shape)
+
+    @cached_property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """Borders of attention for flash-attn's and torch's ``varlen`` functions; int32, from 0 to ``b * s``.
+
+        They count through the flattened batch. Rows are borders, and each run of padding in a row is a sequence of its own,
+        so ``q.view(b * s, heads, width)`` goes with them as it is. Without padding see :meth:`hugging_face`.
+        """
+        rows = np.arange(0, self.input_ids.size + 1, max(self.shape[1], 1), dtype=np.int64)
+        if not self.shape[1]:
+            rows = np.zeros(1, dtype=np.int64)
+        borders = np.unique(np.concatenate([rows, self.extents.starts, self.extents.starts + self.extents.lengths]))
+        if borders[-1] > np.iinfo(np.int32).max:
+            raise ConfigError(f"{self.input_ids.size} tokens in a batch are too many for cu_seqlens, which are int32")
+        return borders.astype(np.int32)
+
+    @cached_property
+    def max_seqlen(self) -> int:
+        """The longest sequence of :attr:`cu_seqlens`."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    def as_dict(self, *fields: str) -> dict[str, Any]:
+        """The named fields, all if none is named, as NumPy arrays; ``max_seqlen`` is an int.
+
+        Raises:
+            ConfigError: there is no such field.
+        """
+        unknown = [name for name in fields if name not in FIELDS]
+        if unknown:
+            raise ConfigError(f"a batch has no field {unknown[0]!r}; it has {', '.join(FIELDS)}")
+        return {name: getattr(self, name) for name in fields or FIELDS}
+
+    def torch(self, *fields: str) -> dict[str, Any]:
+        """:meth:`as_dict` as tensors that share the arrays' memory.
+
+        Raises:
+            MissingPackageError: torch is not installed.
+        """
+        return _as_torch(self.as_dict(*fields))
+
+    def jax(self, *fields: str) -> dict[str, Any]:
+        """:meth:`as_dict` as JAX arrays. On a CPU, ids and labels share the arrays' memory, which must then not be changed.
+
+        64-bit integers become 32-bit ones, in a copy, unless ``jax_enable_x64`` is on: ask for ``dtype="int32"`` at once.
+
+        Raises:
+            MissingPackageError: jax is not installed.
+            ConfigError: document numbers do not fit 32 bits; ask for other fields or turn on ``jax_enable_x64``.
+        """
+        try:
+            import jax  # type: ignore[import-not-found,unused-ignore]
+        except ImportError as error:
+            raise MissingPackageError(f"LMBatch.jax() needs jax ({error}): pip install jax") from error
+        wide = bool(jax.config.jax_enable_x64)
+        made: dict[str, Any] = {}
+        for name, value in self.as_dict(*fields).items():
+            if not isinstance(value, np.ndarray):
+                made[name] = value
+                continue
+            array: Array = value
+            if array.dtype == np.int64 and not wide:
+                if array.size and int(array.max()) > np.iinfo(np.int32).max:
+                    raise ConfigError(f"{name} holds {int(array.max())}, which is no int32: set jax_enable_x64")
+                array = array.astype(np.int32)
+            made[name] = jax.device_put(array)
+        return made
+
+    @cached_property
+    def shifted_labels(self) -> Array:
+        """Labels where ``labels[t]`` follows ``input_ids[t]``. From unshifted ones, the last of each row is ignored."""
+        if self.label_kind == "shifted":
+            return self.labels
+        shifted = np.empty_like(self.labels)
+        shifted[:, :-1] = self.labels[:, 1:]
+        shifted[:, -1:] = self.ignore_index
+        return shifted
+
+    @cached_property
+    def unshifted_labels(self) -> Array:
+        """Labels for a model that shifts. From shifted ones, the last of each row is lost, as no place predicts it."""
+        if self.label_kind == "unshifted":
+            return self.labels
+        unshifted = np.empty_like(self.labels)
+        unshifted[:, 1:] = self.labels[:, :-1]
+        unshifted[:, :1] = self.ignore_index
+        return unshifted
+
+    def hugging_face(self, *, flatten: bool = False) -> dict[str, Any]:
+        """Tensors by the names of Hugging Face models, whose labels the model shifts.
+
+        Args:
+            flatten: one row of all tokens without padding, as ``DataCollatorWithFlattening`` makes, with ``position_ids``
+                and the arguments of flash attention: ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q``,
+                ``max_length_k``; no ``attention_mask``. A label that ends its row is lost. Otherwise rows as they are, with
+                ``attention_mask`` (0 on padding) and ``position_ids``.
+        """
+        if not flatten:
+            return _as_torch(
+                {
+                    "input_ids": self.input_ids,
+                    "labels": self.unshifted_labels,
+                    "attention_mask": self.attention_mask.astype(self.input_ids.dtype),
+                    "position_ids": self.position_ids,
+                }
+            )
+        real = self.attention_mask
+        labels = self.unshifted_labels.copy()
+        labels[:, :1] = self.ignore_index  # in one long row, the last token of the row before would predict it
+        borders = np.zeros(self.extents.lengths.size + 1, dtype=np.int32)
+        np.cumsum(self.extents.lengths, out=borders[1:])
+        longest = int(self.extents.lengths.max(initial=0))
+        made = _as_torch(
+            {
+                "input_ids": self.input_ids[real][None],
+                "labels": labels[real][None],
+                "position_ids": self.position_ids[real][None],
+                "cu_seq_lens_q": borders,
+            }
+        )
+        return {**made, "cu_seq_lens_k": made["cu_seq_lens_q"], "max_length_q": longest, "max_length_k": longest}
+
+    def megatron(self) -> dict[str, Any]:
+        """Tensors by the names of Megatron's GPT data set: ``tokens``, ``labels`` (shifted; 0 where ``loss_mask`` is 0),
+        ``loss_mask`` (float32), ``position_ids``, and ``cu_seqlens``, ``max_seqlen`` over the flattened batch."""
+        labels = self.shifted_labels
+        learnt = labels != self.ignore_index
+        return _as_torch(
+            {
+                "tokens": self.input_ids,
+                "labels": np.where(learnt, labels, labels.dtype.type(0)),
+                "loss_mask": learnt.astype(np.float32),
+                "position_ids": self.position_ids,
+                "cu_seqlens": self.cu_seqlens,
+                "max_seqlen": self.max_seqlen,
+            }
+        )
+
+    @cached_property
+    def _runs(self) -> Ids:
+        """Lengths of padding, piece, padding, piece, ..., padding; int64, shape ``(2k + 1,)``."""
+        return runs_of(self.extents.starts, self.extents.lengths, self.input_ids.size)
+
+
+def runs_of(starts: Ids, lengths: Ids, size: int) -> Ids:
+    """Lengths of the gap before each piece and of the piece, by turns, and of the gap behind the last."""
+    runs = np.empty(2 * starts.size + 1, dtype=np.int64)
+    ends = starts + lengths
+    runs[1::2] = lengths
+    runs[2:-1:2] = starts[1:] - ends[:-1]
+    runs[0] = starts[0] if starts.size else size
+    if starts.size:
+        runs[-1] = size - ends[-1]
+    return runs
+
+
+def _as_torch(arrays: dict[str, Any]) -> dict[str, Any]:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingPackageError(f"tensors need torch ({error}): pip install 'stoker[torch]'") from error
+    return {name: torch.from_numpy(a) if isinstance(a, np.ndarray) else a for name, a in arrays.items()}

@@ -1,0 +1,260 @@
+"""Megatron's indexed data sets: a ``.bin`` of tokens, and an ``.idx`` that says what lies where in it.
+
+The ``.idx``, all little-endian: 9 bytes ``MMIDIDX\\0\\0``, u64 version 1, u8 code of the dtype, u64 number of sequences, u64
+number of document borders, i32 lengths of the sequences, i64 places of their first bytes in the ``.bin``, i64 document
+borders (numbers of sequences, from 0 to their number), and sometimes an i8 mode for each sequence.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stoker.errors import ConfigError, CorruptDataError, EncodingError
+from stoker.tokens.files import map_file
+from stoker.tokens.ragged import Ragged
+from stoker.tokens.runs import copy_runs
+from stoker.types import Ids
+
+__all__ = ["MegatronFile", "MegatronWriter"]
+
+_MAGIC: Final = b"MMIDIDX\x00\x00"
+_HEAD: Final = struct.Struct("<9sQBQQ")
+_DTYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+_FLOATS: Final = {6: "float64", 7: "float32"}
+_CODES: Final = {name: code for code, name in _DTYPES.items()}
+
+
+class MegatronFile:
+    """Megatron's indexed data set, mapped into memory: sequences of tokens, grouped into documents.
+
+    Args:
+        path: of the ``.bin``, of the ``.idx``, or of both without the ending.
+
+    Attributes:
+        dtype: of the tokens.
+        lengths: tokens in each sequence; int64, shape ``(sequences,)``.
+        borders: sequence with which each document begins, and their number; int64, shape ``(documents + 1,)``.
+
+    Raises:
+        ObjectNotFoundError: one of the files is missing.
+        CorruptDataError: they are not what the format says; names the file, and what to do.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        prefix = _prefix(path)
+        self._index, self._data = f"{prefix}.idx", f"{prefix}.bin"
+        head = map_file(self._index)
+        if head.size < _HEAD.size or bytes(head[:9]) != _MAGIC:
+            raise self._corrupt("does not begin as an index of Megatron's does. Give the path of the .idx or .bin file")
+        _, version, code, sequences, borders = _HEAD.unpack(head[: _HEAD.size].tobytes())
+        if version != 1:
+            raise self._corrupt(f"has version {version}; only version 1 is known")
+        if code not in _DTYPES:
+            what = f"holds {_FLOATS[code]}, which are no tokens" if code in _FLOATS else f"has an unknown dtype {code}"
+            raise self._corrupt(what)
+        size = _HEAD.size + 12 * sequences + 8 * borders
+        if head.size not in (size, size + sequences):
+            raise self._corrupt(
+                f"has {head.size} bytes, but its {sequences} sequences and {borders} borders need {size}. Was it written "
+                "to the end?"
+            )
+        at = _HEAD.size
+        self.dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
+        self.lengths: Ids = np.frombuffer(head, "<i4", sequences, at).astype(np.int64)
+        self._places: Ids = np.frombuffer(head, "<i8", sequences, at + 4 * sequences).astype(np.int64)
+        self.borders: Ids = np.frombuffer(head, "<i8", borders, at + 12 * sequences).astype(np.int64)
+        self._tokens = map_file(self._data)
+        self._check()
+
+    def __len__(self) -> int:
+        return self.lengths.size
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return self.borders.size - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return int(self.lengths.sum())
+
+    def read(self, first: int = 0, stop: int | None = None) -> Ragged:
+        """Sequences ``[first, stop)``, all by default; without a copy where they lie end to end, as they do when written
+        by Megatron.
+
+        Raises:
+            ConfigError: there are no such sequences.
+        """
+        stop = len(self) if stop is None else stop
+        if not 0 <= first <= stop <= len(self):
+            raise ConfigError(f"sequences {first} to {stop} of {self._data}, which has {len(self)}")
+        return self._rows(np.arange(first, stop, dtype=np.int64))
+
+    def documents(self, first: int = 0, stop: int | None = None) -> Ragged:
+        """Documents ``[first, stop)``, all by default, each of all its sequences.
+
+        Raises:
+            ConfigError: there are no such documents.
+        """
+        stop = self.num_documents if stop is None else stop
+        if not 0 <= first <= stop <= self.num_documents:
+            raise ConfigError(f"documents {first} to {stop} of {self._data}, which has {self.num_documents}")
+        low, high = (int(self.borders[first]), int(self.borders[stop])) if self.borders.size else (0, 0)
+        rows = self._rows(np.arange(low, high, dtype=np.int64))
+        offsets = rows.offsets[self.borders[first : stop + 1] - low] if self.borders.size else rows.offsets[:1]
+        return Ragged(rows.values, offsets, where=self._data, rows=first)
+
+    def take(self, rows: Ids) -> Ragged:
+        """These sequences, in this order, each in ``[0, len)``."""
+        if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise ConfigError(
+                f"sequences {int(rows.min())} to {int(rows.max())} of {self._data}, which has {len(self)}"
+            )
+        return self._rows(rows)
+
+    def _rows(self, rows: Ids) -> Ragged:
+        lengths, places = self.lengths[rows], self._places[rows] // self.dtype.itemsize
+        offsets = np.zeros(rows.size + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        tokens = self._tokens[: self._tokens.size // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
+        if not rows.size or np.array_equal(places, places[0] + offsets[:-1]):
+            first = int(places[0]) if rows.size else 0
+            return Ragged(tokens[first : first + int(offsets[-1])], offsets, where=self._data, rows=rows)
+        values = np.empty(int(offsets[-1]), self.dtype)
+        copy_runs(tokens, places, lengths, values, offsets[:-1])
+        return Ragged(values, offsets, where=self._data, rows=rows)
+
+    def _check(self) -> None:
+        width = self.dtype.itemsize
+        if len(self):
+            room = self._tokens.size - self.lengths * width
+            wrong = (self.lengths < 0) | (self._places < 0) | (self._places % width != 0) | (self._places > room)
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                raise self._corrupt(
+                    f"says that sequence {row} of {int(self.lengths[row])} tokens begins at byte {int(self._places[row])} "
+                    f"of {self._data}, which has {self._tokens.size} bytes. Are the two of one writing?"
+                )
+        borders = self.borders
+        if borders.size and (borders[0] != 0 or borders[-1] != len(self) or bool((borders[1:] < borders[:-1]).any())):
+            raise self._corrupt(f"has document borders that do not rise from 0 to its {len(self)} sequences")
+        if not borders.size:
+            if len(self):
+                raise self._corrupt("has no document borders")
+            self.borders = np.zeros(1, dtype=np.int64)
+
+    def _corrupt(self, what: str) -> CorruptDataError:
+        return CorruptDataError(f"{self._index} {what}")
+
+
+class MegatronWriter:
+    """Writes Megatron's indexed data set. Use it in a ``with`` statement: both files appear at its end, the index last.
+
+    Args:
+        path: of the ``.bin``, of the ``.idx``, or of both without the ending.
+        dtype: of the tokens: uint16, int32, ...
+
+    Raises:
+        ConfigError: there is a file already, or the format does not know the dtype.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], dtype: DTypeLike) -> None:
+        prefix = _prefix(path)
+        self.dtype = np.dtype(dtype)
+        if self.dtype.name not in _CODES:
+            raise ConfigError(f"Megatron's files hold no {self.dtype}; they hold {', '.join(_CODES)}")
+        self._paths = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+        for there in self._paths:
+            if there.exists():
+                raise ConfigError(f"{there} exists: write elsewhere, or remove it")
+        self._lengths: list[Ids] = []
+        self._borders: list[Ids] = [np.zeros(1, dtype=np.int64)]
+        self._sequences = 0
+        mark = secrets.token_hex(4)
+        self._temporary = [path.with_name(f".{path.name}.{mark}.partial") for path in self._paths]
+        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO | None = open(self._temporary[0], "wb")  # noqa: SIM115
+
+    def write(self, documents: Ragged, *, sequences: Sequence[int] | Ids | None = None) -> None:
+        """Add documents, each as one sequence.
+
+        Args:
+            documents: what to add; with ``sequences``, they are sequences.
+            sequences: how many sequences each document has.
+
+        Raises:
+            EncodingError: a sequence is too long for the format.
+            FormatError: a token does not fit the dtype.
+        """
+        if self._file is None:
+            raise ConfigError(f"the writer of {self._paths[0]} is closed: make a new one")
+        info = np.iinfo(self.dtype)
+        documents.check(int(info.max) + 1)
+        lengths = documents.lengths
+        if lengths.size and int(lengths.max()) > np.iinfo(np.int32).max:
+            raise EncodingError(f"a sequence of {int(lengths.max())} tokens: Megatron's files hold less than 2^31")
+        counts = np.ones(len(documents), np.int64) if sequences is None else np.asarray(sequences, dtype=np.int64)
+        if counts.sum() != len(documents) or (counts.size and int(counts.min()) < 0):
+            raise ConfigError(f"{int(counts.sum())} sequences in all documents, but {len(documents)} were given")
+        self._file.write(np.ascontiguousarray(documents.values, self.dtype.newbyteorder("<")).data.cast("B"))
+        self._lengths.append(lengths)
+        self._borders.append(self._sequences + np.cumsum(counts))
+        self._sequences += len(documents)
+
+    def finish(self) -> None:
+        """Write the index, and give both files their names."""
+        if self._file is None:
+            return
+        _close(self._file)
+        self._file = None
+        lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
+        places = (np.cumsum(lengths) - lengths) * self.dtype.itemsize
+        borders = np.concatenate(self._borders)
+        with open(self._temporary[1], "wb") as index:
+            index.write(_HEAD.pack(_MAGIC, 1, _CODES[self.dtype.name], lengths.size, borders.size))
+            arrays = lengths.astype("<i4"), places.astype("<i8"), borders.astype("<i8")
+            index.writelines(array.tobytes() for array in arrays)
+            index.flush()
+            os.fsync(index.fileno())
+        for temporary, path in zip(self._temporary, self._paths, strict=True):
+            os.replace(temporary, path)
+
+    def abort(self) -> None:
+        """Leave nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for temporary in self._temporary:
+            temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abort()
+        else:
+            self.finish()
+
+
+def _prefix(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    return name[:-4] if name.endswith((".bin", ".idx")) else name
+
+
+def _close(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()

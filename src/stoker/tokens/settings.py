@@ -1,0 +1,85 @@
+"""What every layout must know to make a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stoker.errors import ConfigError
+
+__all__ = ["LMSettings", "LabelKind"]
+
+LabelKind = Literal["shifted", "unshifted"]
+
+
+@dataclass(frozen=True, slots=True)
+class LMSettings:
+    """How documents become batches.
+
+    Attributes:
+        seq_len: S, tokens in a row.
+        labels: ``"shifted"``: ``labels[t]`` is the token that follows ``input_ids[t]`` in its document, also where that one
+            is in the next row or was cut off. ``"unshifted"``: ``labels[t]`` is ``input_ids[t]``, for models that shift by
+            themselves, as those of Hugging Face do. A model of the other kind would shift twice, or never.
+        pad_id: what fills rows up; needed only where rows are not full.
+        eos_id: put behind every document that is not empty, whatever its last token is. ``None``: documents end as they
+            are.
+        cross_document_labels: let the last token of a document predict the first of the next one in its row (in joined
+            documents: of the next one at all). Otherwise that label is ``ignore_index``.
+        reset_positions: positions count from 0 at each document's beginning in a row; otherwise at each row's.
+        ignore_index: the label of what is not to be learnt; negative.
+        dtype: of ``input_ids``, ``labels`` and ``position_ids``: int64, int32 or int16.
+        vocab_size: ids must be smaller, if given.
+    """
+
+    seq_len: int
+    labels: LabelKind = "shifted"
+    pad_id: int | None = None
+    eos_id: int | None = None
+    cross_document_labels: bool = False
+    reset_positions: bool = True
+    ignore_index: int = -100
+    dtype: DTypeLike = np.int64
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1:
+            raise ConfigError(f"seq_len={self.seq_len}: at least 1")
+        if self.labels not in get_args(LabelKind):
+            raise ConfigError(f"labels={self.labels!r} is unknown; known: {', '.join(get_args(LabelKind))}")
+        if self.output.kind != "i" or self.output.itemsize < 2:
+            raise ConfigError(f"dtype={self.output}: int64, int32 or int16, as labels may be {self.ignore_index}")
+        if not np.iinfo(self.output).min <= self.ignore_index < 0:
+            raise ConfigError(
+                f"ignore_index={self.ignore_index}: negative, so that it is no token, and within {self.output}"
+            )
+        if self.vocab_size is not None and self.vocab_size < 1:
+            raise ConfigError(f"vocab_size={self.vocab_size}: at least 1")
+        for name in ("pad_id", "eos_id"):
+            token = getattr(self, name)
+            if token is not None and not 0 <= token < self.limit:
+                raise ConfigError(f"{name}={token} is not a token: ids are in [0, {self.limit})")
+
+    @property
+    def output(self) -> np.dtype[Any]:
+        """The dtype of ids in a batch."""
+        return np.dtype(self.dtype)
+
+    @property
+    def limit(self) -> int:
+        """One more than the largest id that is allowed."""
+        room = int(np.iinfo(self.output).max) + 1
+        return room if self.vocab_size is None else min(room, self.vocab_size)
+
+    def padding(self, why: str) -> int:
+        """``pad_id``, which is needed.
+
+        Raises:
+            ConfigError: there is none; ``why`` says what it is needed for.
+        """
+        if self.pad_id is None:
+            raise ConfigError(f"{why}: give pad_id, the token to fill rows with")
+        return self.pad_id

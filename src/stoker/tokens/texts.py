@@ -1,0 +1,258 @@
+"""Text to be tokenized: found in Parquet, JSON lines or plain files, and handed out in blocks, always the same."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
+
+__all__ = ["SourceFile", "TextBlock", "Texts", "find_texts"]
+
+Kind = Literal["parquet", "jsonl", "text"]
+
+_KINDS: Final[dict[str, Kind]] = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".json.gz": "jsonl",
+    ".ndjson.gz": "jsonl",
+}
+_NAMES: Final = ("text", "content")
+# About as much text as a process tokenizes in a fifth of a second.
+_BLOCK: Final = 1 << 20
+_ROWS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of text."""
+
+    path: str
+    size: int
+    modified: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """Some documents that follow on each other in one file.
+
+    Attributes:
+        where: the file.
+        first: number of the first row or line, from 0; lines are told of from 1.
+        texts: documents, ``None`` where a row has none; or lines of JSON, not parsed yet.
+        key: of the text in the lines of JSON; ``None`` where texts are texts.
+        size: about the bytes of the file that this is.
+    """
+
+    where: str
+    first: int
+    texts: Sequence[str | None] | Sequence[bytes]
+    key: str | None
+    size: int
+
+    def documents(self) -> Sequence[str | None]:
+        """The texts, parsed.
+
+        Raises:
+            FormatError: a line is not JSON, or has no text; names it.
+        """
+        if self.key is None:
+            return self.texts  # type: ignore[return-value]
+        return [self._parse(number, line) for number, line in enumerate(self.texts, self.first + 1) if line.strip()]  # type: ignore[union-attr]
+
+    def _parse(self, number: int, line: Any) -> str | None:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{self.where}, line {number} is not JSON ({error}): repair the file") from None
+        if not isinstance(row, dict) or self.key not in row:
+            has = f"has the keys {', '.join(row)}" if isinstance(row, dict) else "is no object"
+            raise FormatError(f"{self.where}, line {number} {has}, not {self.key!r}: name the text's key with column=")
+        text = row[self.key]
+        if text is not None and not isinstance(text, str):
+            raise FormatError(f"{self.where}, line {number}: {self.key!r} is {type(text).__name__}, not text")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Files of text of one kind, in order.
+
+    Attributes:
+        kind: what they are.
+        files: which they are.
+        column: the column or key of the text; ``None``: to be found.
+        strict: bytes that are not UTF-8 are an error; otherwise they are replaced by U+FFFD.
+    """
+
+    kind: Kind
+    files: tuple[SourceFile, ...]
+    column: str | None
+    strict: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def blocks(self) -> Iterator[TextBlock]:
+        """All documents, in order. The same files always give the same blocks, of about 1 MiB.
+
+        Raises:
+            FormatError: a file is not what its name says; names it, and the remedy.
+        """
+        read = {"parquet": self._parquet, "jsonl": self._lines, "text": self._whole}[self.kind]
+        for file in self.files:
+            yield from read(file)
+
+    def _parquet(self, file: SourceFile) -> Iterator[TextBlock]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(file.path) as opened:
+                column = _text_column(opened.schema_arrow, self.column, file.path)
+                rows, size = max(opened.metadata.num_rows, 1), file.size
+                first = 0
+                pending: list[str | None] = []
+                used = 0
+                for batch in opened.iter_batches(_ROWS, columns=[column], use_threads=False):
+                    for text in batch.column(0).to_pylist():
+                        pending.append(text)
+                        used += len(text or "")
+                        if used >= _BLOCK:
+                            yield TextBlock(file.path, first, pending, None, size * len(pending) // rows)
+                            first += len(pending)
+                            pending, used = [], 0
+                if pending:
+                    yield TextBlock(file.path, first, pending, None, size * len(pending) // rows)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise CorruptDataError(f"{file.path} can not be read as Parquet ({error}): is it whole?") from error
+
+    def _lines(self, file: SourceFile) -> Iterator[TextBlock]:
+        first = 0
+        packed = file.path.endswith(".gz")
+        key = self.column
+        try:
+            with gzip.open(file.path, "rb") if packed else open(file.path, "rb") as opened:
+                while lines := opened.readlines(_BLOCK):
+                    if key is None and (found := next((line for line in lines if line.strip()), None)) is not None:
+                        key = _text_key(found, file.path)
+                    size = sum(map(len, lines))
+                    # What is packed is worth about a third.
+                    yield TextBlock(file.path, first, lines, key or "text", size // 3 if packed else size)
+                    first += len(lines)
+        except (gzip.BadGzipFile, EOFError) as error:
+            raise CorruptDataError(f"{file.path} can not be unpacked ({error}): is it whole?") from error
+
+    def _whole(self, file: SourceFile) -> Iterator[TextBlock]:
+        with open(file.path, "rb") as opened:
+            data = opened.read()
+        try:
+            text = data.decode("utf-8", "strict" if self.strict else "replace")
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"{file.path} is not UTF-8 ({error}): leave it out, or pass strict=False to replace such bytes"
+            ) from None
+        yield TextBlock(file.path, 0, [text], None, file.size)
+
+
+def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool) -> Texts:
+    """The files of a file name, a directory or a glob, sorted by name.
+
+    A directory gives its Parquet files; without any, its files of JSON lines; without any, all its files as plain text.
+    Names that begin with ``.`` or ``_`` are left out.
+
+    Raises:
+        ObjectNotFoundError: there is nothing.
+        ConfigError: the files are of several kinds, or ``column`` is given for plain text.
+    """
+    source = os.fspath(src)
+    if os.path.isfile(source):
+        found = [source]
+    elif os.path.isdir(source):
+        found = [path for path in glob.glob(f"{glob.escape(source)}/**/*", recursive=True) if _wanted(path, source)]
+        for kind in ("parquet", "jsonl"):
+            some = [path for path in found if _kind(path) == kind]
+            if some:
+                found = some
+                break
+    else:
+        found = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
+    if not found:
+        raise ObjectNotFoundError(f"{source}: no such file, no file in it, or none that matches", url=source)
+    kinds = {_kind(path) for path in found}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{source} has files of several kinds, {', '.join(sorted(kinds))}: give a glob for one of them"
+        )
+    (kind,) = kinds
+    if kind == "text":
+        _refuse_packed(found)
+        if column is not None:
+            raise ConfigError(f"column={column!r}: {found[0]} is plain text, a document a file, and has no columns")
+    return Texts(kind, tuple(_source(path) for path in sorted(found)), column, strict)
+
+
+def _wanted(path: str, root: str) -> bool:
+    parts = os.path.relpath(path, root).split(os.sep)
+    return os.path.isfile(path) and not any(part.startswith((".", "_")) for part in parts)
+
+
+def _kind(path: str) -> Kind:
+    name = os.path.basename(path).lower()
+    return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "text")
+
+
+def _refuse_packed(paths: list[str]) -> None:
+    for path in paths:
+        if path.lower().endswith((".gz", ".zst", ".bz2", ".xz", ".zip", ".tar")):
+            raise ConfigError(f"{path} is packed: unpack it first. Only JSON lines are read from .gz")
+
+
+def _source(path: str) -> SourceFile:
+    status = os.stat(path)
+    return SourceFile(path, status.st_size, status.st_mtime_ns)
+
+
+def _text_column(schema: Any, wanted: str | None, path: str) -> str:
+    """The text column of an Arrow schema: the one that is asked for, or one called ``text``, or the only one."""
+    texts = [field.name for field in schema if "string" in str(field.type) and "list" not in str(field.type)]
+    if wanted is not None:
+        if wanted not in schema.names:
+            raise FormatError(f"{path} has no column {wanted!r}; it has {', '.join(schema.names)}")
+        if wanted not in texts:
+            raise FormatError(f"{path}: column {wanted!r} holds {schema.field(wanted).type}, not text")
+        return wanted
+    for name in _NAMES:
+        if name in texts:
+            return name
+    if len(texts) != 1:
+        have = ", ".join(texts) or "no text columns"
+        raise FormatError(f"{path}: which of {have} is the text? Name it with column=")
+    return str(texts[0])
+
+
+def _text_key(line: bytes, path: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return _NAMES[0]  # told of where the line is parsed
+    if not isinstance(row, dict):
+        return _NAMES[0]
+    for name in _NAMES:
+        if name in row and isinstance(row[name], str | None):
+            return name
+    texts = [name for name, value in row.items() if isinstance(value, str)]
+    if len(texts) != 1:
+        raise FormatError(
+            f"{path}: which of {', '.join(texts) or 'no texts'} in the first line is the text? Name it with column="
+        )
+    return str(texts[0])

@@ -1,0 +1,385 @@
+"""Which samples belong: conditions on values, lists of ids, parts of a split."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+import operator
+import pickle
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker import JSONWriter, MDSWriter
+from stoker.dataset.cache import CacheSettings
+from stoker.dataset.compare import compare, plain_operand
+from stoker.dataset.conditions import Condition, Where, chosen_ids
+from stoker.dataset.place import Place, open_place
+from stoker.dataset.pool import ShardPool
+from stoker.dataset.streams import Stream, open_streams
+from stoker.dataset.subsets import HashSplit, KeepIds, SkipIds, Subset, train_validation_split
+from stoker.errors import ConfigError
+
+COLUMNS = {"id": "int", "lang": "str", "score": "float32", "raw": "bytes", "row": "ndarray:int16:2", "wide": "uint64"}
+LANGUAGES = ("en", "de", "fr")
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def sample_of(number: int) -> dict[str, Any]:
+    return {
+        "id": number - 50,
+        "lang": LANGUAGES[number % 3],
+        "score": float(np.float32(number / 10)),
+        "raw": bytes([number % 7]),
+        "row": np.array([number, -number], np.int16),
+        "wide": 2**64 - 1 - number,
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data")
+    with MDSWriter(columns=COLUMNS, out=str(out), size_limit=1500) as writer:
+        for number in range(200):
+            writer.write(sample_of(number))
+    return out
+
+
+def place_of(data: Path) -> Place:
+    return open_place(None, data, None, settings=CacheSettings())
+
+
+def expected(holds: Callable[[dict[str, Any]], bool]) -> list[int]:
+    return [number for number in range(200) if holds(sample_of(number))]
+
+
+def short(row: Any) -> Any:
+    """A function that a child process can find."""
+    return row[:, 0] < 5
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("id", 7), ("id", 7.5), ("id", -(10**30)), ("lang", "en"), ("score", 5.0), ("raw", b"\3"), ("wide", 2**64 - 9)],
+)
+def test_each_operator_chooses_what_python_would(data: Path, column: str, op: str, value: Any) -> None:
+    found = chosen_ids(place_of(data), Where(column, op, value))
+    assert found.dtype == np.int64
+    assert found.tolist() == expected(lambda sample: OPERATORS[op](sample[column], value))
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("id", [1, 2.0, 2.5, 10**30, math.inf]), ("lang", {"de", "xx"}), ("raw", (b"\1",)), ("wide", [2**64 - 1, -1])],
+)
+def test_in_and_not_in_choose_what_python_would(data: Path, column: str, values: Any) -> None:
+    found = chosen_ids(place_of(data), Where(column, "in", values)).tolist()
+    assert found == expected(lambda sample: sample[column] in values)
+    rest = chosen_ids(place_of(data), Where(column, "not in", values)).tolist()
+    assert sorted(found + rest) == list(range(200))
+
+
+def test_a_number_is_rounded_as_the_column_was(data: Path) -> None:
+    assert chosen_ids(place_of(data), Where("score", "==", 0.1)).tolist() == [1]
+    assert chosen_ids(place_of(data), Where("score", "in", [0.1, 0.2])).tolist() == [1, 2]
+
+
+def test_conditions_combine(data: Path) -> None:
+    en, low, high = Where("lang", "==", "en"), Where("score", "<", 3), Where("id", ">=", 100)
+    place = place_of(data)
+    assert chosen_ids(place, en & (low | ~high)).tolist() == expected(
+        lambda s: s["lang"] == "en" and (s["score"] < 3 or not s["id"] >= 100)
+    )
+    assert chosen_ids(place, ~(en | ~en)).tolist() == []
+    assert (en & (low | ~high)).columns == ("id", "lang", "score")
+    with pytest.raises(ConfigError, match=r"with &, \| and ~"):
+        _ = en and low
+    with pytest.raises(TypeError):
+        _ = en & True  # type: ignore[operator]
+
+
+def test_a_function_gets_columns_and_chooses(data: Path) -> None:
+    kinds: list[Any] = []
+
+    def fn(row: Any, lang: Any) -> Any:
+        kinds.append((type(row), row.shape[1:], type(lang)))
+        return (row.sum(axis=1) == 0) & np.array([one != "fr" for one in lang])
+
+    where = Where.function(["row", "lang"], fn, name="no french")
+    assert chosen_ids(place_of(data), where).tolist() == expected(lambda s: s["lang"] != "fr")
+    assert set(kinds) == {(np.ndarray, (2,), list)}
+    assert where.as_dict() == {"columns": ["row", "lang"], "function": "no french"}
+    assert chosen_ids(place_of(data), where & Where("id", "<", -40)).tolist() == expected(
+        lambda s: s["lang"] != "fr" and s["id"] < -40
+    )
+
+
+def test_conditions_are_evaluated_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = Where("id", "in", range(5))
+    first = chosen_ids(place_of(data), where)
+    assert isinstance(first, np.memmap)
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("the data were read again")
+
+    monkeypatch.setattr(ShardPool, "get", refuse)
+    assert chosen_ids(place_of(data), Where("id", "in", [4, 3, 2, 1, 0])).tolist() == first.tolist()
+    with pytest.raises(AssertionError):
+        chosen_ids(place_of(data), Where("id", "in", range(6)))
+
+
+def test_a_failing_function_leaves_nothing_behind(data: Path) -> None:
+    def fn(_: Any) -> Any:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        chosen_ids(place_of(data), Where.function("id", fn, name="fails"))
+    assert not list(data.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Where("id", "=", 1), "op='=': expected =="),
+        (lambda: Where("id", "==", None), "not with NoneType"),
+        (lambda: Where("id", "==", [1]), "not with list"),
+        (lambda: Where("id", "<", math.nan), "nothing equals NaN"),
+        (lambda: Where("lang", "in", "en"), "'in' needs a list or set of values, got str"),
+        (lambda: Where("lang", "in", ["en", 1]), "values of one kind"),
+        (lambda: Where.function([], len, name="x"), "one column or several"),
+        (lambda: Where.function("id", len, name=""), "needs a name"),
+        (lambda: Where.function("id", 5, name="x"), "expected a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_condition_that_makes_no_sense_is_refused(make: Callable[[], Condition], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (Where("words", "==", 1), "no column 'words'"),
+        (Where("lang", "==", 1), "column 'lang' holds text, which can not be compared with 1"),
+        (Where("id", "in", ["a"]), "column 'id' holds numbers, which can not be compared with 'a'"),
+        (Where("raw", "<", "a"), "column 'raw' holds bytes"),
+        (Where("row", "==", 1), r"column 'row' holds arrays \(int16, 1 axes each\): use Where.function"),
+        (Where.function("id", lambda ids: ids, name="ints"), "should return .* truth values .* returned dtype int64"),
+        (Where.function("id", lambda ids: True, name="one"), r"truth values .* shape \(\)"),
+    ],
+)
+def test_a_condition_that_does_not_fit_the_data_is_refused(data: Path, where: Condition, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chosen_ids(place_of(data), where)
+
+
+def test_values_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
+    with MDSWriter(columns={"j": "json"}, out=str(tmp_path / "data")) as writer:
+        for value in (None, 1, [2], 1.0, 3):
+            writer.write({"j": value})
+    place = place_of(tmp_path / "data")
+    assert chosen_ids(place, Where("j", "==", 1)).tolist() == [1, 3]
+    with pytest.raises(ConfigError, match=r"use Where.function|with Where.function"):
+        chosen_ids(place, Where("j", "<", 3))
+    with pytest.raises(ConfigError, match="unhashable"):
+        chosen_ids(place, Where("j", "in", [1]))
+
+
+def test_text_formats_can_be_filtered(tmp_path: Path) -> None:
+    with JSONWriter(columns={"n": "int", "s": "str"}, out=str(tmp_path / "data")) as writer:
+        for number in range(10):
+            writer.write({"n": number * 10**18, "s": "ab"[number % 2]})
+    place = place_of(tmp_path / "data")
+    assert chosen_ids(place, Where("n", ">", 7 * 10**18) & Where("s", "==", "a")).tolist() == [8]
+
+
+@given(
+    st.sampled_from(["u1", "i1", "i8", "u8", "?"]),
+    st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1),
+    st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False)),
+    st.sampled_from(list(OPERATORS)),
+)
+def test_integers_are_compared_exactly(dtype: str, numbers: list[int], value: float, op: str) -> None:
+    bounds = np.iinfo("u1" if dtype == "?" else dtype)
+    fitting = [min(max(number, int(bounds.min)), int(bounds.max)) for number in numbers]
+    for column in (np.array(fitting, dtype), np.array(fitting, dtype).tolist()):
+        found = compare(column, op, plain_operand(op, value), "it")
+        assert found.dtype == np.bool_
+        assert found.tolist() == [OPERATORS[op](number, value) for number in np.array(fitting, dtype).tolist()]
+    inside = compare(np.array(fitting, dtype), "in", plain_operand("in", [value, fitting[0]]), "it")
+    assert inside.tolist() == [number in (value, fitting[0]) for number in np.array(fitting, dtype).tolist()]
+
+
+def test_a_condition_is_a_value() -> None:
+    a = Where("id", "in", np.array([3, 1, 2])) & ~Where("raw", "==", b"\1")
+    b = Where("id", "in", (1, 2, 3)) & ~Where("raw", "==", bytearray(b"\1"))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.as_dict() == {
+        "and": [
+            {"column": "id", "op": "in", "value": [1, 2, 3]},
+            {"not": {"column": "raw", "op": "==", "value": {"bytes": "01"}}},
+        ]
+    }
+    assert pickle.loads(pickle.dumps(a)) == a
+
+
+def test_a_function_that_can_not_be_pickled_stays_behind(data: Path) -> None:
+    where = Where.function("id", lambda ids: ids > 140, name="late")
+    first = chosen_ids(place_of(data), where).tolist()
+    copy = pickle.loads(pickle.dumps(where))
+    assert copy == where
+    assert chosen_ids(place_of(data), copy).tolist() == first
+    unseen = pickle.loads(pickle.dumps(Where.function("id", lambda ids: ids > 141, name="later")))
+    with pytest.raises(ConfigError, match="'later' did not come along into this process"):
+        chosen_ids(place_of(data), unseen)
+
+
+def _child(data: Path, stream: Stream, results: Any) -> None:
+    found = [chosen_ids(place_of(data), each).tolist() for each in stream.subsets if isinstance(each, Condition)]
+    results.put(found)
+
+
+def test_a_spawned_process_chooses_the_same(data: Path) -> None:
+    stream = Stream(local=data, subset=[Where.function("row", short, name="short"), Where("lang", "==", "de")])
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    child = context.Process(target=_child, args=(data, stream, results))
+    child.start()
+    assert results.get(timeout=60) == [list(range(5)), expected(lambda s: s["lang"] == "de")]
+    child.join()
+
+
+# -- lists of ids ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KeepIds, SkipIds])
+def test_ids_are_the_same_from_any_source(tmp_path: Path, kind: type[KeepIds | SkipIds]) -> None:
+    ids = [5, 3, 10**12, 0]
+    np.save(tmp_path / "plain.npy", np.array(ids))
+    np.save(tmp_path / "sorted.npy", np.sort(ids).astype(np.uint64))
+    (tmp_path / "ids.txt").write_text("5\n3\n\n 1000000000000 \n0\n")
+    sources: list[Any] = [ids, np.array(ids), np.array(ids, np.uint64), *tmp_path.iterdir()]
+    sources.append(str(tmp_path / "ids.txt"))
+    values = [kind(source) for source in sources]
+    for value in values:
+        assert value.ids.tolist() == [0, 3, 5, 10**12]
+        assert value.ids.dtype == np.int64
+        assert not value.ids.flags.writeable
+        assert value == values[0]
+        assert hash(value) == hash(values[0])
+        assert pickle.loads(pickle.dumps(value)) == value
+    digest = xxhash.xxh64(np.array(sorted(ids), "<i8").tobytes()).hexdigest()
+    assert values[0].as_dict() == {"keep" if kind is KeepIds else "skip": 4, "xxh64": digest}
+
+
+def test_keeping_is_not_skipping() -> None:
+    assert KeepIds([1]) != SkipIds([1])
+    assert KeepIds([1]) != KeepIds([2])
+    assert KeepIds([]).as_dict()["keep"] == 0
+
+
+def test_sorted_ids_of_a_file_stay_mapped(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(0, 3_000_000, 2))
+    kept = KeepIds(tmp_path / "ids.npy")
+    assert isinstance(kept.ids, np.memmap)
+    assert len(pickle.dumps(kept)) < 1000
+
+
+def test_ids_given_are_the_callers_own() -> None:
+    ids = np.arange(5)
+    kept = KeepIds(ids)
+    ids[0] = 99
+    assert kept.ids.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([3, 1, 3], "id 3 comes twice"),
+        ([1, -1], "id -1 is negative"),
+        ([1.5], "ids are integers in one dimension, found float64"),
+        ([[1, 2]], r"found int64 of shape \(1, 2\)"),
+    ],
+)
+def test_ids_that_are_none_are_refused(ids: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KeepIds(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"1\nx2\n", r"a\.txt, line 2: expected an id, found 'x2'"),
+        ("a.txt", b"1\n99999999999999999999\n", r"line 2: expected an id"),
+        ("a.txt", b"7\n7\n", r"a\.txt: id 7 comes twice"),
+        ("a.txt", b"\xff\xfe", "can not be read as a list of ids"),
+        ("a.npy", b"no array", "can not be read as a list of ids"),
+        ("missing.npy", None, "can not be read as a list of ids"),
+    ],
+)
+def test_a_file_that_holds_no_ids_is_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        _ = KeepIds(tmp_path / name).ids
+
+
+# -- splits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("validation", [0.1, 0.3, 0.9, Fraction(1, 3), 1e-9])
+def test_train_and_validation_meet_exactly(validation: Any) -> None:
+    train, rest = train_validation_split(validation, seed=4)
+    assert (train.low, rest.high) == (0, 1)
+    assert train.high == rest.low == 1 - Fraction(str(validation))
+    assert train.seed == rest.seed == 4
+    assert pickle.loads(pickle.dumps(train)) == train
+
+
+def test_a_split_says_what_it_is() -> None:
+    assert HashSplit(0, 0.9, seed=3).as_dict() == {"split": ["0", "9/10"], "seed": 3}
+    assert HashSplit(0, 0.9) == HashSplit(Fraction(0), Fraction(9, 10))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.5, 0.5), (0.6, 0.5), (-0.1, 0.5), (0, 1.1), (0, math.nan), ("a", 1), (None, 1)]
+)
+def test_a_split_outside_of_everything_is_refused(low: Any, high: Any) -> None:
+    with pytest.raises(ConfigError, match=r"0 <= low < high <= 1|a fraction of 1"):
+        HashSplit(low, high)
+
+
+@pytest.mark.parametrize("validation", [0, 1, -1, 2, math.inf])
+def test_a_validation_part_of_nothing_or_all_is_refused(validation: float) -> None:
+    with pytest.raises(ConfigError, match="validation"):
+        train_validation_split(validation)
+
+
+def test_streams_keep_their_subsets(data: Path) -> None:
+    subsets: list[Subset] = [HashSplit(0, 0.5), KeepIds([1, 2]), SkipIds([2]), Where("id", ">", 0)]
+    streams = open_streams([Stream(local=data, subset=subset) for subset in subsets] + [Stream(local=data)])
+    chained = [stream.subsets for stream in streams.streams]
+    assert list(itertools.chain(*chained)) == subsets
+    copy = pickle.loads(pickle.dumps(streams))
+    assert [stream.subsets for stream in copy.streams] == chained
+    assert Stream(local=data, subset=subsets).subsets == tuple(subsets)

@@ -1,0 +1,426 @@
+"""Text to tokens: the same output for any number of processes, and nothing that looks whole before it is."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from stoker import StreamingDataset
+from stoker.cli import tokenize as command
+from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StokerError
+from stoker.tokens import Ragged, sinks, texts, tokenize
+from support import start_script
+
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "you",
+    "that",
+    "it",
+    "he",
+    "was",
+    "for",
+    "on",
+    "are",
+    "as",
+    "with",
+    "his",
+    "they",
+    "at",
+    "be",
+    "this",
+    "have",
+    "from",
+    "or",
+    "one",
+    "had",
+    "by",
+    "not",
+    "but",
+    "what",
+]
+
+
+def text_of(number: int) -> str:
+    rng = np.random.default_rng(number)
+    return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), int(rng.integers(1, 200))))
+
+
+DOCUMENTS = [text_of(number) for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer whose file says that texts are cut and padded."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(DOCUMENTS, trainer)
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def decoded(tokenizer_file: Path, rows: list[list[int]]) -> list[str]:
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    return [tokenizer.decode(row, skip_special_tokens=False) for row in rows]
+
+
+def rows_of(folder: Path, column: str = "input_ids") -> list[list[int]]:
+    tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
+    return [row for table in tables for row in table.column(column).to_pylist()]
+
+
+def write_parquet(path: Path, texts: list[str | None], **columns: Any) -> Path:
+    pq.write_table(pa.table({"text": pa.array(texts, pa.string()), **columns}), path, row_group_size=7)
+    return path
+
+
+def write_jsonl(path: Path, texts: list[str | None], key: str = "text") -> Path:
+    data = "".join(json.dumps({"id": n, key: text}) + "\n" for n, text in enumerate(texts)).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def sources(folder: Path, kind: str) -> Path:
+    """The documents in two files, with empty ones among them."""
+    folder.mkdir()
+    halves: list[list[str | None]] = [[*DOCUMENTS[:33], "", None], [None, *DOCUMENTS[33:]]]
+    for number, half in enumerate(halves):
+        if kind == "parquet":
+            write_parquet(folder / f"{number}.parquet", half)
+        elif kind in ("jsonl", "jsonl.gz"):
+            write_jsonl(folder / f"{number}.{kind}", half)
+        else:
+            for at, text in enumerate(half):
+                (folder / f"{number}-{at:03}.txt").write_text(text or "")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz", "txt"])
+def test_every_document_comes_once_and_in_order_from_any_source(
+    tmp_path: Path, tokenizer_file: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_BLOCK", 2000)
+    done = tokenize(sources(tmp_path / "src", kind), tmp_path / "dst", tokenizer_file, processes=1)
+    rows = rows_of(tmp_path / "dst")
+    assert decoded(tokenizer_file, rows) == DOCUMENTS
+    assert (done.documents, done.empty, done.tokens, done.files) == (60, 3, sum(map(len, rows)), 1)
+    assert (done.dtype, done.eos_id, done.resumed) == ("uint16", None, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "src"]
+
+
+def test_parquet_of_tokens_is_what_is_fast_to_read(tmp_path: Path, tokenizer_file: Path) -> None:
+    tokenize(
+        write_parquet(tmp_path / "a.parquet", list(DOCUMENTS)),
+        tmp_path / "dst",
+        tokenizer_file,
+        processes=1,
+        append_eos=True,
+        row_group_tokens=500,
+        compression=None,
+    )
+    (path,) = (tmp_path / "dst").iterdir()
+    file = pq.ParquetFile(path)
+    assert str(file.schema_arrow.field("input_ids")) == (
+        "pyarrow.Field<input_ids: list<element: uint16 not null> not null>"
+    )
+    about = json.loads(file.schema_arrow.metadata[b"stoker"])
+    assert about["vocab_size"] == Tokenizer.from_file(str(tokenizer_file)).get_vocab_size()
+    assert about["eos_id"] == 0
+    rows = rows_of(tmp_path / "dst")
+    counts = []
+    for group in range(file.num_row_groups):
+        column = file.metadata.row_group(group).column(0)
+        assert (column.statistics, column.compression) == (None, "UNCOMPRESSED")
+        assert not column.has_dictionary_page
+        counts.append(column.num_values)
+    # Without nulls and empty rows, the footer has the number of tokens.
+    assert sum(counts) == sum(map(len, rows))
+    assert all(500 <= count < 500 + max(map(len, rows)) for count in counts[:-1])
+    assert all(row[-1] == 0 and 0 not in row[:-1] for row in rows)
+    documents = Ragged.from_arrow(file.read_row_group(0).column(0))
+    assert documents.values.dtype == np.uint16
+
+
+@pytest.mark.processes
+def test_the_output_is_the_same_for_any_number_of_processes(tmp_path: Path, tokenizer_file: Path) -> None:
+    source = sources(tmp_path / "src", "txt")
+    for processes in (1, 3):
+        tokenize(
+            source,
+            tmp_path / str(processes),
+            tokenizer_file,
+            processes=processes,
+            append_eos="<|endoftext|>",
+            file_tokens=1500,
+            progress_bar=processes == 3,
+        )
+    one, three = (sorted((tmp_path / name).iterdir()) for name in ("1", "3"))
+    assert len(one) > 2
+    assert [path.name for path in one] == [path.name for path in three]
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in three]
+
+
+def test_mds_of_tokens_is_read_by_the_pipeline(tmp_path: Path, tokenizer_file: Path) -> None:
+    done = tokenize(
+        sources(tmp_path / "src", "jsonl"), tmp_path / "dst", tokenizer_file, processes=1, format="mds", append_eos=0
+    )
+    dataset = StreamingDataset(local=str(tmp_path / "dst"), batch_size=4)
+    rows = [dataset[number]["input_ids"].tolist() for number in range(dataset.size)]
+    assert decoded(tokenizer_file, rows) == [f"{text}<|endoftext|>" for text in DOCUMENTS]
+    assert done.files == 1
+
+
+class StopError(Exception):
+    """Stands for whatever ends a run."""
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 30])
+def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_gone_on_from(
+    tmp_path: Path, tokenizer_file: Path, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = sources(tmp_path / "src", "txt")
+    whole, dst = tmp_path / "whole", tmp_path / "dst"
+    options: dict[str, Any] = {"processes": 1, "file_tokens": 700, "row_group_tokens": 300}
+    tokenize(source, whole, tokenizer_file, **options)
+    write = sinks.ParquetSink.write
+    seen: list[int] = []
+
+    def failing(self: sinks.ParquetSink, documents: Ragged) -> None:
+        seen.append(len(documents))
+        if len(seen) > stop:
+            raise StopError
+        write(self, documents)
+
+    monkeypatch.setattr(sinks.ParquetSink, "write", failing)
+    with pytest.raises(StopError):
+        tokenize(source, dst, tokenizer_file, **options)
+    assert not dst.exists()
+    assert not [path for path in tmp_path.glob("*/*.parquet") if not path.parent.name.startswith((".", "whole"))]
+    monkeypatch.setattr(sinks.ParquetSink, "write", write)
+    if stop >= 7:
+        with pytest.raises(ConfigError, match="other settings"):
+            tokenize(source, dst, tokenizer_file, **{**options, "file_tokens": 701}, resume=True)
+    done = tokenize(source, dst, tokenizer_file, **options, resume=True)
+    assert done.resumed <= stop
+    assert stop < 7 or done.resumed > 0
+    assert _contents(dst) == _contents(whole)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.processes
+def test_a_killed_run_is_gone_on_from(tmp_path: Path, tokenizer_file: Path) -> None:
+    source, dst = tmp_path / "src", tmp_path / "dst"
+    source.mkdir()
+    for number in range(400):
+        (source / f"{number:04}.txt").write_text(DOCUMENTS[number % 60])
+    options = {"processes": 1, "file_tokens": 2000}
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, time\n"
+        "from stoker.tokens import sinks, tokenize\n"
+        "write = sinks.ParquetSink.write\n"
+        "def slow(self, documents):\n"
+        "    write(self, documents)\n"
+        "    time.sleep(0.01)\n"
+        "sinks.ParquetSink.write = slow\n"
+        f"tokenize({str(source)!r}, {str(dst)!r}, {str(tokenizer_file)!r}, **{options!r})\n"
+    )
+    process = start_script(script)
+    note = tmp_path / ".dst.partial" / "progress.json"
+    end = time.monotonic() + 60
+    while not (note.exists() and len(json.loads(note.read_text())["files"]) > 1):
+        assert time.monotonic() < end
+        assert process.poll() is None
+        time.sleep(0.01)
+    with pytest.raises(ConfigError, match="another process is writing"):
+        tokenize(source, dst, tokenizer_file, processes=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not dst.exists()
+    done = tokenize(source, dst, tokenizer_file, **options, resume=True)  # type: ignore[arg-type]
+    assert done.resumed > 0
+    assert decoded(tokenizer_file, rows_of(dst)) == [DOCUMENTS[number % 60] for number in range(400)]
+
+
+def test_mds_is_gone_on_from(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_BLOCK", 2000)
+    source = sources(tmp_path / "src", "jsonl")
+    options: dict[str, Any] = {"processes": 1, "format": "mds", "compression": None}
+    write = sinks.MDSSink.write
+    blocks: list[int] = []
+
+    def failing(self: sinks.MDSSink, documents: Ragged) -> None:
+        blocks.append(len(documents))
+        if len(blocks) > 4:
+            self._writer.finish()  # all shards are stored, and then the index is lost
+            (tmp_path / "dst" / "index.json").unlink()
+            raise StopError
+        write(self, documents)
+
+    monkeypatch.setattr(sinks.MDSSink, "write", failing)
+    with pytest.raises(StopError):
+        tokenize(source, tmp_path / "dst", tokenizer_file, **options)
+    monkeypatch.setattr(sinks.MDSSink, "write", write)
+    with pytest.raises(ConfigError, match="without an index"):
+        tokenize(source, tmp_path / "dst", tokenizer_file, **options)
+    tokenize(source, tmp_path / "dst", tokenizer_file, **options, resume=True)
+    dataset = StreamingDataset(local=str(tmp_path / "dst"), batch_size=4)
+    rows = [dataset[number]["input_ids"].tolist() for number in range(dataset.size)]
+    assert decoded(tokenizer_file, rows) == DOCUMENTS
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        tokenize(source, tmp_path / "dst", tokenizer_file, **options, resume=True)
+
+
+def test_what_is_there_is_replaced_only_when_asked_and_only_if_it_is_parquet(
+    tmp_path: Path, tokenizer_file: Path
+) -> None:
+    source = write_parquet(tmp_path / "a.parquet", ["the of"])
+    dst = tmp_path / "dst"
+    dst.mkdir()
+    tokenize(source, dst, tokenizer_file, processes=1)
+    with pytest.raises(ConfigError, match="not empty"):
+        tokenize(source, dst, tokenizer_file, processes=1)
+    write_parquet(source, ["and to"])
+    tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
+    assert decoded(tokenizer_file, rows_of(dst)) == ["and to"]
+    (dst / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds 'thesis\.tex'"):
+        tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
+    assert (dst / "thesis.tex").read_text() == "mine"
+    with pytest.raises(ConfigError, match="not a directory"):
+        tokenize(source, source, tokenizer_file, processes=1)
+    with pytest.raises(ConfigError, match="write MDS"):
+        tokenize(source, "memory://tokens", tokenizer_file, processes=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "dst"]
+
+
+def test_sources_without_a_document_give_a_file_without_rows(tmp_path: Path, tokenizer_file: Path) -> None:
+    done = tokenize(write_parquet(tmp_path / "a.parquet", [""]), tmp_path / "dst", tokenizer_file, processes=1)
+    assert (done.documents, done.empty, done.files) == (0, 1, 1)
+    assert rows_of(tmp_path / "dst") == []
+
+
+def test_the_column_of_the_text_is_found_or_asked_for(tmp_path: Path, tokenizer_file: Path) -> None:
+    numbers = pa.array([1])
+    only = tmp_path / "only.parquet"
+    pq.write_table(pa.table({"n": numbers, "body": pa.array(["the"], pa.large_string())}), only)
+    tokenize(only, tmp_path / "1", tokenizer_file, processes=1)
+    assert decoded(tokenizer_file, rows_of(tmp_path / "1")) == ["the"]
+    both = tmp_path / "both.parquet"
+    words = pa.array(["of"]).dictionary_encode()
+    pq.write_table(pa.table({"n": numbers, "title": pa.array(["the"]), "body": words}), both)
+    with pytest.raises(FormatError, match=r"both\.parquet: which of title, body is the text"):
+        tokenize(both, tmp_path / "2", tokenizer_file, processes=1)
+    tokenize(both, tmp_path / "2", tokenizer_file, processes=1, column="body", output_column="tokens")
+    assert decoded(tokenizer_file, rows_of(tmp_path / "2", "tokens")) == ["of"]
+    with pytest.raises(FormatError, match="column 'n' holds int64, not text"):
+        tokenize(both, tmp_path / "3", tokenizer_file, processes=1, column="n")
+    with pytest.raises(FormatError, match="no column 'x'; it has n, title, body"):
+        tokenize(both, tmp_path / "3", tokenizer_file, processes=1, column="x")
+    lines = write_jsonl(tmp_path / "a.jsonl", ["in"], key="story")
+    tokenize(lines, tmp_path / "3", tokenizer_file, processes=1)
+    assert decoded(tokenizer_file, rows_of(tmp_path / "3")) == ["in"]
+    assert not (tmp_path / "4").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"a\.jsonl, line 3 is not JSON"),
+        ("[1]", r"line 3 is no object, not 'text'"),
+        ('{"title": "a"}', r"line 3 has the keys title, not 'text': name the text's key with column="),
+        ('{"text": 5}', r"line 3: 'text' is int, not text"),
+    ],
+)
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.processes)])
+def test_a_bad_line_is_named(tmp_path: Path, tokenizer_file: Path, line: str, message: str, processes: int) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "the"}}\n\n{line}\n{{"text": "of"}}\n')
+    with pytest.raises(FormatError, match=message):
+        tokenize(path, tmp_path / "dst", tokenizer_file, processes=processes)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_bad_files_are_told_of(tmp_path: Path, tokenizer_file: Path) -> None:
+    def attempt(name: str, data: bytes, **options: Any) -> None:
+        (tmp_path / name).write_bytes(data)
+        tokenize(tmp_path / name, tmp_path / "dst", tokenizer_file, processes=1, **options)
+
+    with pytest.raises(CorruptDataError, match=r"a\.parquet can not be read as Parquet"):
+        attempt("a.parquet", b"PAR1 and no more")
+    with pytest.raises(CorruptDataError, match=r"a\.jsonl\.gz can not be unpacked"):
+        attempt("a.jsonl.gz", gzip.compress(b'{"text": "the"}\n')[:-9])
+    with pytest.raises(CorruptDataError, match="can not be unpacked"):
+        attempt("b.jsonl.gz", b'{"text": "the"}\n')
+    with pytest.raises(FormatError, match=r"a\.txt is not UTF-8 .* strict=False"):
+        attempt("a.txt", b"caf\xe9")
+    with pytest.raises(ConfigError, match="is packed: unpack it first"):
+        attempt("a.txt.zst", b"")
+    with pytest.raises(ConfigError, match="has no columns"):
+        attempt("b.txt", b"the", column="text")
+    with pytest.raises(ObjectNotFoundError, match="nowhere"):
+        tokenize(tmp_path / "nowhere*", tmp_path / "dst", tokenizer_file)
+    with pytest.raises(ConfigError, match="several kinds"):
+        tokenize(f"{tmp_path}/*", tmp_path / "dst", tokenizer_file)
+    attempt("a.txt", b"caf\xe9", strict=False)
+    assert decoded(tokenizer_file, rows_of(tmp_path / "dst")) == ["caf\ufffd"]
+
+
+def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, tokenizer_file: Path) -> None:
+    source = write_parquet(tmp_path / "a.parquet", ["the"])
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"processes": 0}, "processes=0"),
+        ({"format": "csv"}, "format='csv'"),
+        ({"append_eos": "</s>"}, "no such token"),
+        ({"append_eos": 400000}, "append_eos=400000"),
+        ({"file_tokens": 0}, "file_tokens=0"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            tokenize(source, tmp_path / "dst", tokenizer_file, **options)
+    with pytest.raises(ConfigError, match=r"is no tokenizer .*tokenizer\.json"):
+        tokenize(source, tmp_path / "dst", write_jsonl(tmp_path / "t.json", ["x"]))
+    with pytest.raises(StokerError, match="does not exist"):
+        tokenize(source, tmp_path / "dst", tmp_path / "no.json")
+
+
+def test_the_command_does_what_the_function_does(
+    tmp_path: Path, tokenizer_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_parquet(tmp_path / "a.parquet", list(DOCUMENTS))
+    parser = argparse.ArgumentParser()
+    command.add(parser.add_subparsers())
+    told = f"{source} {tmp_path}/dst --tokenizer {tokenizer_file} --append-eos --processes 1 --row-group-tokens 1k"
+    chosen = parser.parse_args(["tokenize", *told.split(), "--compression", "none"])
+    chosen.run(chosen)
+    assert "of 60 documents, in 1 files" in capsys.readouterr().out
+    tokenize(source, tmp_path / "2", tokenizer_file, append_eos=True, row_group_tokens=1000, compression=None)
+    assert _contents(tmp_path / "dst") == _contents(tmp_path / "2")
