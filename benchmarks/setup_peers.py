@@ -1,4 +1,4 @@
-"""Make the environments of the libraries that ``compare.py`` measures stoker against.
+"""Make the environments of the libraries that ``compare.py`` and ``parquet_tokens.py`` measure stoker against.
 
     python benchmarks/setup_peers.py            # make what is missing
     python benchmarks/setup_peers.py --clear    # make all anew
@@ -22,8 +22,9 @@ VENVS = HERE / ".venvs"
 PINS: dict[str, dict[str, str]] = {
     "mosaic": {"torch": "2.13.0", "mosaicml-streaming": "0.13.0"},
     "litdata": {"torch": "2.13.0", "litdata": "0.2.76", "webdataset": "1.0.2"},
+    "hf": {"torch": "2.13.0", "datasets": "5.2.0"},
 }
-IMPORTS = {"mosaic": ("streaming",), "litdata": ("litdata", "webdataset")}
+IMPORTS = {"mosaic": ("streaming",), "litdata": ("litdata", "webdataset"), "hf": ("datasets",)}
 
 # The peers require torchvision for datasets that are not measured here. Where the registry offers a
 # torchvision built for CUDA next to a CPU-only torch, its compiled operators do not load, and then it

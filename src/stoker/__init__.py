@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from stoker.order.partition import Contiguous, Elastic, HashBased, RangeBased, RoundRobin, Stratified
     from stoker.order.schedule import Schedule
     from stoker.streaming import StreamingDataset
+    from stoker.tokens.batch import LMBatch
+    from stoker.tokens.loader import StreamingParquetLoader
+    from stoker.tokens.shardconfig import ShardConfig
     from stoker.torch import StreamingDataLoader
 
 __version__ = "0.1.0"
@@ -36,17 +39,20 @@ _WHERE = {
     "HashSplit": "stoker.dataset.subsets",
     "JSONWriter": "stoker.dataset.writers",
     "KeepIds": "stoker.dataset.subsets",
+    "LMBatch": "stoker.tokens.batch",
     "MDSWriter": "stoker.dataset.writers",
     "Mesh": "stoker.cluster.mesh",
     "RangeBased": "stoker.order.partition",
     "RoundRobin": "stoker.order.partition",
     "Schedule": "stoker.order.schedule",
+    "ShardConfig": "stoker.tokens.shardconfig",
     "SkipIds": "stoker.dataset.subsets",
     "StokerError": "stoker.errors",
     "Stratified": "stoker.order.partition",
     "Stream": "stoker.dataset.streams",
     "StreamingDataLoader": "stoker.torch",
     "StreamingDataset": "stoker.streaming",
+    "StreamingParquetLoader": "stoker.tokens.loader",
     "TSVWriter": "stoker.dataset.writers",
     "Where": "stoker.dataset.conditions",
     "World": "stoker.cluster",
@@ -66,17 +72,20 @@ __all__ = [
     "HashSplit",
     "JSONWriter",
     "KeepIds",
+    "LMBatch",
     "MDSWriter",
     "Mesh",
     "RangeBased",
     "RoundRobin",
     "Schedule",
+    "ShardConfig",
     "SkipIds",
     "StokerError",
     "Stratified",
     "Stream",
     "StreamingDataLoader",
     "StreamingDataset",
+    "StreamingParquetLoader",
     "TSVWriter",
     "Where",
     "World",

@@ -1,0 +1,84 @@
+"""Counts that only the lengths of documents tell: one pass over the data, several groups at once."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from stoker.dataset.threads import Threads
+from stoker.tokens.placing import TooLong, place
+from stoker.tokens.ragged import Ragged
+from stoker.tokens.settings import LMSettings
+from stoker.types import Ids
+
+__all__ = ["lengths_only", "measure", "packed_rows"]
+
+_AHEAD: Final = 4
+
+
+class _Source(Protocol):
+    def lengths(self, group: int) -> Ids: ...
+    def fetch(self, groups: Iterable[int]) -> None: ...
+    def where(self, group: int) -> str: ...
+
+
+def measure(source: _Source, groups: Sequence[int], what: Callable[[Ids], Any]) -> Iterator[Any]:
+    """What a function says of the lengths of each group's documents, which are not empty, in order.
+
+    Args:
+        source: the groups.
+        groups: numbers of those to measure.
+        what: from int64 lengths to anything; called on threads.
+    """
+    threads = Threads(min(8, os.cpu_count() or 1), "measure")
+    running: deque[Future[Any]] = deque()
+    try:
+        for turn, group in enumerate(groups):
+            source.fetch(groups[turn : turn + threads.count + _AHEAD])
+            running.append(threads.submit(partial(_measured, source, group, what)))
+            if len(running) > threads.count:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        threads.close()
+
+
+def _measured(source: _Source, group: int, what: Callable[[Ids], Any]) -> Any:
+    return what(source.lengths(group))
+
+
+def packed_rows(source: _Source, bounds: Ids, settings: LMSettings, too_long: TooLong) -> Ids:
+    """How many rows the documents of each cell fill when they are packed.
+
+    Args:
+        source: the groups.
+        bounds: first group of each cell, and their number; int64, shape ``(cells + 1,)``.
+        settings: see :class:`LMSettings`.
+        too_long: what becomes of documents longer than a row.
+
+    Returns:
+        int64, shape ``(cells,)``.
+
+    Raises:
+        FormatError: a document is too long, where that is an error.
+    """
+    found = measure(source, range(int(bounds[-1])), lambda lengths: lengths)
+    counts = np.empty(bounds.size - 1, dtype=np.int64)
+    for cell, (first, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        lengths = np.concatenate([next(found) for _ in range(first, stop)])
+        counts[cell] = place(lengths_only(lengths, source.where(first)), settings, too_long).count
+    return counts
+
+
+def lengths_only(lengths: Ids, where: str) -> Ragged:
+    """Documents of which nothing but their lengths is of interest, without memory for tokens."""
+    offsets = np.zeros(lengths.size + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets, where=where)
