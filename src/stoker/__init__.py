@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stoker.cluster import World
+    from stoker.cluster.coordination import Coordination
     from stoker.cluster.mesh import Mesh
     from stoker.dataset.conditions import Where
     from stoker.dataset.merge import merge_index
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
     from stoker.dataset.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
     from stoker.errors import StokerError
     from stoker.formats.mds.encodings import Encoding, register_encoding
+    from stoker.loader.adaptive import Adaptive
+    from stoker.loader.config import StreamingConfig
+    from stoker.loader.stats import StreamStats
     from stoker.order.partition import Contiguous, Elastic, HashBased, RangeBased, RoundRobin, Stratified
     from stoker.order.schedule import Schedule
+    from stoker.shards import StreamingShardLoader
     from stoker.streaming import StreamingDataset
     from stoker.tokens.batch import LMBatch
     from stoker.tokens.loader import StreamingParquetLoader
@@ -31,8 +36,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Adaptive": "stoker.loader.adaptive",
     "CSVWriter": "stoker.dataset.writers",
     "Contiguous": "stoker.order.partition",
+    "Coordination": "stoker.cluster.coordination",
     "Elastic": "stoker.order.partition",
     "Encoding": "stoker.formats.mds.encodings",
     "HashBased": "stoker.order.partition",
@@ -50,9 +57,12 @@ _WHERE = {
     "StokerError": "stoker.errors",
     "Stratified": "stoker.order.partition",
     "Stream": "stoker.dataset.streams",
+    "StreamStats": "stoker.loader.stats",
+    "StreamingConfig": "stoker.loader.config",
     "StreamingDataLoader": "stoker.torch",
     "StreamingDataset": "stoker.streaming",
     "StreamingParquetLoader": "stoker.tokens.loader",
+    "StreamingShardLoader": "stoker.shards",
     "TSVWriter": "stoker.dataset.writers",
     "Where": "stoker.dataset.conditions",
     "World": "stoker.cluster",
@@ -64,8 +74,10 @@ _WHERE = {
 }
 
 __all__ = [
+    "Adaptive",
     "CSVWriter",
     "Contiguous",
+    "Coordination",
     "Elastic",
     "Encoding",
     "HashBased",
@@ -83,9 +95,12 @@ __all__ = [
     "StokerError",
     "Stratified",
     "Stream",
+    "StreamStats",
+    "StreamingConfig",
     "StreamingDataLoader",
     "StreamingDataset",
     "StreamingParquetLoader",
+    "StreamingShardLoader",
     "TSVWriter",
     "Where",
     "World",

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from loader_cases import rows_of, write_parquet
 
+from stoker import World
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, ObjectNotFoundError
 from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
 from stoker.tokens.megatron import MegatronWriter
@@ -300,6 +301,35 @@ def test_dataloader_workers_deliver_the_same_batches(tmp_path: Path, start: str)
     resumed = loader(tmp_path, shuffle=True, eos_id=99)
     resumed.load_state_dict(opened.state_after(begin, 5))
     assert rows_of(torch_data.DataLoader(resumed, batch_size=None, num_workers=2)) == expected[1][10:]
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork.*:DeprecationWarning")  # torchdata's own
+def test_states_of_workers_go_on_in_them(tmp_path: Path) -> None:
+    """torchdata's loader saves the state of each worker apart."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    write_parquet(tmp_path / "a.parquet", [[[k, k + 1, k + 2] * 3] * 5 for k in range(1, 9)])
+    expected = rows_of(loader(tmp_path, shuffle=True))
+    first = stateful.StatefulDataLoader(loader(tmp_path, shuffle=True), batch_size=None, num_workers=2)
+    begun = [batch for _, batch in zip(range(7), first, strict=False)]
+    state = first.state_dict()
+    second = stateful.StatefulDataLoader(loader(tmp_path, shuffle=True), batch_size=None, num_workers=2)
+    second.load_state_dict(state)
+    assert rows_of(begun) + rows_of(second) == expected
+
+
+def _half(folder: Path, rank: int) -> StreamingParquetLoader:
+    return loader(folder, shard=ShardConfig(rank, 2, 7), shuffle=True)
+
+
+def test_ranks_that_read_the_same(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", [[[k, k + 1, k + 2] * 3] * 5 for k in range(1, 9)])
+    opened = [
+        loader(tmp_path, shard=None, world=World(rank, 4), replication=2, seed=7, shuffle=True) for rank in range(4)
+    ]
+    rows = [rows_of(one) for one in opened]
+    assert rows[0] == rows[1] != rows[2] == rows[3]
+    assert sorted(rows[0] + rows[2]) == sorted(row for rank in range(2) for row in rows_of(_half(tmp_path, rank)))
 
 
 def test_batches_become_tensors_without_a_copy(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Unpack
+from importlib import import_module
+from typing import Any, ClassVar, Unpack
 
 from stoker.dataset.destination import OutPath
 from stoker.dataset.writer import DatasetWriter, WriterOptions
@@ -13,7 +14,19 @@ from stoker.formats.jsonl import JSONEncoder
 from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.xsv import SEPARATORS, XSVEncoder
 
-__all__ = ["CSVWriter", "JSONWriter", "MDSWriter", "TSVWriter", "XSVWriter"]
+__all__ = [
+    "ArrowWriter",
+    "CSVWriter",
+    "HDF5Writer",
+    "JSONWriter",
+    "MDSWriter",
+    "NPYWriter",
+    "NPZWriter",
+    "TFRecordWriter",
+    "TSVWriter",
+    "TarWriter",
+    "XSVWriter",
+]
 
 
 class MDSWriter(DatasetWriter):
@@ -122,3 +135,131 @@ class TSVWriter(_FixedSeparatorWriter):
     """Writes a dataset of tab-separated values: an :class:`XSVWriter` with its separator chosen."""
 
     _format = "tsv"
+
+
+class _PackedWriter(DatasetWriter):
+    """Base of writers whose shards are files of other programs' formats, see :mod:`stoker.formats.packed`.
+
+    Their encoders are imported when a writer is made, so that `import stoker` loads none of them.
+    """
+
+    _encoder_of: ClassVar[tuple[str, str]]
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(out, remote, self._make(columns), **options)
+
+    def _make(self, columns: Mapping[str, str], **more: Any) -> Callable[..., Any]:
+        module, name = self._encoder_of
+        return partial(getattr(import_module(module), name), columns, **more)
+
+
+class NPYWriter(_PackedWriter):
+    """Writes a dataset of NPY files: ``shard.00000.npy`` is an array with a row a sample.
+
+    Args:
+        columns: name of the one column to its encoding: a number's (``float32``) or ``ndarray:DTYPE:d0,d1``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.dataset.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.npy", "NPYEncoder")
+
+
+class NPZWriter(_PackedWriter):
+    """Writes a dataset of NPZ files: ``shard.00000.npz`` has an array a column, each with a row a sample.
+
+    Args:
+        columns: column name to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.dataset.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.npz", "NPZEncoder")
+
+
+class HDF5Writer(_PackedWriter):
+    """Writes a dataset of HDF5 files: ``shard.00000.hdf5`` has a contiguous dataset a column, with a row a sample.
+
+    Args:
+        columns: path of the dataset to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.dataset.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.hdf5", "HDF5Encoder")
+
+
+class ArrowWriter(_PackedWriter):
+    """Writes a dataset of Arrow IPC files: ``shard.00000.arrow`` is one record batch, with a row a sample.
+
+    Args:
+        columns: column name to encoding. Numbers become Arrow's, ``ndarray:DTYPE:...`` fixed-size lists or tensors, ``str``,
+            ``json`` and ``str_int`` text; all else is the bytes of its encoding.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.dataset.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.arrow", "ArrowEncoder")
+
+
+class TarWriter(_PackedWriter):
+    """Writes a dataset of tar files as WebDataset reads them: in ``shard.00000.tar`` a sample is a file a column.
+
+    The file of column ``jpg`` of the sample ``000000017`` is ``000000017.jpg``; its bytes are the value's encoding. The key
+    is the sample's number in the dataset, or the value of the column ``__key__`` where there is one.
+
+    Args:
+        columns: column name, which is the files' extension, to encoding: ``{"jpg": "jpeg", "cls": "str_int"}``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.dataset.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.tar_writer", "TarEncoder")
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(columns, out, remote, **options)
+        encoder: Any = self._encoder
+        encoder.begin(self.samples_written)
+
+
+class TFRecordWriter(_PackedWriter):
+    """Writes a dataset of TFRecord files: in ``shard.00000.tfrecord`` a record is a ``tf.train.Example``.
+
+    Args:
+        columns: column name to encoding. Integers and ``ndarray:int64:...`` become int64 lists, ``float16``, ``float32`` and
+            ``ndarray:float32:...`` float lists; all else is the bytes of its encoding.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        raw: records are the bytes of the one column's encoding, without an Example around them.
+        **options: see :class:`~stoker.dataset.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.tfrecord_writer", "TFRecordEncoder")
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        *,
+        raw: bool = False,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        DatasetWriter.__init__(self, out, remote, self._make(columns, raw=raw), **options)

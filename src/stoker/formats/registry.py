@@ -1,18 +1,60 @@
-"""Formats by name."""
+"""Formats by name: stoker's own, and those of other packages, which name theirs in the entry points ``stoker.formats``."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import FormatError
 from stoker.formats.base import Format
 
-__all__ = ["format_names", "get_format"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["GROUP", "format_names", "get_format"]
+
+GROUP: Final = "stoker.formats"
+"""Group of entry points: the name is the format's, the object a class, or a function, that makes it from nothing."""
+
+# Module, class and arguments of each. Imported when first asked for, so that reading one format loads no other.
+_OWN: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+    "arrow": ("stoker.formats.arrow", "ArrowFormat", ()),
+    "csv": ("stoker.formats.xsv", "XSVFormat", ("csv",)),
+    "files": ("stoker.formats.onefile", "FileFormat", ("files",)),
+    "hdf5": ("stoker.formats.hdf5", "HDF5Format", ()),
+    "jpeg": ("stoker.formats.onefile", "FileFormat", ("jpeg",)),
+    "json": ("stoker.formats.jsonl", "JSONFormat", ()),
+    "mds": ("stoker.formats.mds", "MDSFormat", ()),
+    "npy": ("stoker.formats.npy", "NPYFormat", ()),
+    "npz": ("stoker.formats.npz", "NPZFormat", ()),
+    "parquet": ("stoker.formats.parquet", "ParquetFormat", ()),
+    "png": ("stoker.formats.onefile", "FileFormat", ("png",)),
+    "tar": ("stoker.formats.tar", "TarFormat", ()),
+    "tfrecord": ("stoker.formats.tfrecord", "TFRecordFormat", ()),
+    "tsv": ("stoker.formats.xsv", "XSVFormat", ("tsv",)),
+    "xsv": ("stoker.formats.xsv", "XSVFormat", ("xsv",)),
+}
+
+
+class _Names(tuple[str, ...]):
+    """Names of stoker's own formats. What others add is *in* it too, but looked up only when a name is not among them:
+    that takes longer than to import stoker.
+    """
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in _others()
+
+
+_NAMES: Final = _Names(sorted(_OWN))
 
 
 def format_names() -> tuple[str, ...]:
-    """Names of all formats."""
-    return ("csv", "json", "mds", "parquet", "tsv", "xsv")
+    """Names of stoker's own formats; ``in`` finds those of other packages, too."""
+    return _NAMES
 
 
 @cache
@@ -20,23 +62,35 @@ def get_format(name: str) -> Format:
     """The format that the index calls ``name``.
 
     Raises:
-        FormatError: there is none; lists those that exist.
+        FormatError: there is none, or another package's can not be loaded; lists those that exist.
     """
-    # Imported here, so that reading one format loads no other.
-    if name == "mds":
-        from stoker.formats.mds import MDSFormat
+    if name in _OWN:
+        module, made, arguments = _OWN[name]
+        own: Format = getattr(importlib.import_module(module), made)(*arguments)
+        return own
+    entry = _others().get(name)
+    if entry is None:
+        raise FormatError(f"shard format {name!r} is unknown; known: {', '.join(sorted({*_OWN, *_others()}))}")
+    package = entry.dist.name if entry.dist is not None else entry.value
+    try:
+        make: Callable[[], Any] = entry.load()
+        made_here: Format = make()
+    except Exception as error:  # another package's code
+        raise FormatError(f"shard format {name!r} of {package} can not be loaded: {error!r}") from error
+    missing = [
+        method for method in ("parse_shard", "open", "read_many", "iterate_many") if not hasattr(made_here, method)
+    ]
+    if missing or made_here.name != name:
+        raise FormatError(
+            f"shard format {name!r} of {package} is none: "
+            + (f"it lacks {', '.join(missing)}" if missing else f"it calls itself {made_here.name!r}")
+        )
+    return made_here
 
-        return MDSFormat()
-    if name == "json":
-        from stoker.formats.jsonl import JSONFormat
 
-        return JSONFormat()
-    if name == "parquet":
-        from stoker.formats.parquet import ParquetFormat
+@cache
+def _others() -> dict[str, EntryPoint]:
+    """Formats of other packages. Stoker's own names are not theirs to take."""
+    from importlib.metadata import entry_points  # takes long
 
-        return ParquetFormat()
-    if name in ("csv", "tsv", "xsv"):
-        from stoker.formats.xsv import XSVFormat
-
-        return XSVFormat(name)
-    raise FormatError(f"shard format {name!r} is unknown; known: {', '.join(format_names())}")
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}

@@ -1,0 +1,431 @@
+"""What a worker uses: splits to work on, leased ahead; commits, sent in the background; and word of its lease."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from stoker.cluster.coordination.agent import Agent, Holding
+from stoker.cluster.coordination.checkpoint import uncommitted
+from stoker.cluster.coordination.driver import Driver
+from stoker.cluster.coordination.errors import EngineError, LeaseLostError, StalledError
+from stoker.cluster.coordination.membership import Clock, Membership
+from stoker.cluster.coordination.process import here, is_gone
+from stoker.cluster.coordination.records import Entry, Epoch, Lane, Settings
+from stoker.cluster.coordination.run import Progress, RunRecords, WorkerHealth
+from stoker.cluster.coordination.store import CoordinationStore, open_store
+from stoker.errors import ConfigError
+
+__all__ = ["Coordination", "LeasedSplit"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_LANES = 1024
+
+
+class LeasedSplit:
+    """Positions ``[begin, end)`` of the epoch, for this worker alone while its lease holds.
+
+    Attributes:
+        begin: first position.
+        end: one past the last.
+    """
+
+    __slots__ = ("_holding", "_owner", "begin", "end")
+
+    def __init__(self, owner: Coordination, holding: Holding) -> None:
+        self.begin = holding.split.begin
+        self.end = holding.split.end
+        self._owner = owner
+        self._holding = holding
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def __repr__(self) -> str:
+        return f"LeasedSplit({self.begin}, {self.end})"
+
+    def deliver(self, position: int) -> None:
+        """Call this before the samples up to ``position`` (exclusive) are handed on.
+
+        It waits while the lease is in doubt, because the engine has not answered for most of a lease's time.
+
+        Raises:
+            LeaseLostError: others have the split now: these samples must not be handed on.
+            EngineError: the doubt lasts longer than ``patience``.
+        """
+        self._owner._deliver(self, self._holding, position)
+
+    def commit(self, cursor: int | None = None) -> None:
+        """Ask for all before ``cursor`` (default: the end) to be committed. Returns at once; see :meth:`Coordination.flush`.
+
+        Only what was delivered may be committed.
+
+        Raises:
+            LeaseLostError: others have the split now.
+        """
+        self._owner._commit(self, self._holding, self.end if cursor is None else cursor)
+
+    def give_up(self, reason: str) -> None:
+        """Say that the rest of the split can not be worked on. Others try; after ``Settings.attempts`` it is set aside."""
+        self._owner._give_up(self._holding, reason)
+
+
+class Coordination:
+    """One worker's part in a run.
+
+    Args:
+        store: an engine, or its URL (:func:`~stoker.cluster.coordination.store.open_store`).
+        run: the run's id: workers with the same id at the same engine work together.
+        rank: this worker's, in ``[0, world_size)``; no two live processes may have the same.
+        world_size: most workers that take part. They may come late, leave, die and be replaced.
+        positions: positions of an epoch; or, for lanes that belong to ranks (``settings.threshold``), how many each
+            rank's part has: then part r is positions ``[sum(positions[:r]), sum(positions[:r + 1]))``.
+        identity: names and JSON values that must be the same for all workers: fingerprint, seed, order settings.
+        settings: times, sizes and thresholds; the same for all workers.
+        ahead: splits leased beyond the one that is worked on.
+        commit_every: seconds after which the part of a split that is done is committed.
+        patience: seconds without an answer from the engine after which waiting calls raise EngineError.
+        lanes: number of lanes; by default as many as workers, so that their writes seldom meet.
+        takes_over: whether this worker, rather than any that has no more work, goes on with a lane whose worker (that with
+            the lane's number as rank, where there are as many lanes as ranks) is lost: because it holds the lane's
+            shards, say (:func:`~stoker.cluster.coordination.replication.holders`). Asked for lost workers' lanes, often.
+
+    Raises:
+        ConfigError: the arguments make no sense.
+        EngineError: the engine can not be reached.
+
+    A background thread does all that takes time. Use it as a context manager, or call :meth:`leave`.
+    """
+
+    def __init__(
+        self,
+        store: str | CoordinationStore,
+        run: str,
+        *,
+        rank: int,
+        world_size: int,
+        positions: int | Sequence[int],
+        identity: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
+        ahead: int = 1,
+        commit_every: float = 1.0,
+        patience: float = 120.0,
+        lanes: int | None = None,
+        takes_over: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.settings = settings = settings or Settings()
+        _check(run, rank, world_size, settings)
+        self._starts = _lane_starts(positions, world_size, settings, lanes)
+        # As it will be once it was written and read, so that it compares.
+        self._identity = tuple(json.loads(json.dumps(dict(identity or {}))).items())
+        self._world_size = world_size
+        self._takes_over = takes_over
+        self._ahead, self._commit_every, self._patience = ahead, commit_every, patience
+        limit = min(10.0, settings.lease / 4)
+        self._store = open_store(store, timeout=limit) if isinstance(store, str) else store
+        self._owns_store = isinstance(store, str)
+        self._records = RunRecords(self._store, run)
+        clock = Clock(time.monotonic())
+        self._driver = Driver(self._store, clock, patience)
+        self._member = Membership(self._records.keys, rank, here(), settings, clock, is_gone)
+        self._agent: Agent | None = None
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, number: int) -> None:
+        """Take part in an epoch. The first call takes the rank.
+
+        Raises:
+            RankTakenError: another live process has the rank.
+            ConfigError: settings or identity are not those of the other workers; or the epoch before is not over.
+            EngineError: the engine does not answer.
+        """
+        self._end_epoch()
+        if number > 0:
+            before = self._records.epoch(number - 1)
+            if before is not None:
+                left = sum([end - begin for begin, end in uncommitted(self._records.lanes(before))])
+                if left:
+                    raise ConfigError(
+                        f"epoch {number} can not begin: {left} samples of epoch {number - 1} of run "
+                        f"{self._records.keys.run!r} are not committed yet"
+                    )
+        epoch = self._records.open_epoch(self._wanted(number))
+        driver = self._driver
+        if self._member.incarnation == 0:
+            driver.run(self._member.join, self._patience)
+        driver.clock.now = time.monotonic()
+        self._agent = Agent(
+            self._records.keys,
+            epoch,
+            self._member,
+            driver.clock,
+            ahead=self._ahead,
+            commit_every=self._commit_every,
+            gone=is_gone,
+            takes_over=self._takes_over,
+        )
+        driver.start(self._agent.run())
+
+    def restore(self, checkpoint: dict[str, Any], *, rollback: bool = False, attempt: int = 0) -> None:
+        """Bring the checkpoint's epoch back to where it was; call it before :meth:`begin_epoch`.
+
+        All workers may call it; it is done once. Workers that are in the epoch lose their splits.
+
+        Args:
+            checkpoint: what :meth:`checkpoint` gave.
+            rollback: undo commits that the engine has and the checkpoint lacks. They are delivered again.
+            attempt: another number each time that a run goes back to the same checkpoint.
+
+        Raises:
+            StateError: it is of another epoch, dataset, order or world.
+            StaleCheckpointError: the engine is further on, and ``rollback`` is not set.
+        """
+        wanted = self._wanted(int(checkpoint.get("epoch", 0)))
+        self._records.restore(wanted, checkpoint, rollback=rollback, attempt=attempt)
+
+    def leave(self, timeout: float = 30.0) -> None:
+        """Commit what was asked for, give back the rest, and let the rank go. May be called twice.
+
+        Raises:
+            EngineError: the engine did not answer in time; what this worker held is given to others after the lease.
+        """
+        try:
+            if not self._driver.failed:
+                self._end_epoch(timeout)
+                if self._member.incarnation and not self._member.record.left:
+                    self._driver.run(self._member.leave, timeout)
+        finally:
+            if self._owns_store:
+                self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.leave()
+        except EngineError:
+            if kind is None:
+                raise
+            _log.warning("left run %r without telling its engine", self._records.keys.run, exc_info=True)
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def next_split(self, timeout: float | None = None) -> LeasedSplit | None:
+        """The next split to work on; ``None`` when all of the epoch is committed, by whomever.
+
+        While others have all that is left, it waits: their work may become this worker's.
+
+        Raises:
+            StalledError: what is left was set aside; names it.
+            WaitTimeoutError: nothing after ``timeout`` seconds.
+            EngineError: the engine has not answered for ``patience`` seconds.
+        """
+        agent = self._current()
+        holding: Holding | None = None
+
+        def ready() -> bool:
+            nonlocal holding
+            holding = agent.take()
+            return holding is not None or agent.over
+
+        self._driver.wait(ready, timeout, "a split")
+        if holding is not None:
+            return LeasedSplit(self, holding)
+        self._raise_if_stalled()
+        return None
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was asked for is committed.
+
+        Raises:
+            WaitTimeoutError: not after ``timeout`` seconds.
+            EngineError: the engine has not answered for ``patience`` seconds.
+        """
+        agent = self._current()
+        with self._driver.changed:
+            agent.flush = True
+            self._driver.wake()
+        self._driver.wait(lambda: agent.settled, timeout, "commits")
+
+    def wait_finished(self, timeout: float | None = None) -> None:
+        """Wait until the epoch is committed, by whomever; this worker must hold nothing.
+
+        Raises:
+            StalledError: what is left was set aside; names it.
+            WaitTimeoutError: not after ``timeout`` seconds.
+            EngineError: the engine has not answered for ``patience`` seconds.
+        """
+        agent = self._current()
+        with self._driver.changed:
+            agent.ahead = -1
+            self._driver.wake()
+        self._driver.wait(lambda: agent.over, timeout, "the end of the epoch")
+        self._raise_if_stalled()
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that was begun."""
+        return self._current().epoch
+
+    @property
+    def incarnation(self) -> int:
+        """How many processes had this rank, this one included; 0 before the first epoch."""
+        return self._member.incarnation
+
+    def health(self) -> list[WorkerHealth]:
+        """All ranks, in order."""
+        return self._records.health(self.epoch)
+
+    def progress(self) -> Progress:
+        """How far the epoch is, of all workers together."""
+        return self._records.progress(self.epoch)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The epoch's state as a JSON dict, for :meth:`restore`. It holds all commits acknowledged before the call."""
+        return self._records.checkpoint(self.epoch)
+
+    def assignment(self) -> list[Entry]:
+        """Who has committed what so far, for :class:`~stoker.cluster.coordination.assignment.Replay`."""
+        return self._records.assignment(self.epoch)
+
+    def forget_epoch(self, number: int) -> int:
+        """Remove the records of an epoch that is over; returns how many they were.
+
+        Raises:
+            StateError: it is not over.
+        """
+        epoch = self._records.epoch(number)
+        return 0 if epoch is None else self._records.forget_epoch(epoch)
+
+    # -- for splits ------------------------------------------------------------------------------------------------
+
+    def _deliver(self, split: LeasedSplit, holding: Holding, position: int) -> None:
+        if not holding.delivered <= position <= split.end:
+            raise ConfigError(f"position {position} does not follow {holding.delivered} in {split!r}")
+        agent, driver = self._current(), self._driver
+        with driver.changed:
+            driver.clock.now = time.monotonic()
+            if agent.safe and not holding.lost:
+                agent.deliver(holding, position)
+                return
+        driver.wait(lambda: agent.safe or bool(holding.lost), None, "word of a lease")
+        self._raise_if_lost(split, holding)
+        with driver.changed:
+            agent.deliver(holding, position)
+
+    def _commit(self, split: LeasedSplit, holding: Holding, cursor: int) -> None:
+        if not split.begin <= cursor <= holding.delivered:
+            raise ConfigError(
+                f"only what was delivered can be committed: {cursor} of {split!r}, delivered up to {holding.delivered}"
+            )
+        self._raise_if_lost(split, holding)
+        with self._driver.changed:
+            self._driver.clock.now = time.monotonic()
+            self._current().commit(holding, cursor)
+            self._driver.wake()
+
+    def _give_up(self, holding: Holding, reason: str) -> None:
+        with self._driver.changed:
+            self._current().give_up(holding, reason)
+            self._driver.wake()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _wanted(self, number: int) -> Epoch:
+        return Epoch(number, 1, self._world_size, self._starts, None, self._identity, self.settings)
+
+    def _current(self) -> Agent:
+        if self._agent is None:
+            raise ConfigError("no epoch has begun: call begin_epoch first")
+        return self._agent
+
+    def _end_epoch(self, timeout: float | None = None) -> None:
+        """Stop the background thread, when all it holds is committed or given back."""
+        if self._agent is None:
+            return
+        with self._driver.changed:
+            self._agent.stopping = True
+            self._driver.wake()
+        self._driver.stop(self._patience if timeout is None else timeout)
+        self._agent = None
+
+    def _raise_if_lost(self, split: LeasedSplit, holding: Holding) -> None:
+        self._driver.raise_if_failed()
+        if holding.lost:
+            raise LeaseLostError(
+                f"the lease of {split!r} is lost: {holding.lost}; {holding.committed} was its last commit"
+            )
+
+    def _raise_if_stalled(self) -> None:
+        agent = self._current()
+        lanes: list[Lane] = [entry.value for entry in agent.watch.lanes.values()]
+        pieces = sorted([piece for lane in lanes for piece in lane.aside])
+        if pieces:
+            listed = "; ".join([f"[{p.begin}, {p.end}): {p.reason}" for p in pieces[:8]])
+            more = f"; and {len(pieces) - 8} more" if len(pieces) > 8 else ""
+            raise StalledError(
+                f"epoch {agent.epoch.number} of run {self._records.keys.run!r} can not be finished: after "
+                f"{self.settings.attempts} attempts each were set aside {listed}{more}"
+            )
+
+
+def _check(run: str, rank: int, world_size: int, settings: Settings) -> None:
+    if not run or "/" in run:
+        raise ConfigError(f"a run's id must not be empty or have a slash, got {run!r}")
+    if world_size < 1:
+        raise ConfigError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"rank {rank} is unknown in run {run!r}: its world has {world_size} workers, 0 to {world_size - 1}"
+        )
+    if settings.heartbeat <= 0 or settings.lease < 1.5 * settings.heartbeat:
+        raise ConfigError(
+            f"a lease ({settings.lease:g} s) must be at least one and a half heartbeats ({settings.heartbeat:g} s), or "
+            f"one lost message would end it"
+        )
+    least = {
+        "smallest": 1,
+        "largest": settings.smallest,
+        "attempts": 1,
+        "grid": 1,
+        "multiple": 1,
+        "stall": 0,
+        "slow": 0,
+    }
+    for name, low in least.items():
+        if getattr(settings, name) < low:
+            raise ConfigError(f"settings.{name} must be at least {low}, got {getattr(settings, name)}")
+    if settings.split <= 0 or (settings.threshold is not None and settings.threshold < 0):
+        raise ConfigError("settings.split must be positive, and settings.threshold not negative")
+
+
+def _lane_starts(
+    positions: int | Sequence[int], world_size: int, settings: Settings, lanes: int | None
+) -> tuple[int, ...]:
+    if settings.threshold is not None:
+        if isinstance(positions, int) or len(positions) != world_size:
+            given = positions if isinstance(positions, int) else f"{len(positions)} parts"
+            raise ConfigError(
+                f"with a threshold each of {world_size} ranks needs a part of its own: positions has {given}"
+            )
+        starts = [0]
+        for size in positions:
+            starts.append(starts[-1] + int(size))
+    else:
+        if not isinstance(positions, int):
+            raise ConfigError("parts of ranks need settings.threshold")
+        count = lanes if lanes is not None else min(world_size, _MOST_LANES)
+        count = max(1, min(count, positions))
+        starts = [positions * k // count for k in range(count + 1)]
+    if any(after < before for before, after in itertools.pairwise(starts)):
+        raise ConfigError(f"positions must not be negative, got {positions}")
+    return tuple(starts)

@@ -1,0 +1,178 @@
+"""Running a worker's protocol over an engine: in a thread of its own, so that it is never on the samples' way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stoker.cluster.coordination.errors import EngineError, WaitTimeoutError
+from stoker.cluster.coordination.membership import Clock
+from stoker.cluster.coordination.operations import Sleep, Steps, Unanswered
+from stoker.cluster.coordination.run import perform
+from stoker.cluster.coordination.store import CoordinationStore
+from stoker.errors import ConfigError
+
+__all__ = ["Driver"]
+
+
+class Driver:
+    """A thread that carries out what a protocol asks for.
+
+    Attributes:
+        changed: to be held by whoever looks at what the protocol knows, or changes it. It is let go while the engine is
+            asked, and notified after each step.
+        clock: the protocol's.
+    """
+
+    def __init__(self, store: CoordinationStore, clock: Clock, patience: float) -> None:
+        self.changed = threading.Condition()
+        self.clock = clock
+        self._store = store
+        self._patience = patience
+        self._thread: threading.Thread | None = None
+        self._woken = False
+        self._error: BaseException | None = None
+        self._answered = time.monotonic()
+        self._silence: EngineError | None = None
+        self._pid = os.getpid()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the protocol has ended with an error."""
+        return self._error is not None
+
+    def start(self, steps: Steps) -> None:
+        """Run a protocol in a new thread."""
+        self._answered, self._silence, self._woken = time.monotonic(), None, False
+        self._thread = threading.Thread(target=self._work, args=(steps,), name="stoker-coordination", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """Wait for the protocol's end, and raise the error that it ended with, if any.
+
+        Raises:
+            EngineError: it has not ended in time.
+        """
+        if self._thread is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise self.unreachable()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def run(self, make: Callable[[], Steps], timeout: float) -> None:
+        """Run a short protocol to its end in the caller's thread, again while the engine does not answer.
+
+        Raises:
+            EngineError: it has not answered for ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._run_once(make())
+                return
+            except Unanswered as error:
+                if time.monotonic() >= deadline:
+                    raise self.unreachable() from error
+                time.sleep(0.1)
+
+    def wake(self) -> None:
+        """Have the protocol look what there is to do. ``changed`` must be held."""
+        self._woken = True
+        self.changed.notify_all()
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None:
+        """Wait until the protocol's state is as the caller wants.
+
+        Args:
+            ready: asked with ``changed`` held and the clock set, after each step.
+            timeout: seconds; ``None`` for as long as the engine answers.
+            what: what is waited for, for the message.
+
+        Raises:
+            WaitTimeoutError: it was not in time.
+            EngineError: the engine has not answered for the driver's patience.
+            StokerError: what the protocol ended with.
+        """
+        if os.getpid() != self._pid:
+            raise ConfigError("a Coordination does not cross a fork: make one in the child process")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self.changed:
+            while True:
+                self.raise_if_failed()
+                now = self.clock.now = time.monotonic()
+                if ready():
+                    self.wake()
+                    return
+                if self._silence is not None and now - self._answered > self._patience:
+                    raise self.unreachable()
+                if deadline is not None and now >= deadline:
+                    raise WaitTimeoutError(f"waited {timeout:g} s for {what} in vain")
+                rest = self._patience / 8 if deadline is None else min(self._patience / 8, deadline - now)
+                self.changed.wait(rest)
+
+    def raise_if_failed(self) -> None:
+        """Raise the error that the protocol has ended with, if any."""
+        if self._error is not None:
+            raise self._error
+
+    def unreachable(self) -> EngineError:
+        """The engine's last failure."""
+        return self._silence or EngineError(f"the engine {self._store.url} does not answer", url=self._store.url)
+
+    def _perform(self, operation: Any) -> Any:
+        try:
+            answer = perform(self._store, operation)
+        except EngineError as error:
+            self._silence = error
+            raise Unanswered from error
+        self._answered, self._silence = time.monotonic(), None
+        return answer
+
+    def _run_once(self, steps: Steps) -> None:
+        answer: Any = None
+        while True:
+            self.clock.now = time.monotonic()
+            try:
+                operation = steps.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(operation, Sleep):
+                time.sleep(max(0.0, operation.until - time.monotonic()))
+            else:
+                answer = self._perform(operation)
+
+    def _work(self, steps: Steps) -> None:
+        answer: Any = None
+        failure: Unanswered | None = None
+        try:
+            while True:
+                with self.changed:
+                    self.clock.now = time.monotonic()
+                    operation = steps.send(answer) if failure is None else steps.throw(failure)
+                    self.changed.notify_all()
+                    answer, failure = None, None
+                    if isinstance(operation, Sleep):
+                        rest = operation.until - time.monotonic()
+                        if rest > 0 and not self._woken:
+                            self.changed.wait_for(lambda: self._woken, rest)
+                        self._woken = False
+                        continue
+                try:
+                    answer = self._perform(operation)
+                except Unanswered as error:
+                    failure = error
+        except StopIteration:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised by whatever the worker calls next
+            self._error = error
+        finally:
+            with self.changed:
+                self.changed.notify_all()

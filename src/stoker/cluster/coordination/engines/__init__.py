@@ -1,0 +1,1 @@
+"""Engines: each module imports its client only when it is used."""

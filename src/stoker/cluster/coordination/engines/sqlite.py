@@ -1,0 +1,218 @@
+"""SQLite as an engine: no process, no set-up, for all processes of one host.
+
+Each call is one transaction of one statement, in WAL mode with ``synchronous=FULL``: a call that has returned survives the
+kill of any process, and a power failure. A process that dies in the middle of a transaction leaves nothing of it. As the
+file is locked while a transaction is written, a process that is *stopped* in just that moment holds up the others until it
+goes on or ends; their calls end with an error at the time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.cluster.coordination.errors import EngineError
+from stoker.cluster.coordination.store import Stored, fresh_version
+from stoker.errors import ConfigError
+
+__all__ = ["SqliteStore", "file_system_of"]
+
+_APPLICATION = 0x53544B52  # "STKR"
+_TOGETHER = 500
+# Locks and shared memory, which WAL needs, do not work over these, or not on all hosts alike.
+_NETWORK = frozenset(
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.cephfs",
+        "fuse.gcsfuse",
+        "fuse.glusterfs",
+        "fuse.goofys",
+        "fuse.juicefs",
+        "fuse.s3fs",
+        "fuse.sshfs",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+        "pvfs2",
+        "smb3",
+        "smbfs",
+        "weka",
+        "wekafs",
+    ]
+)
+
+
+class SqliteStore:
+    """The records in a file.
+
+    Args:
+        path: the file; its folder must exist. Beside it, SQLite keeps ``-wal`` and ``-shm`` files while it is in use.
+        timeout: seconds a call may take.
+
+    Raises:
+        ConfigError: the path is no place for it: no such folder, a file of another kind, a network file system.
+        EngineError: it could not be opened in time.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
+        place = Path(path).expanduser().absolute()
+        if not str(path) or not place.parent.is_dir():
+            raise ConfigError(f"sqlite://{path}: no folder {place.parent}: make it, or give another path")
+        kind = file_system_of(place.parent)
+        if kind in _NETWORK:
+            raise ConfigError(
+                f"sqlite://{path}: {place.parent} is a network file system ({kind}), on which SQLite can lose writes: give "
+                f"a path on a local disk, or use a redis:// engine for more than one host"
+            )
+        self.url = f"sqlite://{place}"
+        self._path = str(place)
+        self._timeout = timeout
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._open: list[tuple[int, sqlite3.Connection]] = []
+        self._connection()
+
+    def get(self, keys: Sequence[str]) -> list[Stored | None]:
+        found: dict[str, Stored] = {}
+        for first in range(0, len(keys), _TOGETHER):
+            part = list(keys[first : first + _TOGETHER])
+            marks = ",".join("?" * len(part))
+            rows = self._rows(f"SELECT key, value, version FROM records WHERE key IN ({marks})", part)  # noqa: S608
+            found.update([(key, Stored(value, version)) for key, value, version in rows])
+        return [found.get(key) for key in keys]
+
+    def create(self, key: str, value: bytes) -> int | None:
+        version = fresh_version()
+        done = self._write(
+            "INSERT OR IGNORE INTO records (key, value, version) VALUES (?, ?, ?)", (key, value, version)
+        )
+        return version if done else None
+
+    def swap(self, key: str, value: bytes, version: int) -> int | None:
+        fresh = fresh_version()
+        statement = "UPDATE records SET value = ?, version = ? WHERE key = ? AND version = ?"
+        return fresh if self._write(statement, (value, fresh, key, version)) else None
+
+    def delete(self, key: str, version: int) -> bool:
+        return self._write("DELETE FROM records WHERE key = ? AND version = ?", (key, version))
+
+    def scan(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, Stored]]:
+        rows = self._rows(
+            "SELECT key, value, version FROM records WHERE key >= ? AND key > ? AND substr(key, 1, ?) = ? "
+            "ORDER BY key LIMIT ?",
+            (prefix, after, len(prefix), prefix, limit),
+        )
+        return [(key, Stored(value, version)) for key, value, version in rows]
+
+    def close(self) -> None:
+        with self._lock:
+            for pid, connection in self._open:
+                if pid == os.getpid():
+                    connection.close()
+            self._open.clear()
+            self._local = threading.local()
+
+    def _write(self, statement: str, values: Sequence[Any]) -> bool:
+        return bool(self._execute(statement, values).rowcount > 0)
+
+    def _rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        rows: list[Any] = self._execute(statement, values, fetch=True)
+        return rows
+
+    def _execute(self, statement: str, values: Sequence[Any], *, fetch: bool = False) -> Any:
+        try:
+            cursor = self._connection().execute(statement, values)
+            return cursor.fetchall() if fetch else cursor
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _connection(self) -> sqlite3.Connection:
+        # A connection belongs to one thread, and must not cross a fork.
+        known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "connection", None)
+        if known is not None and known[0] == os.getpid():
+            return known[1]
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                connection = self._connect()
+                break
+            except sqlite3.Error as error:
+                # Several processes that open a new file at once can find it locked whatever the busy time is.
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise self._failed(error) from error
+                time.sleep(0.01)
+        self._local.connection = (os.getpid(), connection)
+        with self._lock:
+            self._open.append((os.getpid(), connection))
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=self._timeout, isolation_level=None, check_same_thread=False, cached_statements=32
+        )
+        try:
+            connection.execute("BEGIN")  # so that both are of one moment
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            connection.execute("COMMIT")
+            if application != _APPLICATION and tables:
+                raise ConfigError(f"{self.url} is an SQLite database of something else: give another path")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            if application != _APPLICATION:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS records "
+                    "(key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID"
+                )
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _failed(self, error: sqlite3.Error) -> Exception:
+        said = str(error)
+        if "not a database" in said:
+            return ConfigError(f"{self.url} is no SQLite database: give another path")
+        if "locked" in said or "busy" in said:
+            remedy = "another process holds the file: see whether one is stopped"
+        elif "full" in said:
+            remedy = "make room on its disk"
+        else:
+            remedy = "see whether its disk is there and writable"
+        return EngineError(
+            f"the engine {self.url} did not do what was asked within {self._timeout:g} s ({said}): {remedy}",
+            url=self.url,
+        )
+
+
+def file_system_of(path: Path) -> str:
+    """Kind of the file system that a path is on, as the kernel calls it; empty where that can not be told."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        mount = fields.split(" ")[4].encode().decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        # Of several mounts at one place the last one counts.
+        if inside and len(mount) >= len(best):
+            best, kind = mount, rest.split(" ")[0]
+    return kind

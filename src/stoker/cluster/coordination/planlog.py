@@ -1,0 +1,194 @@
+"""Synchronous training without a coordinator on its way: who takes which positions, from an append-only plan.
+
+A plan is a list of generations ``(from_position, ranks, weights)``. From it each rank derives its part by pure
+functions of integers, so ranks that have the same plan need not talk. Unlike machines get unlike weights.
+
+The plan is changed only ahead: a generation may begin no earlier than the *horizon*, the end of what was granted for
+prefetching. So nothing that any rank may have fetched is ever given to another. It travels in the checkpoint, and a run
+that goes back to a checkpoint goes back to the plan in it.
+
+Positions are divided step by step: a step is ``step`` positions, the global batch. In each, a rank's part is by largest
+remainder (A. Hamilton, 1792) in integers, ties to the lower rank; parts lie one behind the other in rank order.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import ConfigError, StateError
+from stoker.types import Ids
+
+__all__ = ["Generation", "PlanLog", "apportion"]
+
+
+def apportion(count: int, weights: Sequence[int]) -> list[int]:
+    """Divide ``count`` in proportion to integer weights by largest remainder; ties go to the first.
+
+    Raises:
+        ConfigError: a negative weight, or none above 0.
+    """
+    total = sum(weights)
+    if min(weights, default=-1) < 0 or total <= 0:
+        raise ConfigError(f"weights must not be negative, and one must be above 0, got {list(weights)}")
+    shares = [count * weight // total for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda k: (-(count * weights[k] % total), k))
+    for k in by_remainder[: count - sum(shares)]:
+        shares[k] += 1
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Who takes part from a position on.
+
+    Attributes:
+        start: first position.
+        ranks: ascending.
+        weights: for each rank, an integer of at least 1.
+    """
+
+    start: int
+    ranks: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.start < 0:
+            raise ConfigError(f"a generation can not begin at position {self.start}")
+        if not self.ranks or list(self.ranks) != sorted(set(self.ranks)) or self.ranks[0] < 0:
+            raise ConfigError(f"a generation needs ranks in ascending order, each once, got {list(self.ranks)}")
+        if len(self.weights) != len(self.ranks) or min(self.weights) < 1:
+            raise ConfigError(
+                f"each of the ranks {list(self.ranks)} needs a weight of at least 1, got {list(self.weights)}"
+            )
+
+
+@dataclass(frozen=True)
+class PlanLog:
+    """An epoch's plan.
+
+    Attributes:
+        end: one past the epoch's last position.
+        step: positions of a global batch.
+        generations: by where they begin; the first begins at 0.
+        horizon: one past the last position that was granted.
+    """
+
+    end: int
+    step: int
+    generations: tuple[Generation, ...]
+    horizon: int = 0
+
+    def __post_init__(self) -> None:
+        if self.step < 1 or self.end < 0:
+            raise ConfigError(f"a plan needs a step of at least 1 and an end, got step {self.step} and end {self.end}")
+        starts = [generation.start for generation in self.generations]
+        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+            raise ConfigError(f"a plan's generations must begin at 0 and then ever later, got {starts}")
+        if not 0 <= self.horizon <= self.end:
+            raise ConfigError(f"the horizon {self.horizon} is not in an epoch of {self.end}")
+
+    @classmethod
+    def static(cls, end: int, step: int, world_size: int) -> PlanLog:
+        """All ranks with equal weights, from the beginning."""
+        return cls(end, step, (Generation(0, tuple(range(world_size)), (1,) * world_size),))
+
+    def grant(self, horizon: int) -> PlanLog:
+        """Allow prefetching up to a position, and to the end of its step. What was granted stays granted.
+
+        Steps are granted whole: were a later generation to cut one short, its parts would be others.
+        """
+        horizon = min(horizon, self.end)
+        if horizon > 0:
+            horizon = self.step_at(horizon - 1)[1]
+        return PlanLog(self.end, self.step, self.generations, max(self.horizon, horizon))
+
+    def append(self, generation: Generation) -> PlanLog:
+        """Change who takes part, from a position on.
+
+        Raises:
+            ConfigError: the position was granted already, or an earlier change begins no earlier than this.
+        """
+        if generation.start < self.horizon:
+            raise ConfigError(
+                f"a generation can not begin at {generation.start}: positions up to {self.horizon} are granted, and may have "
+                f"been fetched"
+            )
+        last = self.generations[-1].start
+        if generation.start <= last and not (generation.start == last == 0):
+            raise ConfigError(f"a generation can not begin at {generation.start}: one begins at {last} already")
+        kept = self.generations if generation.start > last else ()
+        return PlanLog(self.end, self.step, (*kept, generation), self.horizon)
+
+    def generation_at(self, position: int) -> Generation:
+        """Who takes part at a position."""
+        return self.generations[bisect.bisect_right(self.generations, position, key=lambda g: g.start) - 1]
+
+    def step_at(self, position: int) -> tuple[int, int]:
+        """The step that a position is in, as ``(begin, end)``. Steps are counted from their generation's beginning; the next
+        generation, or the epoch's end, can cut one short.
+
+        Raises:
+            ConfigError: the position is not in the epoch.
+        """
+        if not 0 <= position < self.end:
+            raise ConfigError(f"position {position} is not in an epoch of {self.end}")
+        place = bisect.bisect_right(self.generations, position, key=lambda g: g.start) - 1
+        start = self.generations[place].start
+        limit = self.generations[place + 1].start if place + 1 < len(self.generations) else self.end
+        begin = start + (position - start) // self.step * self.step
+        return begin, min(begin + self.step, limit, self.end)
+
+    def part(self, rank: int, position: int) -> tuple[int, int]:
+        """A rank's positions in the step that ``position`` is in, as ``(begin, end)``; empty if it has none."""
+        begin, end = self.step_at(position)
+        generation = self.generation_at(position)
+        if rank not in generation.ranks:
+            return begin, begin
+        shares = apportion(end - begin, generation.weights)
+        place = generation.ranks.index(rank)
+        first = begin + sum(shares[:place])
+        return first, first + shares[place]
+
+    def owners(self, positions: Ids) -> Ids:
+        """The rank that takes each position: int64 of the shape of ``positions``, which must be in the epoch."""
+        found = np.empty(positions.shape, dtype=np.int64)
+        done = np.zeros(positions.shape, dtype=bool)
+        while not done.all():
+            begin, end = self.step_at(int(positions[~done].min()))
+            here = (positions >= begin) & (positions < end)
+            generation = self.generation_at(begin)
+            bounds = np.cumsum(apportion(end - begin, generation.weights))
+            found[here] = np.asarray(generation.ranks)[np.searchsorted(bounds, positions[here] - begin, side="right")]
+            done |= here
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan for a checkpoint, JSON-serialisable."""
+        rows = [[g.start, list(g.ranks), list(g.weights)] for g in self.generations]
+        return {"end": self.end, "step": self.step, "horizon": self.horizon, "generations": rows}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], position: int | None = None) -> PlanLog:
+        """The plan of a checkpoint.
+
+        Args:
+            values: what :meth:`as_dict` gave.
+            position: where the run goes on. What was granted beyond it is not any more: whoever had fetched it is
+                rolled back too. Generations stay.
+
+        Raises:
+            StateError: it is no plan.
+        """
+        try:
+            rows = tuple(
+                [Generation(start, tuple(ranks), tuple(weights)) for start, ranks, weights in values["generations"]]
+            )
+            horizon = values["horizon"] if position is None else min(values["horizon"], position)
+            return cls(values["end"], values["step"], rows, horizon)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"not a plan: {error}") from error

@@ -1,0 +1,375 @@
+"""What the engine holds: a few kinds of small immutable records, each of which is changed by compare-and-set alone.
+
+An epoch's positions are divided into *lanes*, runs of positions that lie side by side. A lane is one record, and all that
+can be said of its positions is in it: what nobody has leased yet, which splits are out to whom, what was given back. So
+each change of a lease is one compare-and-set of one record, and no two records have to agree. With a lane for each worker,
+workers meet at one record only when some have no more work and take it from others.
+
+Who is alive is in one record for each worker, which only that worker writes: a counter that moves with each heartbeat
+renews all its leases at once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, TypeAlias
+
+from stoker.errors import StateError
+
+__all__ = [
+    "Entry",
+    "Epoch",
+    "Held",
+    "History",
+    "Lane",
+    "LogChunk",
+    "Piece",
+    "Process",
+    "Record",
+    "Settings",
+    "Split",
+    "Summary",
+    "Worker",
+    "decode",
+    "encode",
+]
+
+
+class Settings(NamedTuple):
+    """What all workers of a run must agree on. Times are in seconds.
+
+    Attributes:
+        lease: a worker whose counter an observer saw unchanged for this long, by the observer's clock, is lost.
+        heartbeat: time between two renewals.
+        split: a split is sized to take a worker about this long.
+        smallest: least samples of a split, but for what is left at an end.
+        largest: most samples of a split.
+        attempts: a range whose workers were lost, or gave it up, so many times without a commit is set aside.
+        stall: a worker that holds splits and renews, but commits nothing for so long, is lost; 0: never.
+        slow: a worker with less than this part of the median throughput is Slow.
+        threshold: ``None``: any worker may lease from any lane. Else lanes belong to ranks, and whole splits of one
+            lane are open to other ranks while the coefficient of variation of expected finish times exceeds this.
+        grid: samples of a whole split where lanes belong to ranks.
+        multiple: splits begin and end at multiples of this from their lane's begin, as far as possible.
+        record: whether the assignment is recorded.
+    """
+
+    lease: float = 30.0
+    heartbeat: float = 5.0
+    split: float = 10.0
+    smallest: int = 1
+    largest: int = 1 << 20
+    attempts: int = 5
+    stall: float = 0.0
+    slow: float = 0.5
+    threshold: float | None = None
+    grid: int = 1024
+    multiple: int = 1
+    record: bool = True
+
+    @property
+    def valid(self) -> float:
+        """How long after the sending of a renewal its worker may go on: an eighth less than observers wait, so that
+        clocks whose rates differ by that much still agree."""
+        return self.lease * 0.875
+
+
+class Entry(NamedTuple):
+    """A line of the assignment's log: a range that one worker committed.
+
+    Attributes:
+        begin: first position.
+        end: one past the last.
+        rank: who.
+        incarnation: which of the processes that had this rank.
+        turn: how many splits that process had leased before. Where it had several that lie one behind the other, in
+            turn, they are one entry, with the last one's turn and token.
+        token: of the lease.
+    """
+
+    begin: int
+    end: int
+    rank: int
+    incarnation: int
+    turn: int
+    token: int
+
+
+class Split(NamedTuple):
+    """A range that is leased.
+
+    Attributes:
+        begin: first position, when it was leased.
+        end: one past the last.
+        cursor: all before it is committed.
+        rank: whose it is.
+        incarnation: which of the processes that had this rank.
+        turn: how many splits that process had leased before.
+        token: larger than that of any earlier lease in the lane; whoever commits must show it.
+        attempts: how many leases of it were lost before without a commit.
+    """
+
+    begin: int
+    end: int
+    cursor: int
+    rank: int
+    incarnation: int
+    turn: int
+    token: int
+    attempts: int
+
+
+class Piece(NamedTuple):
+    """A range that came back, with how many leases of it were lost without a commit, and why the last one was."""
+
+    begin: int
+    end: int
+    attempts: int
+    reason: str
+
+
+class Lane(NamedTuple):
+    """All about one run of positions.
+
+    What is not unleased, out, given back or set aside is committed: there is no list of it.
+
+    Attributes:
+        number: of the lane.
+        begin: its first position.
+        end: one past its last.
+        front: ``[front, back)`` nobody has leased yet.
+        back: see ``front``.
+        token: of the last lease; its bits from 40 on are the epoch's incarnation.
+        splits: leased ranges. One that is committed to its end stays until its owner's next step in the lane: so an owner
+            that got no answer can see that its commit was taken.
+        free: ranges that came back, to be leased before others.
+        aside: ranges that failed too often.
+        again: samples that were certainly delivered by a lost worker without a commit, and so are delivered again.
+        exposed: samples that may have been; at least ``again``.
+        log: the last entries of the assignment; earlier ones lie in chunks.
+        chunks: number of those.
+    """
+
+    number: int
+    begin: int
+    end: int
+    front: int
+    back: int
+    token: int
+    splits: tuple[Split, ...] = ()
+    free: tuple[Piece, ...] = ()
+    aside: tuple[Piece, ...] = ()
+    again: int = 0
+    exposed: int = 0
+    log: tuple[Entry, ...] = ()
+    chunks: int = 0
+
+
+class LogChunk(NamedTuple):
+    """Entries that no longer fit their lane's record."""
+
+    entries: tuple[Entry, ...]
+
+
+class Process(NamedTuple):
+    """Where a worker runs.
+
+    Attributes:
+        host: name of the host.
+        boot: the host's boot, and its name space of process numbers.
+        pid: process number there.
+        started: when it started, in the kernel's ticks.
+        nonce: unlike any other process's.
+    """
+
+    host: str
+    boot: str
+    pid: int
+    started: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Held(NamedTuple):
+    """What a worker says of a split that it holds: its lane, token, and one past the last position it has delivered."""
+
+    lane: int
+    token: int
+    delivered: int
+
+
+class Worker(NamedTuple):
+    """What a worker says of itself.
+
+    Attributes:
+        rank: its rank.
+        incarnation: how many processes had this rank, this one included.
+        counter: moves with each heartbeat.
+        process: where it runs.
+        left: whether it has gone in good order.
+        rate: samples a second while it had work; 0 before it has finished a split.
+        delivered: samples delivered in this epoch.
+        committed: samples committed in this epoch.
+        again: delivered samples whose lease it found lost.
+        held: its splits.
+    """
+
+    rank: int
+    incarnation: int
+    counter: int
+    process: Process
+    left: bool = False
+    rate: float = 0.0
+    delivered: int = 0
+    committed: int = 0
+    again: int = 0
+    held: tuple[Held, ...] = ()
+
+
+class History(NamedTuple):
+    """Which entries of an incarnation's log hold, where a run was restored from a checkpoint.
+
+    Attributes:
+        incarnation: of the epoch.
+        counts: for each lane, how many of its entries were complete at the checkpoint.
+        partial: each lane's last entry as it was then, and what was committed of splits that were out.
+    """
+
+    incarnation: int
+    counts: tuple[int, ...]
+    partial: tuple[Entry, ...]
+
+
+class Epoch(NamedTuple):
+    """What an epoch is, and what all its workers must agree on.
+
+    Attributes:
+        number: of the epoch.
+        incarnation: 1, and one more each time it is restored from a checkpoint.
+        world_size: ranks are below it.
+        starts: first position of each lane, and the total at the end.
+        left: the ranges that a checkpoint had not committed; ``None`` where there was none: all.
+        identity: names and values (of the dataset, the seed, the order) that must be the same for all workers.
+        settings: the rules' numbers.
+        history: of earlier incarnations.
+        restored: names the restore that made this incarnation, so that it is made once although all workers ask for it.
+    """
+
+    number: int
+    incarnation: int
+    world_size: int
+    starts: tuple[int, ...]
+    left: tuple[tuple[int, int], ...] | None
+    identity: tuple[tuple[str, Any], ...]
+    settings: Settings
+    history: tuple[History, ...] = ()
+    restored: str = ""
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return len(self.starts) - 1
+
+
+class Summary(NamedTuple):
+    """What the worker that watches the others has seen last.
+
+    Attributes:
+        rank: of the watching worker.
+        incarnation: of its process.
+        counter: moves each time; whoever sees it unchanged for a lease may take over watching.
+        left: samples not yet committed.
+        rate: of all live workers together, samples a second.
+        median: of the live workers' throughput.
+        variation: coefficient of variation of expected finish times; -1 where not all rates are known.
+        states: a letter for each rank: Active, Idle, Slow, Failed, Unknown.
+        open: lanes from which any worker may lease, and how many samples can be leased there.
+        orphans: lanes in which something came back, or whose worker (that with the lane's number as rank) is lost.
+    """
+
+    rank: int
+    incarnation: int
+    counter: int
+    left: int
+    rate: float
+    median: float
+    variation: float
+    states: str
+    open: tuple[tuple[int, int], ...]
+    orphans: tuple[int, ...] = ()
+
+
+Record: TypeAlias = Epoch | Lane | LogChunk | Summary | Worker
+
+_VERSION = 1
+
+
+def encode(record: Record) -> bytes:
+    """A record as bytes: a JSON list of its format's version, its kind and its fields in order."""
+    return json.dumps([_VERSION, type(record).__name__, record], separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> Any:
+    """The record that :func:`encode` made.
+
+    Raises:
+        StateError: it is none, or was written by a version of stoker with other records.
+    """
+    try:
+        version, kind, fields = json.loads(value)
+        if version != _VERSION:
+            raise StateError(
+                f"the engine holds a record of format {version}, this stoker reads format {_VERSION}: all workers of a "
+                f"run need the same version of stoker"
+            )
+        return _DECODERS[kind](fields)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(
+            f"not a record of a stoker run: {value[:80]!r}: give the run an engine, or a run id, of its own"
+        ) from error
+
+
+def _entries(rows: list[list[int]]) -> tuple[Entry, ...]:
+    return tuple([Entry(*row) for row in rows])
+
+
+def _lane(f: list[Any]) -> Lane:
+    f[6] = tuple([Split(*row) for row in f[6]])
+    f[7] = tuple([Piece(*row) for row in f[7]])
+    f[8] = tuple([Piece(*row) for row in f[8]])
+    f[11] = _entries(f[11])
+    return Lane(*f)
+
+
+def _worker(f: list[Any]) -> Worker:
+    f[3] = Process(*f[3])
+    f[9] = tuple([Held(*row) for row in f[9]])
+    return Worker(*f)
+
+
+def _epoch(f: list[Any]) -> Epoch:
+    f[3] = tuple(f[3])
+    f[4] = None if f[4] is None else tuple([(begin, end) for begin, end in f[4]])
+    f[5] = tuple([(name, value) for name, value in f[5]])
+    f[6] = Settings(*f[6])
+    f[7] = tuple([History(k, tuple(counts), _entries(partial)) for k, counts, partial in f[7]])
+    return Epoch(*f)
+
+
+def _summary(f: list[Any]) -> Summary:
+    f[8] = tuple([(lane, samples) for lane, samples in f[8]])
+    f[9] = tuple(f[9])
+    return Summary(*f)
+
+
+_DECODERS = {
+    "Epoch": _epoch,
+    "Lane": _lane,
+    "LogChunk": lambda f: LogChunk(_entries(f[0])),
+    "Summary": _summary,
+    "Worker": _worker,
+}

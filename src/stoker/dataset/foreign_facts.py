@@ -1,0 +1,100 @@
+"""What is known of files that others wrote, kept in a file, so that the next start opens none that is still the same.
+
+The file is there by rename, whole or not at all; one that can not be read is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.dataset.room import part_name, release, try_lock
+
+__all__ = ["ForeignFile", "load_facts", "save_facts"]
+
+logger = logging.getLogger(__name__)
+
+_PRIVATE: Final = ".stoker"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """A file of a dataset that has no index.
+
+    Attributes:
+        key: relative to the dataset's root.
+        size: bytes.
+        version: what changes when the file is replaced; empty where the store does not tell.
+        samples: how many it holds.
+        spec: what its format needs to read it; files that are alike share one.
+    """
+
+    key: str
+    size: int
+    version: str
+    samples: int
+    spec: Mapping[str, Any]
+
+
+def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]:
+    """Files by key, from the first of the directories that knows them; empty where none does."""
+    for directory in directories:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+            kept = json.loads((directory / _PRIVATE / name).read_bytes())
+            if kept["version"] != _VERSION:
+                continue
+            specs = kept["specs"]
+            columns = (kept["keys"], kept["sizes"], kept["versions"], kept["samples"], kept["spec"])
+            return {
+                key: ForeignFile(key, size, version, samples, specs[spec])
+                for key, size, version, samples, spec in zip(*columns, strict=True)
+            }
+    return {}
+
+
+def save_facts(directories: Sequence[Path], name: str, files: Sequence[ForeignFile]) -> None:
+    """Keep facts in the first of the directories that can be written to; where there is none, nowhere."""
+    specs: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    numbers = [specs.setdefault(id(one.spec), (len(specs), one.spec))[0] for one in files]
+    kept = {
+        "version": _VERSION,
+        "specs": [spec for _, spec in specs.values()],
+        "keys": [one.key for one in files],
+        "sizes": [one.size for one in files],
+        "versions": [one.version for one in files],
+        "samples": [one.samples for one in files],
+        "spec": numbers,
+    }
+    data = json.dumps(kept).encode()
+    for directory in directories:
+        try:
+            _save(directory / _PRIVATE, name, data)
+            return
+        except OSError as error:
+            logger.debug("can not keep the index of files in %s: %s", directory, error)
+
+
+def _save(private: Path, name: str, data: bytes) -> None:
+    private.mkdir(parents=True, exist_ok=True)
+    part = private / part_name(name, secrets.token_hex(8))
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try_lock(descriptor, fcntl.LOCK_EX)  # so that it is not taken for debris
+        with open(descriptor, "wb", closefd=False) as handle:
+            handle.write(data)
+        os.rename(part, private / name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    finally:
+        release(descriptor)

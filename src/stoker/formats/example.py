@@ -1,0 +1,214 @@
+"""``tf.train.Example``: a protocol buffer of named lists of bytes, floats or integers.
+
+    message Example   { Features features = 1; }
+    message Features  { map<string, Feature> feature = 1; }
+    message Feature   { oneof kind { BytesList = 1; FloatList = 2; Int64List = 3; } }
+    message *List     { repeated ... value = 1; }   (floats and integers packed, or one by one)
+
+Read by its own few lines: the libraries that know it bring TensorFlow along, or decode every feature of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.types import Array
+
+__all__ = [
+    "BYTES",
+    "FLOATS",
+    "INTEGERS",
+    "encode_varint",
+    "feature_head",
+    "feature_values",
+    "pack_integers",
+    "split_example",
+]
+
+BYTES: Final = 1
+FLOATS: Final = 2
+INTEGERS: Final = 3
+
+# Bytes of integers up to which Python is sooner done than NumPy.
+_FEW: Final = 32
+
+
+def split_example(data: bytes) -> dict[bytes, tuple[int, int, int]]:
+    """The features of an Example: name to kind (0 for one without), and where its list begins and ends.
+
+    Raises:
+        ValueError: it is no Example.
+    """
+    found: dict[bytes, tuple[int, int, int]] = {}
+    for _, begin, end in _messages(data, 0, len(data)):
+        for _, entry, entry_end in _messages(data, begin, end):
+            name = b""
+            feature = (0, entry_end, entry_end)
+            for field, start, stop in _messages(data, entry, entry_end, (1, 2)):
+                if field == 1:
+                    name = data[start:stop]
+                else:
+                    for kind, first, last in _messages(data, start, stop, (BYTES, FLOATS, INTEGERS)):
+                        feature = (kind, first, last)
+            found[name] = feature
+    return found
+
+
+def feature_values(data: bytes, kind: int, begin: int, end: int) -> list[bytes] | list[int] | Array:
+    """The values of a feature's list: bytes, a float32 array, or integers as an int64 array or a list.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    if kind == BYTES:
+        return [data[start:stop] for _, start, stop in _messages(data, begin, end)]
+    if kind == FLOATS:
+        if end - begin == 5 and data[begin] == 0x0D:
+            return np.frombuffer(data, "<f4", 1, begin + 1)
+        return _floats(data, begin, end)
+    if kind == INTEGERS:
+        return _integers(data, begin, end)
+    return []
+
+
+def _messages(data: bytes, at: int, end: int, fields: Sequence[int] = (1,)) -> list[tuple[int, int, int]]:
+    """Number, begin and end of the fields of these numbers, which are all length-delimited; others are passed over."""
+    found: list[tuple[int, int, int]] = []
+    while at < end:
+        tag = data[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _varint(data, at - 1, end)
+        wire = tag & 7
+        if wire == 2:
+            if at >= end:
+                raise ValueError("a field without its length")
+            size = data[at]
+            at += 1
+            if size >= 0x80:
+                size, at = _varint(data, at - 1, end)
+            if size > end - at:
+                raise ValueError(f"a field of {size} bytes where {end - at} are left")
+            if tag >> 3 in fields:
+                found.append((tag >> 3, at, at + size))
+            at += size
+        elif wire in (0, 1, 5) and tag >> 3 not in fields and tag >> 3:
+            at = _varint(data, at, end)[1] if wire == 0 else at + (8 if wire == 1 else 4)
+        else:
+            raise ValueError(f"a field {tag >> 3} of wire type {wire}")
+    if at > end:
+        raise ValueError("a field leaves its message")
+    return found
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+    raise ValueError("a number without an end")
+
+
+def _floats(data: bytes, at: int, end: int) -> Array:
+    parts: list[Array] = []
+    while at < end:
+        tag, at = _varint(data, at, end)
+        if tag == 0x0A:
+            size, at = _varint(data, at, end)
+            if size % 4 or size > end - at:
+                raise ValueError(f"{size} bytes of floats where {end - at} are left")
+        elif tag == 0x0D and end - at >= 4:
+            size = 4
+        else:
+            raise ValueError(f"no list of floats: tag {tag}")
+        parts.append(np.frombuffer(data, "<f4", size // 4, at))
+        at += size
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
+
+
+def _integers(data: bytes, at: int, end: int) -> Array | list[int]:
+    parts: list[Array | list[int]] = []
+    while at < end:
+        tag, at = _varint(data, at, end)
+        if tag == 0x0A:
+            size, at = _varint(data, at, end)
+            if size > end - at:
+                raise ValueError(f"{size} bytes of integers where {end - at} are left")
+            last = at + size
+            if size > _FEW:
+                parts.append(_unpack(np.frombuffer(data, np.uint8, size, at)))
+                at = last
+                continue
+            few: list[int] = []
+            while at < last:
+                value, at = _varint(data, at, last)
+                few.append(value - (value >> 63 << 64))
+            parts.append(few)
+        elif tag == 0x08:
+            value, at = _varint(data, at, end)
+            parts.append([value - (value >> 63 << 64)])
+        else:
+            raise ValueError(f"no list of integers: tag {tag}")
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
+
+
+def _unpack(octets: NDArray[np.uint8]) -> Array:
+    """Numbers of variable length that lie end to end."""
+    if not octets.size:
+        return np.zeros(0, np.int64)
+    last = octets < 0x80
+    if last.all():
+        return octets.astype(np.int64)
+    stops = np.flatnonzero(last)
+    if not last[-1]:
+        raise ValueError("a number without an end")
+    starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1])
+    widths = stops - starts + 1
+    if int(widths.max()) > 10:
+        raise ValueError("a number of more than ten bytes")
+    place = np.arange(len(octets)) - np.repeat(starts, widths)
+    parts = (octets & np.uint8(0x7F)).astype(np.uint64) << (7 * place).astype(np.uint64)
+    values: Array = np.bitwise_or.reduceat(parts, starts).view(np.int64)
+    return values
+
+
+def encode_varint(value: int) -> bytes:
+    """A number of at least 0 in variable length."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def feature_head(name: bytes, kind: int, size: int) -> bytes:
+    """What comes in an Example before the ``size`` bytes of a feature's one value of bytes, or of its packed numbers."""
+    head = b"\x0a" + encode_varint(size)
+    for tag, before in ((kind << 3 | 2, b""), (0x12, b"\x0a" + encode_varint(len(name)) + name), (0x0A, b"")):
+        head = before + bytes((tag,)) + encode_varint(len(head) + size) + head
+    return head
+
+
+def pack_integers(values: Array) -> bytes:
+    """Integers in variable length, end to end."""
+    if len(values) < 8:
+        return b"".join([encode_varint(int(value) & 0xFFFFFFFFFFFFFFFF) for value in values])
+    wide = values.astype(np.int64).view(np.uint64)
+    shifts = (7 * np.arange(10)).astype(np.uint64)
+    groups = (wide[:, None] >> shifts) & np.uint64(0x7F)
+    used = np.maximum(1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
+    used[wide == 0] = 1
+    place = np.arange(10)
+    octets = groups.astype(np.uint8) | np.where(place < (used - 1)[:, None], 0x80, 0).astype(np.uint8)
+    packed: bytes = octets[place < used[:, None]].tobytes()
+    return packed

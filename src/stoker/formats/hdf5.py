@@ -1,0 +1,307 @@
+"""HDF5: datasets, each a column with a row a sample.
+
+h5py reads the structure. Contiguous datasets are then mapped where they lie; chunked ones are decoded whole, by h5py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
+from stoker.formats.arrays import ArrayFormat, ArrayShard, check_decoded, describe_kind, map_array
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.npz import check_rows
+from stoker.formats.packed import DECODE_ERRORS, Survey, check_count, only_settings, read_offsets
+from stoker.formats.packing import PackedEncoder
+from stoker.formats.records import BytesLike
+from stoker.formats.source import ByteSource, MappedSource, SourceFile
+from stoker.types import Array, Buffer, Ids
+
+__all__ = ["HDF5Encoder", "HDF5Format", "HDF5Shard"]
+
+_MOST_DATASETS: Final = 4096
+_MOST_DEPTH: Final = 16
+# Whatever h5py makes of damaged files.
+_ERRORS: Final = (*DECODE_ERRORS, RuntimeError, MemoryError, RecursionError)
+
+
+@cache
+def _h5py() -> ModuleType:
+    try:
+        return importlib.import_module("h5py")
+    except ImportError as error:
+        raise MissingPackageError(f"HDF5 needs h5py ({error}): pip install 'stoker[hdf5]'") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataset:
+    """A dataset of a file.
+
+    Attributes:
+        dtype: type of its values.
+        shape: its shape.
+        start: where its values begin, if they lie in one piece; ``None`` if they are chunked.
+        problem: why it can not be read, or empty.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int | None
+    problem: str = ""
+
+
+def _datasets(source: ByteSource) -> dict[str, _Dataset]:
+    """The datasets of a file by path.
+
+    Links to other files are not followed: a data set must not make its reader open what lies elsewhere.
+
+    Raises:
+        CorruptDataError: it is no HDF5 file.
+    """
+    h5py, read = _h5py(), SourceFile(source)
+    try:
+        with h5py.File(read, "r") as file:
+            found = dict(_walk(h5py, file, "", 0))
+    except _ERRORS as error:
+        if read.failure is not None:
+            raise read.failure from None
+        raise CorruptDataError(
+            f"{source.where}: not an HDF5 file: {type(error).__name__}: {str(error)[:200]}"
+        ) from None
+    if not found or len(found) > _MOST_DATASETS:
+        raise CorruptDataError(f"{source.where}: an HDF5 file of {len(found)} datasets")
+    return found
+
+
+def _walk(h5py: ModuleType, group: Any, prefix: str, depth: int) -> Iterator[tuple[str, _Dataset]]:
+    for number, name in enumerate(group):
+        if number > _MOST_DATASETS or depth > _MOST_DEPTH:
+            return
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            continue
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            yield from _walk(h5py, item, f"{prefix}{name}/", depth + 1)
+        elif isinstance(item, h5py.Dataset):
+            yield f"{prefix}{name}", _describe(h5py, item)
+
+
+def _describe(h5py: ModuleType, item: Any) -> _Dataset:
+    created = item.id.get_create_plist()
+    layout, shape = created.get_layout(), tuple(item.shape or ())
+    problem, start = "", None
+    if created.get_external_count() or layout not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED, h5py.h5d.COMPACT):
+        problem = "its values lie in other files"
+    try:
+        dtype = item.dtype
+        if dtype.hasobject or dtype.metadata:
+            problem = problem or f"values of type {dtype} have no fixed size, or are references or enumerations"
+            if dtype.kind == "b" or (dtype.metadata and "enum" in dtype.metadata):
+                problem = ""
+                dtype = np.dtype(dtype.str)
+    except (TypeError, ValueError) as error:
+        dtype, problem = np.dtype(np.uint8), str(error)
+    if not problem and layout == h5py.h5d.CONTIGUOUS:
+        start = item.id.get_offset()  # None for values that were never written
+        if not math.prod(shape):
+            start = 0
+    return _Dataset(dtype, shape, start, problem)
+
+
+class HDF5Shard(ArrayShard):
+    """An open HDF5 file."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
+        read_offsets(info, files, where)
+        self._data = files[0]
+        datasets = _datasets(MappedSource(self._data, where))
+        kinds = info.spec.get("columns")
+        arrays: dict[str, Array | None] = {}
+        for name in kinds if kinds is not None else info.spec["column_names"]:
+            here = f"{where}: dataset {name!r}"
+            dataset = datasets.get(name)
+            if dataset is None:
+                raise CorruptDataError(f"{here} is missing")
+            if dataset.problem or not dataset.shape:
+                raise FormatError(f"{here} can not be read: {dataset.problem or 'it has no rows'}")
+            if kinds is not None and describe_kind(dataset.dtype, dataset.shape[1:]) != kinds[name]:
+                raise CorruptDataError(f"{here} is not {kinds[name]} as when it was indexed")
+            if dataset.start is None:
+                arrays[name] = None
+            else:
+                arrays[name] = map_array(self._data, dataset.dtype, dataset.shape, dataset.start, False, here)
+        super().__init__(info, where, options, arrays)
+
+    def decode(self, name: str) -> Array:
+        """See :class:`~stoker.formats.arrays.ArrayShard`."""
+        here = f"{self.where}: dataset {name!r}"
+        h5py = _h5py()
+        try:
+            with h5py.File(SourceFile(MappedSource(self._data, here)), "r") as file:
+                dataset = file[name]
+                check_decoded(math.prod(dataset.shape) * dataset.dtype.itemsize, len(self._data), here)
+                values = dataset[()]
+        except StokerError:
+            raise
+        except _ERRORS as error:
+            raise CorruptDataError(f"{here} does not decode: {str(error)[:200]}") from None
+        if not isinstance(values, np.ndarray) or values.dtype.hasobject:
+            raise CorruptDataError(f"{here} does not decode to an array")
+        return values
+
+
+class HDF5Format(ArrayFormat):
+    """Datasets of as many rows a shard."""
+
+    name = "hdf5"
+    suffixes = (".h5", ".hdf5", ".he5")
+    settings = ("columns",)
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :class:`~stoker.formats.packed.PackedFormat`.
+
+        Settings: ``columns`` (paths of the datasets to read, default all that can be).
+        """
+        only_settings(settings, self.settings, self.name)
+        datasets = _datasets(source)
+        readable = {name: one for name, one in datasets.items() if not one.problem and one.shape}
+        chosen = settings.get("columns") or sorted(readable)
+        for name in chosen:
+            if name not in readable:
+                problem = datasets[name].problem or "it has no rows" if name in datasets else "it is not there"
+                raise ConfigError(
+                    f"{source.where}: dataset {name!r} can not be read ({problem}); readable are {', '.join(readable)}"
+                )
+        if not chosen:
+            told = "; ".join(f"{name}: {one.problem or 'it has no rows'}" for name, one in list(datasets.items())[:5])
+            raise FormatError(f"{source.where}: no dataset can be read ({told})")
+        rows = {name: readable[name].shape[0] for name in chosen}
+        check_rows(rows, source.where)
+        for name in chosen:
+            one = readable[name]
+            size = math.prod(one.shape) * one.dtype.itemsize
+            if one.start is not None and one.start + size > source.size:
+                raise CorruptDataError(f"{source.where}: dataset {name!r} ends past the file's {source.size} bytes")
+        kinds = {name: describe_kind(readable[name].dtype, readable[name].shape[1:]) for name in chosen}
+        return Survey(check_count(rows[chosen[0]], source.where), {"columns": kinds})
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> HDF5Shard:
+        """See :class:`stoker.formats.base.Format`."""
+        return HDF5Shard(info, files, where, options)
+
+
+class HDF5Encoder(PackedEncoder):
+    """Samples to contiguous datasets, one a column.
+
+    Raises:
+        ConfigError: a column whose values differ in size.
+        MissingPackageError: h5py is not installed.
+    """
+
+    format = "hdf5"
+    fixed_only = "HDF5"
+
+    def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+        super().__init__(columns, settings)
+        self.sample_cost = 0
+        _h5py()
+        for name in columns:
+            if not name or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+                raise ConfigError(f"column {name!r} can not be the path of a dataset")
+
+    def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
+        """See :class:`~stoker.formats.packing.PackedEncoder`."""
+        h5py = _h5py()
+        arrays = self.arrays(body, ends)
+        skeleton = _Skeleton()
+        places: list[tuple[int, memoryview]] = []
+        with h5py.File(skeleton, "w", track_order=False) as file:
+            created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            created.set_layout(h5py.h5d.CONTIGUOUS)
+            created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            created.set_obj_track_times(False)
+            links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+            links.set_create_intermediate_group(True)
+            for name, array in arrays.items():
+                space = h5py.h5s.create_simple(array.shape)
+                kind = h5py.h5t.py_create(array.dtype, logical=True)
+                made = h5py.h5d.create(file.id, name.encode(), kind, space, created, lcpl=links)
+                if array.size:
+                    places.append((made.get_offset(), array.reshape(-1).view(np.uint8).data))
+        return skeleton.around(places), None
+
+
+class _Skeleton(io.RawIOBase):
+    """A file that remembers what was written and where, for all but the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._writes: list[tuple[int, bytes]] = []
+        self._at = 0
+        self._size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._at if size is None else size
+        return self._size
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._writes.append((self._at, piece))
+        self._at += len(piece)
+        self._size = max(self._size, self._at)
+        return len(piece)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._size - self._at))
+        view[:count] = bytes(count)
+        for start, piece in self._writes:
+            first, last = max(start, self._at), min(start + len(piece), self._at + count)
+            if first < last:
+                view[first - self._at : last - self._at] = piece[first - start : last - start]
+        self._at += count
+        return count
+
+    def around(self, places: Sequence[tuple[int, memoryview]]) -> list[BytesLike]:
+        """The file as pieces: what was written, with values in their places."""
+        pieces: list[BytesLike] = []
+        at = 0
+        for start, values in [*sorted(places, key=lambda place: place[0]), (self._size, memoryview(b""))]:
+            between = bytearray(start - at)
+            for first, piece in self._writes:
+                low, high = max(first, at), min(first + len(piece), start)
+                if low < high:
+                    between[low - at : high - at] = piece[low - first : high - first]
+            pieces += [between, values]
+            at = start + len(values)
+        return [piece for piece in pieces if len(piece)]

@@ -1,0 +1,54 @@
+"""From a loader's config to its part in a run at a coordinator."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stoker.cluster.coordination import Coordination
+from stoker.errors import ConfigError
+from stoker.loader.adaptive import Splits
+from stoker.loader.config import StreamingConfig
+from stoker.order.native import NativeCourse
+
+__all__ = ["join_run"]
+
+_MOST_LANES: Final = 64
+
+
+def join_run(config: StreamingConfig, course: NativeCourse, splits: Splits) -> Coordination:
+    """The worker's part in its run; no epoch has begun yet.
+
+    Raises:
+        ConfigError: settings that contradict the config.
+        EngineError: the coordinator can not be reached.
+    """
+    adaptive, settings = config.adaptive, config.coordination
+    assert adaptive is not None
+    assert config.coordinator is not None
+    if settings.threshold is not None:
+        raise ConfigError(
+            f"the coordinator's settings have threshold={settings.threshold}, which Adaptive sets: give it to "
+            "Adaptive(rebalance_threshold=...)"
+        )
+    size = config.batch_size or 1
+    settings = settings._replace(
+        threshold=adaptive.rebalance_threshold,
+        multiple=size,
+        smallest=max(settings.smallest, size),
+        largest=max(settings.largest, size),
+        grid=max(settings.grid, size) // size * size,
+    )
+    static = adaptive.base.static
+    return Coordination(
+        config.coordinator,
+        config.run_id,
+        rank=config.rank,
+        world_size=config.world_size,
+        positions=splits.parts if static else splits.total,
+        identity={**course.as_dict(), "batch_size": config.batch_size},
+        settings=settings,
+        commit_every=config.commit_every,
+        patience=config.patience,
+        # A lane a worker, so that each reads on in its own; fewer where they would be many.
+        lanes=None if static else max(min(config.world_size, _MOST_LANES), config.world_size // 8),
+    )

@@ -1,0 +1,340 @@
+"""A loader whose work a coordinator hands out, split by split, and that says what of it is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.cluster.coordination import Coordination, LeasedSplit, Progress, WaitTimeoutError, WorkerHealth
+from stoker.dataset.counts import Count
+from stoker.errors import ConfigError, StateError
+from stoker.loader.adaptive import Splits
+from stoker.loader.ahead import Ahead, NothingYet
+from stoker.loader.checkpoint import Checkpoint
+from stoker.loader.config import StreamingConfig
+from stoker.loader.joining import join_run
+from stoker.loader.leases import Ledger
+from stoker.loader.reading import Rows, in_order
+from stoker.loader.replicas import Replicas
+from stoker.order.native import NativeCourse
+
+__all__ = ["Leased"]
+
+# Samples that are read in one step, where they are delivered one by one.
+_PIECE: Final = 64
+# So many steps ahead of the one that is read, shards are fetched.
+_EXPECTED: Final = 64
+_LOOK: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Samples ``[begin, end)`` of a split, or a batch of them, or the error that reading them ended with."""
+
+    split: LeasedSplit
+    begin: int
+    end: int
+    samples: list[Any] | None = None
+    batch: Any = None
+    error: Exception | None = None
+
+
+class Leased:
+    """See :class:`~stoker.shards.StreamingShardLoader`.
+
+    Args:
+        rows: where samples come from.
+        course: see :func:`~stoker.loader.adaptive.adaptive_course`.
+        config: this worker's place; its partition is an :class:`~stoker.loader.adaptive.Adaptive`.
+
+    Attributes:
+        epoch: the epoch that this worker takes part in.
+        delivered: samples of it that it has delivered.
+        finished: whether all of it is committed, by whomever.
+    """
+
+    def __init__(self, rows: Rows, course: NativeCourse, config: StreamingConfig) -> None:
+        self._rows = rows
+        self._course = course
+        self._config = config
+        self._coordination: Coordination | None = None
+        self._ahead: Ahead[_Piece] | None = None
+        self._replicas: Replicas | None = None
+        self._ledger = Ledger(rows.counts)
+        self._piece: _Piece | None = None
+        self._position = 0
+        self._closing = threading.Event()
+        self._starved_since = 0.0
+        self.delivered = 0
+        self.finished = False
+        self._enter(0)
+
+    def __len__(self) -> int:
+        """Samples, or about how many batches, of an epoch, of all workers together."""
+        total, size = self._splits.total, self._config.batch_size
+        return total if size is None else -(-total // size)
+
+    # -- delivering ------------------------------------------------------------------------------------------------
+
+    def next(self) -> Any:
+        """The next sample, or batch; ``None`` when all of the epoch is committed, by whomever.
+
+        Raises:
+            StalledError: what is left has failed too often; names it.
+            EngineError: the coordinator has not answered for ``patience`` seconds.
+            ConfigError: commits are explicit, and nothing can come before there is one.
+            StokerError: samples can not be read. Others try, and this worker goes on with other samples.
+        """
+        if self._config.commit == "next":
+            self._ledger.done()
+        while not self.finished:
+            piece = self._piece or self._next_piece()
+            if piece is None:
+                self.finished = True
+                self._stop_reading()
+                break
+            if piece.error is not None:
+                self._fail(piece, piece.error)
+            end = piece.end if piece.samples is None else self._position + 1
+            if not self._ledger.deliver(piece.split, end):
+                self._piece = None  # others have the split now
+                continue
+            begin, self._position = self._position, end
+            self.delivered += end - begin
+            if end == piece.end:
+                self._piece = None
+            return piece.batch if piece.samples is None else piece.samples[begin - piece.begin]
+        return None
+
+    def prefetch(self, samples: int, timeout: float | None) -> int:
+        """Have so many samples ready, or as many as the buffer holds or could be leased; returns how many are."""
+        if self.finished or not self._config.prefetch_buffer_size:
+            return 0
+        wanted = min(samples, self._config.prefetch_buffer_size)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            ready = self._buffer().wait_for(wanted, _LOOK)
+            # What is leased is there, and more is leased only when some of it is committed.
+            starved = ready > 0 and self._starved_since > 0
+            if ready >= wanted or starved or (deadline is not None and time.monotonic() >= deadline):
+                return ready
+            if self._ahead is not None and self._ahead.done:
+                return ready
+
+    def commit(self) -> None:
+        """Say that all that was delivered is done."""
+        self._ledger.done()
+        self._ledger.commit()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was said to be done is committed."""
+        if self._coordination is not None:
+            self._coordination.flush(timeout)
+
+    def reset(self) -> None:
+        """Take part in the next epoch.
+
+        Raises:
+            ConfigError: the epoch is not over.
+        """
+        if not self.finished:
+            self._ledger.commit()
+            self.flush(self._config.patience)
+            progress = self.progress()
+            if not progress.finished:
+                raise ConfigError(
+                    f"epoch {self.epoch} is not over: {progress.total - progress.committed} of {progress.total} samples are "
+                    "not committed. Iterate to its end, as the other workers do"
+                )
+        self._stop_reading()
+        self._enter(self.epoch + 1)
+
+    def close(self) -> None:
+        """Commit what was said to be done, give back the rest, and leave the run."""
+        self._ledger.commit()
+        self._stop_reading()
+        self._leave()
+
+    def _enter(self, epoch: int) -> None:
+        """Go to an epoch. Its work begins with the first call that needs it."""
+        self._splits = Splits(self._course, epoch, self._config.world_size)
+        self._ledger = Ledger(self._rows.counts)
+        self._piece = None
+        self._leave()
+        self.epoch = epoch
+        self.delivered = 0
+        self.finished = False
+
+    def _leave(self) -> None:
+        coordination, self._coordination = self._coordination, None
+        if coordination is not None:
+            coordination.leave()
+
+    def _next_piece(self) -> _Piece | None:
+        self._ledger.commit()  # whoever waits must not keep others waiting
+        while True:
+            try:
+                piece = self._buffer().take(_LOOK)
+            except NothingYet:
+                self._check_starved()
+                continue
+            except Exception:
+                self._stop_reading()
+                raise
+            self._piece = piece
+            if piece is not None:
+                self._position = piece.begin
+            return piece
+
+    def _check_starved(self) -> None:
+        """Whoever commits explicitly and waits for what can only come after a commit would wait for ever."""
+        patience = max(1.0, self._config.coordination.heartbeat)
+        since = self._starved_since
+        if self._config.commit != "explicit" or not since or time.monotonic() - since < patience:
+            return
+        uncommitted = self._ledger.uncommitted
+        if uncommitted:
+            raise ConfigError(
+                f"{uncommitted} samples were delivered and not committed, and there are no others: call commit() when they "
+                "are done, then go on"
+            )
+
+    def _fail(self, piece: _Piece, error: Exception) -> None:
+        """Give back what can not be read, and raise why. The reading thread has ended, and begins anew with another split."""
+        self._ledger.commit()
+        self._ledger.give_up(piece.split, f"rank {self._config.rank} could not read it: {error}")
+        self._stop_reading()
+        raise error
+
+    # -- reading, in a thread of its own -----------------------------------------------------------------------------
+
+    def _buffer(self) -> Ahead[_Piece]:
+        if self._ahead is None:
+            coordination = self._take_part()
+            closing = self._closing = threading.Event()
+            # Always a thread: leasing does not wait for the consumer.
+            room = max(1, self._config.prefetch_buffer_size)
+            pieces = self._pieces(coordination, closing, self._ledger)
+            self._ahead = Ahead(pieces, lambda piece: piece.end - piece.begin, room, self._rows.counts)
+            if self._config.replication_factor > 1:
+                self._replicas = Replicas(self._rows, self._splits, self._config, coordination)
+        return self._ahead
+
+    def _pieces(self, coordination: Coordination, closing: threading.Event, ledger: Ledger) -> Iterator[_Piece]:
+        room = self._config.prefetch_buffer_size or _PIECE
+        step = self._config.batch_size or max(1, min(_PIECE, room // 4))
+        while (split := self._next_split(coordination, closing)) is not None:
+            self._rows.counts.add(Count.LEASES, 1)
+            for number, begin in enumerate(range(split.begin, split.end, step)):
+                if split in ledger.lost or closing.is_set():
+                    break
+                end = min(split.end, begin + step)
+                try:
+                    if number % _EXPECTED == 0:
+                        self._expect(begin, min(split.end, begin + _EXPECTED * step))
+                    piece = self._read(split, begin, end)
+                except Exception as error:  # noqa: BLE001 - the consumer's, after what was read before it
+                    yield _Piece(split, begin, end, error=error)
+                    return
+                yield piece
+        self._rows.expect(())
+
+    def _read(self, split: LeasedSplit, begin: int, end: int) -> _Piece:
+        places = self._splits.locate(begin, end)
+        if self._config.batch_size is None:
+            return _Piece(split, begin, end, samples=self._rows.samples(*places))
+        return _Piece(split, begin, end, batch=self._rows.batch(*places))
+
+    def _expect(self, begin: int, end: int) -> None:
+        """Fetch what the next steps need, in the order in which they do."""
+        shards, _ = self._splits.locate(begin, end)
+        self._rows.expect(in_order(shards))
+
+    def _next_split(self, coordination: Coordination, closing: threading.Event) -> LeasedSplit | None:
+        try:
+            while not closing.is_set():
+                try:
+                    return coordination.next_split(_LOOK)
+                except WaitTimeoutError:
+                    self._starved_since = self._starved_since or time.monotonic()
+        finally:
+            self._starved_since = 0.0
+        return None
+
+    def _stop_reading(self) -> None:
+        self._closing.set()
+        self._piece = None
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        replicas, self._replicas = self._replicas, None
+        if replicas is not None:
+            replicas.close()
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def _take_part(
+        self, restored: Checkpoint | None = None, *, rollback: bool = False, attempt: int = 0
+    ) -> Coordination:
+        if self._coordination is None:
+            coordination = join_run(self._config, self._course, self._splits)
+            try:
+                if restored is not None:
+                    coordination.restore(dict(restored.state), rollback=rollback, attempt=attempt)
+                coordination.begin_epoch(self.epoch)
+            except BaseException:
+                coordination.leave()
+                raise
+            self._coordination = coordination
+        return self._coordination
+
+    def progress(self) -> Progress:
+        """How far the epoch is, of all workers together."""
+        return self._take_part().progress()
+
+    def health(self) -> list[WorkerHealth]:
+        """How all workers fare."""
+        return self._take_part().health()
+
+    def assignment(self) -> list[list[int]]:
+        """Who committed what, to be replayed."""
+        return [list(entry) for entry in self._take_part().assignment()]
+
+    def checkpoint(self) -> Checkpoint:
+        """What is committed, by all workers."""
+        state = self._take_part().checkpoint()
+        reached, processed = 0, []
+        for begin, end in [*state["left"], (self._splits.total, self._splits.total)]:
+            if begin > reached:
+                processed.append((reached, begin))
+            reached = end
+        return Checkpoint(
+            kind="leased",
+            epoch=self.epoch,
+            position=sum(end - begin for begin, end in processed),
+            seed=self._course.settings.seed,
+            rank=self._config.rank,
+            world_size=self._config.world_size,
+            time=time.time(),
+            processed=tuple(processed),
+            state=state,
+        )
+
+    def restore(self, checkpoint: Checkpoint, *, rollback: bool, attempt: int) -> None:
+        """Bring the run to where a checkpoint was taken, if the coordinator is not there.
+
+        Raises:
+            StateError: it is of another kind, dataset, order or world; says what differs.
+            StaleCheckpointError: the coordinator has more commits, and ``rollback`` is not set.
+        """
+        if checkpoint.kind != "leased":
+            raise StateError(
+                f"the checkpoint is of kind {checkpoint.kind!r}, Adaptive makes 'leased': use the partition that it was "
+                "taken with"
+            )
+        self._stop_reading()
+        self._enter(checkpoint.epoch)
+        self._take_part(checkpoint, rollback=rollback, attempt=attempt)

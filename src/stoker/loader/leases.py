@@ -1,0 +1,92 @@
+"""What of its splits a worker has delivered, and what of that it has asked to be committed."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from stoker.cluster.coordination import LeasedSplit, LeaseLostError
+from stoker.dataset.counts import Count, Counts
+
+__all__ = ["Ledger"]
+
+# Commits are asked for so often, in seconds; each wakes a thread.
+_COMMIT_EVERY: Final = 0.05
+
+
+class Ledger:
+    """Splits that were delivered from, by the consumer's thread.
+
+    Attributes:
+        lost: splits whose lease was lost.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self.lost: set[LeasedSplit] = set()
+        self._counts = counts
+        self._delivered: dict[LeasedSplit, int] = {}
+        self._done: dict[LeasedSplit, int] = {}
+        self._asked: dict[LeasedSplit, int] = {}
+        self._asked_at = 0.0
+
+    @property
+    def uncommitted(self) -> int:
+        """Samples that were delivered and not asked to be committed."""
+        return sum(end - self._asked.get(split, split.begin) for split, end in self._delivered.items())
+
+    def deliver(self, split: LeasedSplit, end: int) -> bool:
+        """Note that the samples before position ``end`` are about to be delivered; ``False`` if they must not be."""
+        if split in self.lost:
+            return False
+        try:
+            split.deliver(end)
+        except LeaseLostError:
+            self._lose(split)
+            return False
+        self._delivered[split] = end
+        return True
+
+    def done(self) -> None:
+        """Note that all that was delivered is done. Its commit is asked for every now and then, and where a split ends."""
+        if not self._delivered:
+            return
+        self._done.update(self._delivered)
+        moment = time.monotonic()
+        late = moment - self._asked_at > _COMMIT_EVERY
+        for split, end in list(self._delivered.items()):
+            if late or end == split.end:
+                self._asked_at = moment
+                self._ask(split, end)
+
+    def commit(self) -> None:
+        """Ask for all that is done to be committed."""
+        for split, end in list(self._done.items()):
+            self._ask(split, end)
+
+    def _ask(self, split: LeasedSplit, end: int) -> None:
+        if end > self._asked.get(split, split.begin):
+            try:
+                split.commit(end)
+            except LeaseLostError:
+                self._lose(split)
+                return
+            self._asked[split] = end
+        if end == split.end:
+            self._forget(split)
+
+    def give_up(self, split: LeasedSplit, reason: str) -> None:
+        """Give back what was not delivered of a split."""
+        split.give_up(reason)
+        self._forget(split)
+
+    def _lose(self, split: LeasedSplit) -> None:
+        self.lost.add(split)
+        self._counts.add(Count.LEASES_LOST, 1)
+        end = self._delivered.get(split, split.begin)
+        self._counts.add(Count.DELIVERED_AGAIN, end - self._asked.get(split, split.begin))
+        self._forget(split)
+
+    def _forget(self, split: LeasedSplit) -> None:
+        self._delivered.pop(split, None)
+        self._done.pop(split, None)
+        self._asked.pop(split, None)

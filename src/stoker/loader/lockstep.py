@@ -1,0 +1,265 @@
+"""A loader whose part follows from rank and world alone: global batches, parts of a static strategy, arrays or shards."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.dataset.samples import SampleRun
+from stoker.errors import StateError
+from stoker.loader.ahead import Ahead
+from stoker.loader.checkpoint import Checkpoint
+from stoker.loader.config import StreamingConfig
+from stoker.loader.progress import StartingPoint
+from stoker.loader.reading import Rows
+from stoker.loader.session import Delivery
+from stoker.loader.state import leg_of, make_state, read_state
+from stoker.order.course import Course, Run, Seat
+from stoker.order.native import NativeCourse
+from stoker.types import Batch
+
+__all__ = ["FILLER", "Lockstep"]
+
+FILLER: Final = "_filler"
+"""Column of batches of ``ends="join"``: bool, shape ``(n,)``; true where the samples only keep a rank in step."""
+
+_PART = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Some samples, or a batch, on their way to the consumer."""
+
+    samples: list[Any] | None = None
+    batch: Batch | None = None
+    count: int = 0
+    filler: bool = False
+
+
+class Lockstep:
+    """See :class:`~stoker.shards.StreamingShardLoader`.
+
+    Args:
+        rows: where samples come from.
+        course: which sample comes when.
+        config: this worker's place.
+        batch_size: samples in a batch of one rank, by which the course deals; also where samples come one by one.
+    """
+
+    def __init__(self, rows: Rows, course: Course, config: StreamingConfig, batch_size: int) -> None:
+        self._rows = rows
+        self._course = course
+        self._config = config
+        self._seat = Seat(config.rank, config.world_size, 1, batch_size)
+        self._ahead: Ahead[_Item] | None = None
+        self._part: Iterator[Any] = iter(())
+        self._fillers = 0
+        self.delivered = 0
+        self.finished = False
+        self._begin(StartingPoint(0))
+
+    # -- delivering ------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is delivered."""
+        return self._point.epoch
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks take the same number of steps."""
+        if self._config.ends is not None:
+            return self._config.ends != "uneven"
+        return not isinstance(self._course, NativeCourse) or self._course.settings.remainder != "uneven"
+
+    def __len__(self) -> int:
+        """Batches, or samples, that :meth:`next` gives in a whole epoch."""
+        plan = self._course.run(leg_of(self._settled(StartingPoint(self._point.epoch))), self._seat).plan
+        if self._config.batch_size is None:
+            return plan.samples
+        return self._steps(StartingPoint(self._point.epoch)) if self._config.ends == "join" else len(plan)
+
+    def next(self) -> Any:
+        """The next sample, or batch; ``None`` at the epoch's end."""
+        while True:
+            for sample in self._part:
+                self.delivered += 1
+                return sample
+            if self.finished:
+                return None
+            item = self._take()
+            if item is None:
+                self.finished = True
+                self._close_ahead()
+                return None
+            if item.batch is not None:
+                if item.filler:
+                    self._fillers += 1
+                else:
+                    self._delivery.batch()
+                self.delivered += item.count
+                return item.batch
+            assert item.samples is not None
+            run = SampleRun.of(item.samples)
+            self._delivery.enter(run)
+            self._part = run.samples
+
+    def prefetch(self, samples: int, timeout: float | None) -> int:
+        """Have so many samples ready, or as many as the buffer holds; returns how many are."""
+        if self.finished or not self._config.prefetch_buffer_size:
+            return 0
+        return self._buffer().wait_for(samples, timeout)
+
+    def reset(self) -> None:
+        """Begin the next epoch."""
+        self._close_ahead()
+        self._begin(StartingPoint(self._point.epoch + 1, terms=self._point.terms))
+
+    def commit(self) -> None:
+        """Nothing: in lockstep there is nobody to tell."""
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._close_ahead()
+
+    def _take(self) -> _Item | None:
+        try:
+            return self._buffer().take()
+        except BaseException:
+            # What was not delivered is read again when it is asked for again.
+            self._point = self._here()
+            self._restart()
+            raise
+
+    def _buffer(self) -> Ahead[_Item]:
+        if self._ahead is None:
+            self._ahead = Ahead(
+                self._items(), lambda item: item.count, self._config.prefetch_buffer_size, self._rows.counts
+            )
+        return self._ahead
+
+    def _items(self) -> Iterator[_Item]:
+        run, skip = self._run, self._point.partial
+        if self._config.batch_size is None:
+            room = self._config.prefetch_buffer_size or _PART
+            for part in self._rows.runs(run, skip, max(1, min(_PART, room // 4))):
+                yield _Item(samples=part, count=len(part))
+            return
+        joined = self._config.ends == "join"
+        batch: Batch | None = None
+        steps = 0
+        for batch in self._rows.batches(run):
+            steps += 1
+            count = _length(batch)
+            yield _Item(batch={**batch, FILLER: np.zeros(count, dtype=np.bool_)} if joined else batch, count=count)
+        if joined:
+            for _ in range(steps, self._steps(self._point)):
+                if batch is None:
+                    batch = self._any_batch()
+                flags = np.ones(_length(batch), dtype=np.bool_)
+                yield _Item(batch={**batch, FILLER: flags}, count=len(flags), filler=True)
+
+    def _any_batch(self) -> Batch:
+        """A batch of some other rank, for one that has none at all."""
+        for rank in range(self._seat.world_size):
+            run = self._course.run(leg_of(self._point), replace(self._seat, rank=rank))
+            for places in run.plan.chunks(1):
+                return self._rows.batch(*run.order.locate(places[0]))
+        raise AssertionError("some rank has a batch")
+
+    def _steps(self, point: StartingPoint) -> int:
+        """Steps of the rank that has most."""
+        leg = leg_of(self._settled(point))
+        return max(
+            len(self._course.run(leg, replace(self._seat, rank=rank)).plan) for rank in range(self._seat.world_size)
+        )
+
+    # -- where it is -----------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Where to go on after all that was delivered."""
+        point = self._here()
+        state = make_state(self._course, point, self._seat)
+        position = int(state["position"])
+        order = state["order"]
+        return Checkpoint(
+            kind="lockstep",
+            epoch=int(state["epoch"]),
+            position=position,
+            seed=int(order.get("seed", order.get("shuffle_seed", 0))),
+            rank=self._config.rank,
+            world_size=self._config.world_size,
+            time=time.time(),
+            processed=((0, position),) if position else (),
+            state=state,
+        )
+
+    def restore(self, checkpoint: Checkpoint, *, any_rank: bool) -> None:
+        """Go on where a checkpoint was taken.
+
+        Raises:
+            StateError: it is another rank's, or of another dataset, order or kind; says what differs.
+        """
+        if checkpoint.kind != "lockstep":
+            raise StateError(
+                f"the checkpoint is of kind {checkpoint.kind!r}, this loader's partition makes 'lockstep': use the partition "
+                "that it was taken with"
+            )
+        if not any_rank and (checkpoint.rank, checkpoint.world_size) != (self._config.rank, self._config.world_size):
+            ours = f"{self._config.rank} of {self._config.world_size}"
+            raise StateError(
+                f"the checkpoint is of rank {checkpoint.rank} of {checkpoint.world_size}, this loader is rank {ours}: pass "
+                "any_rank=True if all ranks were in step when it was taken"
+            )
+        point, self._course = read_state(checkpoint.state, self._course, self._seat)
+        if (checkpoint.epoch, checkpoint.position) != (point.epoch, point.position):
+            raise StateError(
+                f"the checkpoint says epoch {checkpoint.epoch}, position {checkpoint.position}, and its state epoch "
+                f"{point.epoch}, position {point.position}: it was changed"
+            )
+        self._close_ahead()
+        self._begin(point)
+
+    def _here(self) -> StartingPoint:
+        if self.finished:
+            return StartingPoint(self._point.epoch + 1, terms=self._point.terms)
+        if self._fillers:
+            position = self._run.plan.position_after(len(self._run.plan) + self._fillers)
+            return replace(self._point, position=position, partial=0)
+        return self._delivery.here()
+
+    def _settled(self, point: StartingPoint) -> StartingPoint:
+        return replace(point, terms=self._course.terms(leg_of(point), self._seat))
+
+    def _begin(self, point: StartingPoint) -> None:
+        self.delivered = 0
+        self._point = point
+        self._restart()
+
+    def _restart(self) -> None:
+        self._close_ahead()
+        self.finished = False
+        self._point = self._settled(self._point)
+        self._run: Run = self._course.run(leg_of(self._point), self._seat)
+        self._delivery = Delivery(self._point, self._run.plan)
+        if self._point.partial:
+            # What was delivered of the first batch before counts as delivered.
+            before = iter(range(self._point.partial))
+            self._delivery.enter(SampleRun(iter(()), before))
+            deque(before, maxlen=0)
+        self._part = iter(())
+        self._fillers = 0
+
+    def _close_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+
+def _length(batch: Batch) -> int:
+    return len(next(iter(batch.values())))

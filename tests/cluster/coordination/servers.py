@@ -1,0 +1,82 @@
+"""Engines for tests: started, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+__all__ = ["RedisServer", "redis_binary", "redis_server"]
+
+
+def redis_binary() -> str:
+    """The server's program; the test is skipped where there is none, but fails in CI."""
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None:
+        said = "neither redis-server nor valkey-server is installed: apt-get install redis-server"
+        if os.environ.get("CI"):
+            pytest.fail(said)
+        pytest.skip(said)
+    return found
+
+
+class RedisServer:
+    """A server of one's own, on a socket in a folder, that syncs each write to disk."""
+
+    def __init__(self, folder: Path, *, fsync: str = "always") -> None:
+        self._folder = folder
+        self._fsync = fsync
+        self._binary = redis_binary()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.socket = folder / "r.sock"
+        self.url = f"unix://{self.socket}"
+        self.start()
+
+    def start(self) -> None:
+        options = {"port": "0", "unixsocket": self.socket, "dir": self._folder, "save": "", "daemonize": "no"}
+        options |= {"appendonly": "yes", "appendfsync": self._fsync}
+        self._process = subprocess.Popen(
+            [self._binary, *[str(part) for name, value in options.items() for part in (f"--{name}", value)]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 30
+        while not self.socket.exists():
+            assert self._process.poll() is None, "redis-server did not start"
+            assert time.monotonic() < deadline, "redis-server did not start in time"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """As a power failure would, but for what the kernel still holds."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self.socket.unlink(missing_ok=True)
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the server has used."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+
+@contextmanager
+def redis_server(folder: Path, *, fsync: str = "always") -> Iterator[RedisServer]:
+    """Start a server, and stop it in the end."""
+    server = RedisServer(folder, fsync=fsync)
+    try:
+        yield server
+    finally:
+        server.stop()

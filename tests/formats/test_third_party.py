@@ -1,0 +1,131 @@
+"""A format of another package is one class and an entry point, and then as good as stoker's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.dataset.foreign import open_foreign
+from stoker.dataset.pool import ShardPool
+from stoker.dataset.samples import read_samples
+from stoker.errors import FormatError
+from stoker.formats import registry
+from stoker.formats.registry import format_names, get_format
+
+TOY = '''
+import numpy as np
+from stoker.formats.packed import PackedFormat, PackedShard, Survey
+
+
+class ToyShard(PackedShard):
+    """Four bytes a sample."""
+
+    def __init__(self, info, data, where, options):
+        super().__init__(info, where, options)
+        self._values = np.frombuffer(data, "<u4")
+
+    def take(self, name, rows):
+        return self._values[rows]
+
+
+class ToyFormat(PackedFormat):
+    name = "toy"
+    suffixes = (".toy",)
+
+    def survey(self, source, settings):
+        return Survey(source.size // 4, {"columns": {"value": "uint32"}})
+
+    def open(self, info, files, *, where, options=None):
+        return ToyShard(info, files[0], where, options)
+
+
+class Liar(ToyFormat):
+    name = "another"
+
+
+def broken():
+    raise RuntimeError("the toy is broken")
+
+
+class Nothing:
+    name = "nothing"
+'''
+ENTRIES = {"toy": "ToyFormat", "liar": "Liar", "broken": "broken", "nothing": "Nothing", "mds": "ToyFormat"}
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with formats, installed as far as Python can tell."""
+    root = tmp_path / "site"
+    metadata = root / "toybox-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (root / "toybox.py").write_text(TOY)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toybox\nVersion: 1.0\n")
+    lines = "\n".join(f"{name} = toybox:{made}" for name, made in ENTRIES.items())
+    (metadata / "entry_points.txt").write_text(f"[stoker.formats]\n{lines}\n")
+    monkeypatch.syspath_prepend(str(root))
+    forget()
+    yield root
+    forget()
+    sys.modules.pop("toybox", None)
+
+
+def forget() -> None:
+    registry._others.cache_clear()
+    get_format.cache_clear()
+
+
+def test_files_of_its_format_are_read(toys: Path, tmp_path: Path) -> None:
+    assert "toy" in format_names()
+    for number in range(3):
+        (tmp_path / f"{number}.toy").write_bytes(np.arange(number * 10, number * 10 + 10, dtype="<u4").tobytes())
+    place = open_foreign(tmp_path, "toy")
+    assert place.index.sizes.tolist() == [10, 10, 10]
+    pool = ShardPool(place.index, place.cache)
+    batch = read_samples(pool, np.array([2, 0, 1]), np.array([9, 0, 5]))
+    assert batch["value"].tolist() == [29, 0, 15]  # type: ignore[union-attr]
+
+
+def test_stokers_own_names_stay_its_own(toys: Path) -> None:
+    assert type(get_format("mds")).__module__ == "stoker.formats.mds.format"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "'broken' of toybox can not be loaded.*the toy is broken"),
+        ("liar", "'liar' of toybox is none: it calls itself 'another'"),
+        ("nothing", "'nothing' of toybox is none: it lacks parse_shard, open"),
+        ("missing", "'missing' is unknown; known: .*mds.*toy"),
+    ],
+)
+def test_what_is_no_format_is_told(toys: Path, name: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        get_format(name)
+
+
+def test_stoker_is_imported_and_its_formats_found_without_looking_for_others() -> None:
+    code = """
+        import sys
+        import stoker
+        from stoker.formats.registry import format_names, get_format
+        assert "npy" in format_names()
+        get_format("mds")
+        heavy = {"importlib.metadata", "h5py", "pyarrow", "PIL", "stoker.formats.npy"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_name_of_the_registry_leads_to_a_format() -> None:
+    for name in tuple(format_names()):
+        made: Any = get_format(name)
+        assert made.name == name

@@ -1,0 +1,73 @@
+"""One worker of leased work, for tests and a benchmark: ``adaptive_worker.py '{"rank": 0, ...}'``.
+
+It notes each sample in a file of its own before it goes on, and prints how it went as JSON at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker import Contiguous, RoundRobin, StreamingDataset
+from stoker.cluster.coordination import Settings
+from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
+from support import check_sample
+
+BASES = {"elastic": None, "contiguous": Contiguous(), "round_robin": RoundRobin()}
+
+
+def main(told: dict[str, Any]) -> None:
+    dataset = StreamingDataset(remote=told["remote"], local=told["cache"], shuffle=True, shuffle_seed=7)
+    base = BASES[told.get("base", "elastic")]
+    engine = told.get("engine")
+    config = StreamingConfig(
+        told["world_size"],
+        told["rank"],
+        base if engine is None else Adaptive(base),
+        coordinator=engine,
+        coordination=Settings(**told["settings"]) if engine else Settings(),
+        patience=60.0,
+        commit_every=0.25,
+        prefetch_buffer_size=told.get("buffer", 16),
+        fault_tolerant=engine is not None,
+        replication_factor=told.get("replication", 1),
+        ends=None if engine else "uneven",
+    )
+    loader = StreamingShardLoader(dataset, config)
+    out = os.open(told["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if told.get("replication", 1) > 1:
+        # All have what they are to hold for others before the work begins.
+        loader.prefetch(1)
+        _wait(lambda: all((Path(told["cache"]) / name).exists() for name in told["held"]), 60)
+    os.write(out, b"ready\n")
+    _wait(Path(told["start"]).exists, 120)
+    fetched = loader.get_stats().bytes_fetched
+    begun = time.monotonic()
+    seconds, owed = told["seconds"], 0.0
+    while (sample := loader.next()) is not None:
+        os.write(out, f"{check_sample(sample)} {time.monotonic():.4f}\n".encode())
+        owed += seconds
+        if owed > 0.005:  # short sleeps are much longer than they should be
+            slept = time.monotonic()
+            time.sleep(owed)
+            owed -= time.monotonic() - slept
+    stats = loader.get_stats()
+    said = {"took": time.monotonic() - begun, "samples": stats.samples_loaded, "fetched": stats.bytes_fetched - fetched}
+    said |= {"replicated": stats.replicated_shards, "leases": stats.leases, "lost": stats.leases_lost}
+    loader.close()
+    print(json.dumps(said))
+
+
+def _wait(done: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
