@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,45 @@ def test_takeover_reads_nothing_from_afar_that_the_holder_had(
         delivered = crew.delivered()
         again = [number for number, who in delivered.items() if len(who) > 1]
         assert len(again) < sum(who[0][0] == 0 for who in delivered.values())
+    finally:
+        crew.close()
+
+
+def test_of_three_workers_it_is_the_holder_that_goes_on_first(tmp_path: Path, remote: Path) -> None:
+    holder, other = (1, 2) if lanes_held(1, 3, 3, 2).count(0) else (2, 1)
+    assert lanes_held(holder, 3, 3, 2).count(0) == 1
+    assert lanes_held(other, 3, 3, 2).count(0) == 0
+    index = StreamingDataset(local=remote).index
+    names = [shard.raw[0].basename for shard in index.shards]
+    ends = np.cumsum(index.sizes)
+
+    def part(rank: int) -> list[str]:
+        low, high = rank * SAMPLES // 3, (rank + 1) * SAMPLES // 3
+        spans = zip(names, ends, index.sizes, strict=True)
+        return [name for name, end, size in spans if end - size < high and end > low]
+
+    held = [list(chain.from_iterable(map(part, lanes_held(rank, 3, 3, 2)))) for rank in range(3)]
+    crew = Crew(
+        tmp_path, remote, f"sqlite://{tmp_path}/run.db", 3, lambda _: 0.002, base="contiguous", replication=2, held=held
+    )
+    try:
+        crew.start()
+        crew.wait(lambda: crew.count() > SAMPLES // 4, 60)
+        killed = time.monotonic()
+        crew.processes[0].kill()
+        said = crew.end()
+        crew.check()
+        # By whom, and when, the killed one's samples were delivered; it had delivered its last before it was killed.
+        after = sorted(
+            (moment, who, number)
+            for number, deliveries in crew.delivered().items()
+            for who, moment in deliveries
+            if number < SAMPLES // 3 and who != 0
+        )
+        assert after[0][0] > killed
+        assert {who for _, who, _ in after[: len(after) // 2]} == {holder}
+        own = set(part(holder)) - set(held[holder])
+        assert said[holder]["fetched"] <= sum((remote / name).stat().st_size for name in own)
     finally:
         crew.close()
 

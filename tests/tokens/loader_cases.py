@@ -60,6 +60,7 @@ class MemorySource:
         )
         self.about: Mapping[str, Any] = {"fingerprint": hashlib.sha256(repr(files).encode()).hexdigest()}
         self.reads: list[int] = []
+        self.fetched: list[int] = []
 
     def where(self, group: int) -> str:
         return f"group {group}"
@@ -75,7 +76,8 @@ class MemorySource:
         lengths = self._groups[group].lengths
         return lengths[lengths > 0]
 
-    def fetch(self, groups: Iterable[int]) -> None: ...
+    def fetch(self, groups: Iterable[int]) -> None:
+        self.fetched += groups
 
     def done(self, group: int) -> None: ...
 

@@ -89,6 +89,13 @@ def test_files_of_other_writers_are_read(tmp_path: Path, writer: str) -> None:
     assert tokens_of(tmp_path) == [1, 2, 3, 4, 5, 6]
 
 
+def test_ids_of_all_sizes_lie_in_one_block(tmp_path: Path) -> None:
+    """Ids are kept in as few bits as they allow; large ones after small ones change nothing of these."""
+    rows = [[1, 2, 3], [60_000, 65_535], [65_536, 5], [1 << 31, (1 << 32) - 1], [1 << 32, 7], [9]]
+    write_parquet(tmp_path / "a.parquet", [[row] for row in rows], pa.list_(pa.int64()))
+    assert tokens_of(tmp_path) == [token for row in rows for token in row]
+
+
 def test_empty_and_null_lists_are_no_documents(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [[None, [1], []], [[], None], [[2, 3], None, [4]]])
     (batch,) = loader(tmp_path, layout="pad", batch_size=8)

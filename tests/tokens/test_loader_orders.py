@@ -404,13 +404,38 @@ def test_a_state_says_what_differs() -> None:
         loader.load_state_dict(state)
 
 
-def test_a_rank_reads_each_of_its_groups_once_an_epoch() -> None:
+@pytest.mark.parametrize("options", [{}, {"layout": "pack"}, {"decode_threads": 3}, {"shuffle": False}])
+def test_a_rank_reads_each_of_its_groups_once_an_epoch_and_fetches_it_before(options: dict[str, Any]) -> None:
     files = [[[5] * 20, [6] * 15] for _ in range(6)]
-    for options in ({}, {"layout": "pack", "shuffle_tokens": 1}, {"decode_threads": 3}, {"shuffle": False}):
-        for rank in range(2):
-            source = MemorySource(files)
-            list(StreamingParquetLoader(source, ShardConfig(rank, 2), 2, 7, pad_id=PAD, **options))
-            assert len(source.reads) == len(set(source.reads)) == 6
+    for rank in range(2):
+        source = MemorySource(files)
+        loader = ranks(source, 2, shuffle_tokens=1, **options)[rank]
+        source.fetched.clear()  # to count packed rows, all are read
+        list(loader)
+        assert len(source.reads) == len(set(source.reads)) == 6
+        assert set(source.fetched) == set(source.reads)
+        assert len(set(source.fetched[:6])) > 1  # ahead of what is read
+
+
+def test_a_rank_fetches_nothing_that_another_reads_alone() -> None:
+    """Where rows are shared out, a rank stops fetching where its run ends."""
+    source = MemorySource([[[7] * 20 for _ in range(16)]])
+    loader = ranks(source, 4, granularity="row", shuffle_tokens=1)[1]
+    list(loader)
+    assert set(source.fetched) == set(source.reads)
+    assert len(source.reads) in (4, 5)
+
+
+def test_groups_are_read_once_also_where_another_world_goes_on() -> None:
+    files = [[[7] * 20 for _ in range(4)] for _ in range(4)]
+    begun = ranks(MemorySource(files), 4, shuffle_tokens=1)
+    for loader in begun:
+        list(itertools.islice(loader, 3))
+    source = MemorySource(files)
+    resumed = ranks(source, 1, shuffle_tokens=1)[0]
+    resumed.load_state_dict(begun[0].state_dict())
+    list(resumed)
+    assert len(source.reads) == len(set(source.reads)) == 16
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from stoker.cluster.coordination import Coordination
 from stoker.errors import ConfigError
 from stoker.loader.adaptive import Splits
 from stoker.loader.config import StreamingConfig
+from stoker.loader.replicas import lanes_held
 from stoker.order.native import NativeCourse
 
 __all__ = ["join_run"]
-
-_MOST_LANES: Final = 64
 
 
 def join_run(config: StreamingConfig, course: NativeCourse, splits: Splits) -> Coordination:
@@ -39,16 +36,19 @@ def join_run(config: StreamingConfig, course: NativeCourse, splits: Splits) -> C
         grid=max(settings.grid, size) // size * size,
     )
     static = adaptive.base.static
+    # A lane a worker: those whose shards this one keeps, it goes on with before all else when their worker is lost.
+    lanes = config.world_size if static else min(config.world_size, max(1, splits.total))
+    held = frozenset(lanes_held(config.rank, lanes, config.world_size, config.replication_factor))
     return Coordination(
         config.coordinator,
         config.run_id,
         rank=config.rank,
         world_size=config.world_size,
         positions=splits.parts if static else splits.total,
+        lanes=None if static else lanes,
         identity={**course.as_dict(), "batch_size": config.batch_size},
         settings=settings,
         commit_every=config.commit_every,
         patience=config.patience,
-        # A lane a worker, so that each reads on in its own; fewer where they would be many.
-        lanes=None if static else max(min(config.world_size, _MOST_LANES), config.world_size // 8),
+        takes_over=held.__contains__,
     )

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
 HERE = Path(__file__).parent
 WORKERS = 8
 SLOW, KILLED, STOPPED = 1, 2, 3
-SETTINGS = {"lease": 2.0, "heartbeat": 0.5, "split": 0.4, "largest": 4000}
+SETTINGS = {"lease": 4.0, "heartbeat": 0.5, "split": 0.4, "largest": 4000}
 
 
 class Crew:

@@ -27,6 +27,7 @@ from stoker.cluster.coordination import (
 )
 from stoker.cluster.coordination.store import Stored
 from stoker.errors import ConfigError, StateError
+from support import run_script
 
 QUICK = Settings(lease=2.0, heartbeat=0.5, split=0.1, largest=50)
 OWNED = QUICK._replace(threshold=0.2, grid=10)
@@ -297,6 +298,18 @@ def test_an_engine_that_stays_away_is_an_error_that_names_it(url: str) -> None:
         run.leave(timeout=0.5)
     assert time.monotonic() - begun < 30
     store.down = False  # so that the thread ends
+
+
+def test_a_process_that_forgets_to_leave_ends_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "forgets.py"
+    script.write_text(
+        "from stoker.cluster.coordination import Coordination, Settings\n"
+        f"run = Coordination('sqlite://{tmp_path}/run.db', 'run', rank=0, world_size=1, positions=10**9)\n"
+        "run.begin_epoch(0)\n"
+        "assert run.next_split(timeout=30) is not None\n"
+        "print('1')\n"
+    )
+    assert run_script([script], timeout=60) == [1]
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

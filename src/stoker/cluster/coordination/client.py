@@ -146,17 +146,16 @@ class Coordination:
             EngineError: the engine does not answer.
         """
         self._end_epoch()
-        if number > 0:
-            before = self._records.epoch(number - 1)
-            if before is not None:
-                left = sum([end - begin for begin, end in uncommitted(self._records.lanes(before))])
-                if left:
-                    raise ConfigError(
-                        f"epoch {number} can not begin: {left} samples of epoch {number - 1} of run "
-                        f"{self._records.keys.run!r} are not committed yet"
-                    )
-        epoch = self._records.open_epoch(self._wanted(number))
-        driver = self._driver
+        driver, records = self._driver, self._records
+        before = driver.insist(lambda: records.epoch(number - 1)) if number > 0 else None
+        if before is not None:
+            left = sum(end - begin for begin, end in uncommitted(driver.insist(lambda: records.lanes(before))))
+            if left:
+                raise ConfigError(
+                    f"epoch {number} can not begin: {left} samples of epoch {number - 1} of run {records.keys.run!r} are "
+                    f"not committed yet"
+                )
+        epoch = driver.insist(lambda: records.open_epoch(self._wanted(number)))
         if self._member.incarnation == 0:
             driver.run(self._member.join, self._patience)
         driver.clock.now = time.monotonic()
@@ -187,7 +186,8 @@ class Coordination:
             StaleCheckpointError: the engine is further on, and ``rollback`` is not set.
         """
         wanted = self._wanted(int(checkpoint.get("epoch", 0)))
-        self._records.restore(wanted, checkpoint, rollback=rollback, attempt=attempt)
+        records = self._records
+        self._driver.insist(lambda: records.restore(wanted, checkpoint, rollback=rollback, attempt=attempt))
 
     def leave(self, timeout: float = 30.0) -> None:
         """Commit what was asked for, give back the rest, and let the rank go. May be called twice.
@@ -283,19 +283,19 @@ class Coordination:
 
     def health(self) -> list[WorkerHealth]:
         """All ranks, in order."""
-        return self._records.health(self.epoch)
+        return self._driver.insist(lambda: self._records.health(self.epoch))
 
     def progress(self) -> Progress:
         """How far the epoch is, of all workers together."""
-        return self._records.progress(self.epoch)
+        return self._driver.insist(lambda: self._records.progress(self.epoch))
 
     def checkpoint(self) -> dict[str, Any]:
         """The epoch's state as a JSON dict, for :meth:`restore`. It holds all commits acknowledged before the call."""
-        return self._records.checkpoint(self.epoch)
+        return self._driver.insist(lambda: self._records.checkpoint(self.epoch))
 
     def assignment(self) -> list[Entry]:
         """Who has committed what so far, for :class:`~stoker.cluster.coordination.assignment.Replay`."""
-        return self._records.assignment(self.epoch)
+        return self._driver.insist(lambda: self._records.assignment(self.epoch))
 
     def forget_epoch(self, number: int) -> int:
         """Remove the records of an epoch that is over; returns how many they were.
@@ -303,8 +303,8 @@ class Coordination:
         Raises:
             StateError: it is not over.
         """
-        epoch = self._records.epoch(number)
-        return 0 if epoch is None else self._records.forget_epoch(epoch)
+        epoch = self._driver.insist(lambda: self._records.epoch(number))
+        return 0 if epoch is None else self._driver.insist(lambda: self._records.forget_epoch(epoch))
 
     # -- for splits ------------------------------------------------------------------------------------------------
 

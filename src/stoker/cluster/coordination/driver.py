@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.cluster.coordination.errors import EngineError, WaitTimeoutError
 from stoker.cluster.coordination.membership import Clock
@@ -16,6 +18,10 @@ from stoker.cluster.coordination.store import CoordinationStore
 from stoker.errors import ConfigError
 
 __all__ = ["Driver"]
+
+_Answer = TypeVar("_Answer")
+
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 class Driver:
@@ -38,6 +44,8 @@ class Driver:
         self._answered = time.monotonic()
         self._silence: EngineError | None = None
         self._pid = os.getpid()
+        self._abandoned = False
+        _drivers.add(self)
 
     @property
     def failed(self) -> bool:
@@ -80,6 +88,29 @@ class Driver:
             except Unanswered as error:
                 if time.monotonic() >= deadline:
                     raise self.unreachable() from error
+                time.sleep(0.1)
+
+    def abandon(self) -> None:
+        """Stop where it is, as the process ends; nothing is told to the engine."""
+        with self.changed:
+            self._abandoned = True
+            self.wake()
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join(2.0)
+
+    def insist(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask the engine something that may be asked again, until it answers.
+
+        Raises:
+            EngineError: it has not answered for the driver's patience.
+        """
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return ask()
+            except EngineError:
+                if time.monotonic() >= deadline:
+                    raise
                 time.sleep(0.1)
 
     def wake(self) -> None:
@@ -155,6 +186,8 @@ class Driver:
         try:
             while True:
                 with self.changed:
+                    if self._abandoned:
+                        return
                     self.clock.now = time.monotonic()
                     operation = steps.send(answer) if failure is None else steps.throw(failure)
                     self.changed.notify_all()
@@ -176,3 +209,12 @@ class Driver:
         finally:
             with self.changed:
                 self.changed.notify_all()
+
+
+def _abandon_all() -> None:
+    # A thread that is inside an engine's client while the interpreter is taken down can crash it.
+    for driver in list(_drivers):
+        driver.abandon()
+
+
+atexit.register(_abandon_all)
