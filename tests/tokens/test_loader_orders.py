@@ -436,6 +436,7 @@ def test_groups_are_read_once_also_where_another_world_goes_on() -> None:
     resumed.load_state_dict(begun[0].state_dict())
     list(resumed)
     assert len(source.reads) == len(set(source.reads)) == 16
+    assert set(source.fetched) == set(source.reads)
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
