@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # torch's plain index build carries several GB of CUDA; this one is what the project is tested with.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint unit peer clean
+.PHONY: demo test lint unit unit-compute unit-rest peer clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -21,8 +21,17 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Two at once, for two processors: what mostly computes, and what starts processes and servers of its own.
+COMPUTE := tests/order tests/simulate tests/formats tests/tokens tests/test_incumbent_facade.py tests/test_mixtures.py
+
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	$(MAKE) --jobs=2 --output-sync=target unit-compute unit-rest
+
+unit-compute:
+	$(BIN)/python -m pytest -p no:cacheprovider $(COMPUTE)
+
+unit-rest:
+	$(BIN)/python -m pytest $(COMPUTE:%=--ignore=%)
 
 peer: $(STAMP)
 	$(BIN)/python benchmarks/setup_peers.py mosaic

@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -133,9 +134,12 @@ class Crew:
 class Engine:
     """An engine that can be killed and started again."""
 
-    def __init__(self, url: str, kill: Callable[[], None], **more: Any) -> None:
+    def __init__(
+        self, url: str, kill: Callable[[], None], free: Callable[[], bool] = lambda: True, **more: Any
+    ) -> None:
         self.url = url
         self.kill = kill
+        self.free = free
         self.more = more
 
 
@@ -157,7 +161,18 @@ def engine_of(name: str, folder: Path) -> Iterator[Engine]:
             time.sleep(0.5)
             writer.kill()
 
-        yield Engine(f"sqlite://{database}", kill_writer)
+        def free() -> bool:
+            connection = sqlite3.connect(database, isolation_level=None, timeout=0.05)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+            except sqlite3.OperationalError:
+                return False
+            finally:
+                connection.close()
+            return True
+
+        yield Engine(f"sqlite://{database}", kill_writer, free)
     elif name == "redis":
         socket, binary = folder / "r.sock", shutil.which("redis-server") or shutil.which("valkey-server")
         if binary is None:
@@ -228,6 +243,10 @@ def compare(name: str, samples: int, base: float, *, disturb: bool) -> None:
                 crew.wait(lambda: crew.count() > samples // 8)
                 crew.processes[KILLED].kill()
                 crew.processes[STOPPED].send_signal(signal.SIGSTOP)
+                while not engine.free():
+                    crew.processes[STOPPED].send_signal(signal.SIGCONT)
+                    time.sleep(0.02)
+                    crew.processes[STOPPED].send_signal(signal.SIGSTOP)
                 stopped = time.monotonic()
                 crew.wait(lambda: crew.count() > samples // 3)
                 engine.kill()
@@ -272,9 +291,16 @@ def _recover_once(name: str, samples: int, how: signal.Signals) -> float:
         assert crew.count() < samples
         at = time.monotonic()
         crew.processes[1].send_signal(how)
+        while how == signal.SIGSTOP and not engine.free():  # it was stopped in a write, which would stop the other too
+            crew.processes[1].send_signal(signal.SIGCONT)
+            time.sleep(0.02)
+            at = time.monotonic()
+            crew.processes[1].send_signal(how)
         crew.processes[0].communicate()
         crew.processes[1].kill()
         crew.processes[1].communicate()
+        if crew.processes[0].returncode:
+            raise SystemExit("the other worker failed")
         return next(moment for _, moment in crew.lines(0) if moment > at) - at
 
 

@@ -4,8 +4,13 @@
     python benchmarks/coordination.py --engine sqlite --workers 1000
 
 Workers are the real protocol. They share a few processes and do nothing with their samples but wait, so that the load on
-the engine is that of as many machines. Told are the engine's processor time as a part of one core (for SQLite, which has
-no process: that of all threads inside its calls), and how long a worker's lease takes, commit included.
+the engine is that of as many machines. Told are:
+
+* the engine's processor time as a part of one core (for SQLite, which has no process: that of all threads inside its calls);
+* a worker's processor time for each lease: all that its process does for leases, commits, heartbeats and looking after
+  others, the engine's client and this benchmark's own stepping included;
+* how long one worker that has a process to itself waits for a lease, commit included, while the others do theirs. The
+  machine's disk is in it, as the engine answers when what it was told is there.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -102,7 +107,7 @@ def run_workers(url: str, ranks: range, epoch: Epoch, start: float, seconds: flo
     lane_times: list[float] = []
     operations = 0
     settled = start + seconds / 3  # until then all begin
-    late = 0.0
+    late, used_before, leased_before = 0.0, 0.0, 0
     while True:
         due, k = heapq.heappop(queue)
         now = time.monotonic()
@@ -113,6 +118,8 @@ def run_workers(url: str, ranks: range, epoch: Epoch, start: float, seconds: flo
             now = time.monotonic()
         elif now > settled:
             late = max(late, now - due)
+        if not used_before and now > settled:
+            used_before, leased_before = time.thread_time(), _leases(workers)
         worker = workers[k]
         while True:
             worker.clock.now = now
@@ -136,7 +143,39 @@ def run_workers(url: str, ranks: range, epoch: Epoch, start: float, seconds: flo
                 operations += 1
                 if isinstance(operation, Create | Swap) and "/lane/" in operation.key:
                     lane_times.append(time.perf_counter() - before)
-    out.put((lane_times, operations, store.used, late, sum(worker.waited for worker in workers)))
+    out.put(
+        {
+            "alone": len(workers) == 1,
+            "leases": _leases(workers) - leased_before,
+            "waits": lane_times,
+            "operations": operations,
+            "engine": store.used,
+            "used": time.thread_time() - used_before,
+            "late": late,
+        }
+    )
+
+
+def _leases(workers: list[_Worker]) -> int:
+    return sum(0 if worker.agent is None else worker.agent.leases for worker in workers)
+
+
+def run_threads(
+    url: str, process: int, processes: int, threads: int, epoch: Epoch, start: float, seconds: float, out: Any
+) -> None:
+    """A process with some of the workers, in threads that each have a connection: so many calls can be under way at once."""
+    groups = processes * threads
+    running = [
+        threading.Thread(
+            target=run_workers,
+            args=(url, range(1 + process * threads + k, epoch.world_size, groups), epoch, start, seconds, out),
+        )
+        for k in range(threads)
+    ]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
 
 
 def _redis(folder: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -163,6 +202,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=("redis", "sqlite"), default="redis")
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=8, help="in each process; each is a client of the engine")
     parser.add_argument("--seconds", type=float, default=30.0)
     chosen = parser.parse_args()
     settings = Settings(lease=30.0, heartbeat=5.0, split=1.0, smallest=RATE, largest=RATE)
@@ -181,41 +221,48 @@ def main() -> None:
         start = time.monotonic() + 2
         running = [
             context.Process(
-                target=run_workers,
-                args=(url, range(k, chosen.workers, chosen.processes), epoch, start, chosen.seconds, out),
+                target=run_threads,
+                args=(url, k, chosen.processes, chosen.threads, epoch, start, chosen.seconds, out),
             )
             for k in range(chosen.processes)
         ]
+        running.append(context.Process(target=run_workers, args=(url, range(1), epoch, start, chosen.seconds, out)))
         for process in running:
             process.start()
         time.sleep(max(0.0, start + chosen.seconds / 3 - time.monotonic()))
         before = _cpu(server.pid) if server is not None else 0.0
         time.sleep(max(0.0, start + chosen.seconds - time.monotonic()))
         after = _cpu(server.pid) if server is not None else 0.0
-        results = [out.get() for _ in running]
+        results = [out.get() for _ in range(chosen.processes * chosen.threads + 1)]
         for process in running:
             process.join()
         if server is not None:
             server.terminate()
             server.wait()
     measured = chosen.seconds * 2 / 3
-    times = sorted([taken for result in results for taken in result[0]])
-    engine = (after - before if server is not None else sum(result[2] for result in results)) / measured
+    (alone,) = [result for result in results if result["alone"]]
+    waits = sorted(alone["waits"])
+    leases = sum(result["leases"] for result in results)
+    engine = (after - before if server is not None else sum(result["engine"] for result in results)) / measured
+    used = sum(result["used"] for result in results)
     print(
         json.dumps(
             {
                 "engine": chosen.engine,
                 "workers": chosen.workers,
-                "leases a second": round(len(times) / measured),
-                "operations a second": round(sum(result[1] for result in results) / measured),
+                "leases a second": round(leases / measured),
+                "operations a second": round(sum(result["operations"] for result in results) / measured),
                 "engine, part of a core": round(engine, 4),
-                "lease, ms: median": round(statistics.median(times) * 1e3, 3),
-                "lease, ms: p99": round(times[len(times) * 99 // 100] * 1e3, 3),
-                "latest, ms": round(max(result[3] for result in results) * 1e3, 1),
+                "worker, processor ms a lease": round(used / leases * 1e3, 3),
+                "a worker's wait for a lease, ms": {
+                    "median": round(statistics.median(waits) * 1e3, 3),
+                    "p90": round(waits[len(waits) * 9 // 10] * 1e3, 3),
+                },
+                "latest step, ms": round(max(result["late"] for result in results) * 1e3, 1),
             }
         )
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

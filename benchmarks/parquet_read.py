@@ -5,7 +5,7 @@
 Writes 200 M tokens as ``list<uint32>`` in row groups of 4,096 rows of 2,048 unless the file is there, then, alternating:
 
 * ``bare``: ``ParquetFile(memory_map=True).read_row_group(k, columns=[...], use_threads=False)`` on one thread;
-* ``tokens``: :func:`stoker.formats.parquet.tokens.decode_tokens`, flat tokens and offsets, on one thread;
+* ``tokens``: :func:`stoker.tokens.decode.decode_pieces`, tokens and offsets a page at a time, on one thread;
 * ``tokens x2``: the same on two threads;
 * ``batches``: ``read`` of consecutive rows as ``(64, 2048)`` arrays, on one thread.
 
@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 from stoker.dataset.parquet import open_parquet
 from stoker.dataset.pool import ShardPool
 from stoker.formats.parquet.reader import ParquetReader
-from stoker.formats.parquet.tokens import decode_tokens, token_column, token_counts
+from stoker.formats.parquet.tokens import token_column, token_counts
+from stoker.tokens.decode import decode_pieces
 
 LENGTH = 2048
 ROWS = 4096
@@ -59,9 +60,7 @@ def tokens(pool: ShardPool, column: str, threads: int) -> int:
     def one(shard: int) -> int:
         reader = pool.get(shard)
         assert isinstance(reader, ParquetReader)
-        values, offsets = decode_tokens(reader, column)
-        assert len(values) == offsets[-1]
-        return len(values)
+        return sum(piece.values.size for piece in decode_pieces(reader, column, "here"))
 
     shards = range(len(pool.index))
     if threads == 1:

@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from s3server import Bucket, S3Server, make_bucket, run_s3_server
+
+# A deadline for an example is a timed assert: it fails where the machine is busy.
+settings.register_profile("stoker", deadline=None)
+settings.load_profile("stoker")
 
 # Names of stores and keys that would make a test depend on who runs it.
 _FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")

@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,12 @@ def same(found: Mapping[str, Any], number: int, case: Case) -> bool:
     return bool(describe(plain) == describe(expected))
 
 
+@cache
+def _numbers_of_images(kind: str, total: int) -> dict[bytes, int]:
+    """Numbers of samples by their images' pixels."""
+    return {Image.open(io.BytesIO(tiny_image(number, kind))).tobytes(): number for number in range(total)}
+
+
 def number_of(found: Mapping[str, Any], case: Case, total: int) -> int:
     """The number of a sample that came back; -1 where it is none's."""
     if "id" in found:
@@ -109,5 +116,5 @@ def number_of(found: Mapping[str, Any], case: Case, total: int) -> int:
     elif "row" in found:
         number = int(found["row"][0])
     else:
-        number = next((n for n in range(total) if same(found, n, case)), -1)
+        number = _numbers_of_images(case.columns["image"], total).get(found["image"].tobytes(), -1)
     return number if number >= 0 and same(found, number, case) else -1

@@ -31,8 +31,8 @@ def read(options: dict[str, Any], streams: list[dict[str, Any]], leg: dict[str, 
     Returns:
         For each rank: samples of each epoch, by ids, and the state where the first one stopped.
     """
-    from streaming import Stream, StreamingDataset  # type: ignore[import-not-found]
-    from streaming.base.world import World  # type: ignore[import-not-found]
+    from streaming import Stream, StreamingDataset
+    from streaming.base.world import World
 
     told = []
     for rank in range(leg["nodes"] * leg["ranks_per_node"]):

@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 def write(kind: str, columns: dict[str, str], options: dict[str, Any], samples: list[dict[str, Any]], out: str) -> None:
     """Write a dataset."""
-    import streaming  # type: ignore[import-not-found]
+    import streaming
 
     writer = {name: getattr(streaming, f"{name.upper()}Writer") for name in ("mds", "json", "csv", "tsv", "xsv")}[kind]
     with writer(columns=columns, out=out, **options) as sink:
@@ -29,9 +29,9 @@ def write(kind: str, columns: dict[str, str], options: dict[str, Any], samples: 
 def read(root: str) -> list[dict[str, Any]]:
     """All samples of a dataset, described."""
     import numpy as np
-    from streaming.base.compression import decompress  # type: ignore[import-not-found]
-    from streaming.base.format import reader_from_json  # type: ignore[import-not-found]
-    from streaming.base.hashing import get_hash  # type: ignore[import-not-found]
+    from streaming.base.compression import decompress
+    from streaming.base.format import reader_from_json
+    from streaming.base.hashing import get_hash
 
     from cases import describe
 
@@ -66,7 +66,7 @@ def check(info: dict[str, Any], data: bytes, get_hash: Any) -> None:
 
 def merge(urls: list[str] | None, out: str) -> None:
     """Merge indexes."""
-    from streaming.base.util import merge_index  # type: ignore[import-not-found]
+    from streaming.base.util import merge_index
 
     if urls is None:
         merge_index(out)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from stoker.streaming import StreamingDataset
     from stoker.tokens.batch import LMBatch
     from stoker.tokens.loader import StreamingParquetLoader
-    from stoker.tokens.shardconfig import ShardConfig
+    from stoker.tokens.shardconfig import LoaderStats, ShardConfig
+    from stoker.tokens.sources import MegatronSource, RawSource, TokenSource
+    from stoker.tokens.streams import LMStream
     from stoker.torch import StreamingDataLoader
 
 __version__ = "0.1.0"
@@ -47,9 +49,13 @@ _WHERE = {
     "JSONWriter": "stoker.dataset.writers",
     "KeepIds": "stoker.dataset.subsets",
     "LMBatch": "stoker.tokens.batch",
+    "LMStream": "stoker.tokens.streams",
+    "LoaderStats": "stoker.tokens.shardconfig",
     "MDSWriter": "stoker.dataset.writers",
+    "MegatronSource": "stoker.tokens.sources",
     "Mesh": "stoker.cluster.mesh",
     "RangeBased": "stoker.order.partition",
+    "RawSource": "stoker.tokens.sources",
     "RoundRobin": "stoker.order.partition",
     "Schedule": "stoker.order.schedule",
     "ShardConfig": "stoker.tokens.shardconfig",
@@ -64,6 +70,7 @@ _WHERE = {
     "StreamingParquetLoader": "stoker.tokens.loader",
     "StreamingShardLoader": "stoker.shards",
     "TSVWriter": "stoker.dataset.writers",
+    "TokenSource": "stoker.tokens.sources",
     "Where": "stoker.dataset.conditions",
     "World": "stoker.cluster",
     "XSVWriter": "stoker.dataset.writers",
@@ -85,9 +92,13 @@ __all__ = [
     "JSONWriter",
     "KeepIds",
     "LMBatch",
+    "LMStream",
+    "LoaderStats",
     "MDSWriter",
+    "MegatronSource",
     "Mesh",
     "RangeBased",
+    "RawSource",
     "RoundRobin",
     "Schedule",
     "ShardConfig",
@@ -102,6 +113,7 @@ __all__ = [
     "StreamingParquetLoader",
     "StreamingShardLoader",
     "TSVWriter",
+    "TokenSource",
     "Where",
     "World",
     "XSVWriter",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 from stoker.cluster.coordination import Progress, WorkerHealth
 from stoker.dataset.streams import Stream
-from stoker.errors import ConfigError
-from stoker.loader.adaptive import Adaptive, adaptive_course
+from stoker.errors import ConfigError, StokerError
+from stoker.loader.adaptive import Adaptive, adaptive_course, planned_course
 from stoker.loader.arrays import ArrayRows, array_course
 from stoker.loader.checkpoint import Checkpoint, CheckpointFolder
 from stoker.loader.config import StreamingConfig
 from stoker.loader.leased import Leased
 from stoker.loader.lockstep import FILLER, Lockstep
+from stoker.loader.planned import Planned
 from stoker.loader.reading import PoolRows, Rows
 from stoker.loader.replayed import Replayed
 from stoker.loader.stats import StreamStats
@@ -27,15 +30,13 @@ from stoker.types import Transform
 
 __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
 
-logger = logging.getLogger(__name__)
-
 
 class StreamingShardLoader:
     """Hands out one worker's samples, or batches, of a dataset.
 
-    In lockstep (all partitions but :class:`~stoker.loader.adaptive.Adaptive`) a worker's part follows from its rank. With
-    ``Adaptive`` workers lease splits from a coordinator, the faster more, and what a lost worker had not committed
-    goes to others.
+    In lockstep (all partitions but :class:`~stoker.loader.adaptive.Adaptive`) a worker's part follows from its rank; with
+    ``global_batch_size=`` from a plan, by which unlike machines get unlike parts of each global batch. With ``Adaptive``
+    workers lease splits from a coordinator, the faster more, and what a lost worker had not committed goes to others.
 
     ``for sample in loader`` delivers what is left of the epoch; if nothing is, the next epoch. :meth:`next` gives ``None`` at
     an epoch's end, until :meth:`reset`. One thread at a time may take samples.
@@ -77,8 +78,10 @@ class StreamingShardLoader:
                 f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
             )
         self._rows = rows
-        self._worker: Lockstep | Leased | Replayed
-        if config.adaptive is None:
+        self._worker: Lockstep | Planned | Leased | Replayed
+        if config.global_batch_size is not None:
+            self._worker = Planned(rows, planned_course(course), config)
+        elif config.adaptive is None:
             self._worker = Lockstep(rows, course, config, batch_size)
         else:
             adaptive = adaptive_course(course, config.adaptive)
@@ -146,6 +149,36 @@ class StreamingShardLoader:
     def __bool__(self) -> bool:
         return True
 
+    # -- work by a plan --------------------------------------------------------------------------------------------
+
+    def change_plan(self, weights: Sequence[int], ranks: Sequence[int] | None = None) -> int:
+        """Divide global batches anew, from the first one on that no rank can have read ahead. Nothing is recalled.
+
+        All ranks must call it after the same step, with the same numbers: they need not talk, but each must be told.
+
+        Args:
+            weights: for each of ``ranks`` an integer from 1, its part of a global batch in proportion.
+            ranks: those that take part from then on; default: all. The others get nothing more in this epoch; they can be
+                named again after :meth:`reset`, before its first step.
+
+        Returns:
+            The position in the epoch from which it holds.
+
+        Raises:
+            ConfigError: the config has no ``global_batch_size``; or ranks and weights that make no sense; or nothing of the
+                epoch is left that was not read ahead.
+        """
+        return self._planned("change_plan").change(weights, ranks)
+
+    def plan(self) -> dict[str, Any]:
+        """The plan so far, JSON-serialisable: the same in all ranks, or one of them was told something else."""
+        return self._planned("plan").plan.as_dict()
+
+    def _planned(self, what: str) -> Planned:
+        if not isinstance(self._worker, Planned):
+            raise ConfigError(f"{what}: only a config with global_batch_size= has a plan")
+        return self._worker
+
     # -- leased work -----------------------------------------------------------------------------------------------
 
     def commit(self, timeout: float | None = None) -> None:
@@ -212,7 +245,7 @@ class StreamingShardLoader:
         """
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.from_dict(checkpoint, "this checkpoint")
-        if isinstance(self._worker, Lockstep):
+        if isinstance(self._worker, Lockstep | Planned):
             self._worker.restore(checkpoint, any_rank=any_rank)
         elif isinstance(self._worker, Leased):
             self._worker.restore(checkpoint, rollback=rollback, attempt=attempt)
@@ -256,7 +289,7 @@ class StreamingShardLoader:
     @property
     def in_step(self) -> bool:
         """Whether all ranks take the same number of steps."""
-        return isinstance(self._worker, Lockstep) and self._worker.in_step
+        return isinstance(self._worker, Lockstep | Planned) and self._worker.in_step
 
     def _checkpoints(self) -> CheckpointFolder:
         if self._folder is None:
@@ -287,11 +320,23 @@ class StreamingShardLoader:
             self._worker.close()
             self._rows.close()
 
+    def __del__(self) -> None:
+        # A forgotten worker must not keep its leases. Giving them back takes time and locks, which must not be those of
+        # whoever runs finalisers. All others' threads end by themselves.
+        worker = self.__dict__.get("_worker")
+        if isinstance(worker, Leased) and worker.takes_part and not sys.is_finalizing():
+            threading.Thread(target=_forget, args=(worker,), name="stoker-forgotten", daemon=True).start()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _forget(worker: Leased) -> None:
+    with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
+        worker.close()
 
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolRows, Course]:
@@ -306,7 +351,7 @@ def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[Poo
                 "out of the config, or use shuffle_algo='block'"
             )
         course = _changed(course, partition, config)
-    return PoolRows(feed.pool, feed.settings), course
+    return PoolRows(feed.pool, feed.settings, dataset.world.local_world_size), course
 
 
 def _changed(course: NativeCourse, partition: Partition | Adaptive | None, config: StreamingConfig) -> NativeCourse:
@@ -333,6 +378,7 @@ def _changed(course: NativeCourse, partition: Partition | Adaptive | None, confi
 def _of_arrays(rows: ArrayRows, config: StreamingConfig) -> NativeCourse:
     given = config.adaptive.base if config.adaptive is not None else config.partition
     assert not isinstance(given, Adaptive)
-    partition: Partition = given or (RoundRobin() if config.world_size > 1 else Elastic())
+    alone = config.world_size == 1 or config.global_batch_size is not None
+    partition: Partition = given or (Elastic() if alone else RoundRobin())
     ends = "uneven" if config.ends in (None, "join") else config.ends
     return array_course(rows, partition, config.shuffle_seed, ends)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import operator
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,11 @@ from stoker.formats.base import ReadOptions
 from stoker.formats.parquet.predicate import Filters
 from stoker.loader.courses import CourseOptions, make_course
 from stoker.loader.feed import Feed, FeedSettings
+from stoker.loader.iterable import TorchIterable
 from stoker.loader.progress import StartingPoint
 from stoker.loader.seating import Seating
 from stoker.loader.sources import needed_columns
+from stoker.loader.stats import StreamStats
 from stoker.order.batches import Remainder
 from stoker.order.partition import Elastic, Partition
 from stoker.order.schedule import Schedule
@@ -38,18 +39,7 @@ __all__ = ["StreamingDataset"]
 logger = logging.getLogger(__name__)
 
 
-if TYPE_CHECKING:
-    from torch.utils.data import IterableDataset
-
-    class _IterableDataset(IterableDataset[Any]):
-        """What type checkers see, so that a DataLoader takes a StreamingDataset; at run time see ``__class__`` below."""
-else:
-
-    class _IterableDataset:
-        pass
-
-
-class StreamingDataset(_IterableDataset):
+class StreamingDataset(TorchIterable[Any]):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
@@ -64,7 +54,9 @@ class StreamingDataset(_IterableDataset):
             below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
         split: sub-directory of both, such as ``"train"``.
         format: ``None``: shards with an index.json. ``"parquet"``: Parquet files as they are; rows are samples, row groups
-            shards. ``remote`` may then be a pattern or a list of files, too.
+            shards. Other names (``"npy"``, ``"tar"``, ``"jsonl"``, ...): files as they are, too; see docs/formats.md.
+            ``remote`` may then be a file, a pattern or a list of files. ``"synthetic"``: samples made in memory.
+        format_options: settings of the format, by name; see docs/formats.md.
         filters: of Parquet, row groups that can not have such rows are left out; see
             :func:`~stoker.dataset.parquet.open_parquet`. ``subset=Where(...)`` filters rows.
         on_bad_files: of Parquet, ``"skip"`` leaves damaged files out and lists them in ``index.extra``.
@@ -130,6 +122,7 @@ class StreamingDataset(_IterableDataset):
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
         format: str | None = None,  # noqa: A002 - the name that users expect
+        format_options: Mapping[str, Any] | None = None,
         filters: Filters | None = None,
         on_bad_files: OnBadFiles = "error",
         decoded_limit: int | str = 1 << 30,
@@ -175,8 +168,9 @@ class StreamingDataset(_IterableDataset):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
         if streams is None:
-            streams = [Stream(remote, local, split, format=format, filters=filters, on_bad_files=on_bad_files)]
-        elif (remote, local, split, format, filters, on_bad_files) != (None, None, None, None, None, "error"):
+            kind: dict[str, Any] = {"format": format, "format_options": format_options}
+            streams = [Stream(remote, local, split, filters=filters, on_bad_files=on_bad_files, **kind)]
+        elif (remote, local, split, format, format_options, filters, on_bad_files) != (*[None] * 6, "error"):
             raise ConfigError("give streams=, or remote=, local=, split= and format= for a single one, not both")
         options = ReadOptions(allow_unsafe_types, views, parse_bytes(decoded_limit))
         subsets = as_subsets(subset)
@@ -381,6 +375,16 @@ class StreamingDataset(_IterableDataset):
         """
         self._feed.load(state, self.batch_size or 1, change_streams=change_streams)
 
+    # -- how it goes -----------------------------------------------------------------------------------------------
+
+    def stats(self) -> StreamStats:
+        """How reading goes, over all processes of this object (its DataLoader workers); cheap, at any time, from any thread.
+
+        :func:`~stoker.loader.metrics.register_with_prometheus` and
+        :func:`~stoker.loader.metrics.observe_with_opentelemetry` take it as it is.
+        """
+        return StreamStats.of(self._feed.pool.counts)
+
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 
     def _check_columns(self, columns: Sequence[str] | None) -> None:
@@ -408,13 +412,6 @@ class StreamingDataset(_IterableDataset):
         """Stop fetching and let go of all files. Iterating again opens them anew."""
         self._feed.close()
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[StreamingDataset]:
-        # isinstance() asks for this. It is the one moment at which torch, imported before or after stoker or not at all,
-        # must learn that a StreamingDataset is an IterableDataset; a base class would make `import stoker` import torch.
-        _register_with_torch(type(self))
-        return type(self)
-
     def __getstate__(self) -> dict[str, Any]:
         # The child process may not be able to find out its world (a process group does not survive a spawn).
         self._seating.settle()
@@ -422,14 +419,3 @@ class StreamingDataset(_IterableDataset):
 
     def __repr__(self) -> str:
         return f"<StreamingDataset of {self.size} samples in {len(self._table)} shards at {self._streams.where}>"
-
-
-def _register_with_torch(cls: type) -> None:
-    data = sys.modules.get("torch.utils.data")
-    iterable = getattr(data, "IterableDataset", None)
-    if iterable is not None and cls not in _registered:
-        _registered.add(cls)
-        iterable.register(cls)
-
-
-_registered: set[type] = set()

@@ -1,4 +1,4 @@
-"""``StreamingDataLoader``: torch's DataLoader over a StreamingDataset, with a state that counts what was yielded."""
+"""``StreamingDataLoader``: torch's DataLoader over a dataset of stoker's, with a state that counts what was yielded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loader import StartingPoint
 from stoker.loader.collate import as_tensors, collate
 from stoker.streaming import StreamingDataset
+from stoker.tokens.batch import LMBatch
+from stoker.tokens.loader import StreamingParquetLoader
 from stoker.types import Batch
 
 try:
@@ -25,17 +27,31 @@ class StreamingDataLoader(DataLoader[Any]):
     ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save
     this. The state counts batches that were yielded, not those that workers have prepared.
 
+    Over a :class:`~stoker.tokens.loader.StreamingParquetLoader` it yields the batches that the loader makes
+    (:class:`~stoker.tokens.batch.LMBatch`), or what ``collate_fn`` makes of each:
+    ``collate_fn=lambda batch: batch.torch("input_ids", "labels")``. Each worker decodes all that the rank reads, so
+    the loader's own ``decode_threads`` are the better way to more speed.
+
     Args:
         dataset: what to read.
-        batch_size: samples a batch on this rank. Default: the dataset's. If both are given they must agree.
+        batch_size: samples, or rows, a batch on this rank. Default: the dataset's. If both are given they must agree.
         columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
-            per-sample step and no ``collate_fn``. Much faster for small samples.
+            per-sample step and no ``collate_fn``. Much faster for small samples. Not for a ``StreamingParquetLoader``,
+            whose batches are arrays already.
         **options: DataLoader's other arguments (``num_workers``, ``pin_memory``, ...). ``collate_fn`` is :func:`collate`
             unless given.
+
+    Raises:
+        ConfigError: arguments that contradict each other, or have no meaning for what is read.
     """
 
     def __init__(
-        self, dataset: StreamingDataset, batch_size: int | None = None, *, columnar: bool = False, **options: Any
+        self,
+        dataset: StreamingDataset | StreamingParquetLoader,
+        batch_size: int | None = None,
+        *,
+        columnar: bool = False,
+        **options: Any,
     ) -> None:
         for name in ("shuffle", "sampler", "batch_sampler"):
             if options.get(name):
@@ -54,7 +70,15 @@ class StreamingDataLoader(DataLoader[Any]):
         self._stream = dataset
         self._start: StartingPoint | None = None
         self._yielded = 0
-        if columnar:
+        if isinstance(dataset, StreamingParquetLoader):
+            if columnar or options.get("drop_last"):
+                raise ConfigError(
+                    "columnar= and drop_last= have no meaning here: batches are arrays already, and how many there are is "
+                    "the loader's, see StreamingParquetLoader(remainder=)"
+                )
+            options.setdefault("collate_fn", _as_it_is)
+            super().__init__(dataset, batch_size=None, **options)
+        elif columnar:
             if options.get("collate_fn") is not None:
                 raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
             options["collate_fn"] = as_tensors
@@ -71,6 +95,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._start = None
 
     def __len__(self) -> int:
+        if isinstance(self._stream, StreamingParquetLoader):
+            return len(self._stream)
         size = self._stream.batch_size or 1
         return (len(self._stream) + (0 if self.drop_last else size - 1)) // size
 
@@ -92,6 +118,10 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         self._stream.load_state_dict(state)
         self._start = None
+
+
+def _as_it_is(batch: LMBatch) -> LMBatch:
+    return batch
 
 
 class _Columns(IterableDataset[Batch]):

@@ -18,6 +18,7 @@ from PIL import Image
 
 from packed_cases import tiny_image
 from s3server import Bucket
+from stoker import StreamingDataset
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.foreign import foreign_address, open_foreign
 from stoker.dataset.place import Place
@@ -252,6 +253,20 @@ def test_a_limited_cache_makes_room(tmp_path: Path) -> None:
         pool.done_with(shard)
     pool.close()
     assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*.tar")) <= int(2.5 * size)
+
+
+@pytest.mark.parametrize("name", ["tar", "tfrecord"])
+def test_opening_fills_the_cache_no_further_than_it_may(name: str, tmp_path: Path) -> None:
+    fill(into(tmp_path / "data"), name, files=8)
+    size = max(path.stat().st_size for path in (tmp_path / "data").glob("part-*"))
+    limit = int(2.5 * size)
+    where: dict[str, Any] = {"remote": tmp_path / "data", "local": tmp_path / "cache", "format": name}
+    dataset = StreamingDataset(**where, cache_limit=limit)
+    held = [path.stat().st_size for path in (tmp_path / "cache").iterdir() if path.is_file()]
+    assert 0 < sum(held) <= limit
+    assert sorted(int(sample[ID_COLUMNS[name]]) for sample in dataset) == list(range(8 * ROWS))
+    StreamingDataset(remote=tmp_path / "data", local=tmp_path / "other", format=name)
+    assert len([path for path in (tmp_path / "other").iterdir() if path.is_file()]) == 8
 
 
 # -- what does not go together -----------------------------------------------------------------------------------------

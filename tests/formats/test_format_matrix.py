@@ -18,7 +18,6 @@ from stoker.dataset.index import load_index
 from stoker.dataset.merge import merge_index
 from stoker.dataset.rebuild import rebuild_index
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
-from stoker.formats.entries import roles_of
 from stoker.storage import open_store
 
 ROWS = 150
@@ -43,11 +42,6 @@ def check(name: str, dataset: StreamingDataset, total: int = ROWS) -> list[int]:
     return numbers
 
 
-def skip_without_entries(name: str) -> None:
-    if name in ("jpeg", "png") and roles_of(name) != ("data",):
-        pytest.skip("indexes of single files can not be copied into a cache yet")
-
-
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("place", ["directory", pytest.param("s3", marks=pytest.mark.s3)])
 def test_written_streamed_shuffled_and_resumed(
@@ -56,7 +50,6 @@ def test_written_streamed_shuffled_and_resumed(
     where: dict[str, Any] = {"remote": str(tmp_path / "data")}
     options: dict[str, Any] = {}
     if place == "s3":
-        skip_without_entries(name)
         bucket: Bucket = request.getfixturevalue("bucket")
         options = {"storage_options": bucket.storage_options}
         where = {"remote": f"{bucket.url}/data", "local": tmp_path / "cache", **options}

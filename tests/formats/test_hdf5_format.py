@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,42 @@ def test_a_dataset_that_claims_to_be_huge_is_refused() -> None:
     data = file_of(lambda file: file.create_dataset("x", (1 << 22, 1000), "f8", chunks=(1000, 100)))
     with pytest.raises(CorruptDataError, match="claim"):
         opened(data, "hdf5").read(np.arange(3))
+
+
+def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None:
+    """HDF5 releases what it holds when the interpreter is gone; it must hold nothing of Python's by then."""
+    good = file_of(lambda file: file.create_dataset("x", data=ROWS, chunks=(5, 5), compression="gzip"))
+    at = good.index(b"TREE") + 40
+    (tmp_path / "a.h5").write_bytes(b"\x00" * 4096)
+    (tmp_path / "b.h5").write_bytes(good[:at] + bytes(200) + good[at + 200 :])
+    told = subprocess.run(
+        [sys.executable, "-c", _KEEPS_ERRORS, str(tmp_path / "a.h5"), str(tmp_path / "b.h5")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 0, (told.returncode, told.stderr)
+    assert told.stdout.split() == ["CorruptDataError", "CorruptDataError"]
+
+
+_KEEPS_ERRORS = """
+import sys, threading, time
+from stoker.dataset.foreign import open_foreign
+from stoker.formats.hdf5 import HDF5Format
+from stoker.formats.source import MappedSource
+from stoker.formats.base import ShardInfo, FileInfo
+
+kept = []
+threading.Thread(target=lambda kept: time.sleep(100), args=(kept,), daemon=True).start()
+for path in sys.argv[1:]:
+    data = open(path, "rb").read()
+    try:
+        format = HDF5Format()
+        found = format.survey(MappedSource(data, path), {})
+        info = ShardInfo("hdf5", found.samples, (FileInfo(path, len(data), {}),), (), None, found.spec)
+        format.open(info, [data], where=path).read([0, 1, 11])
+    except Exception as error:
+        print(type(error).__name__)
+        kept.append(error)
+"""

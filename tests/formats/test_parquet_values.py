@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import decimal
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from stoker.dataset.samples import iterate_samples, read_samples
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions
 from stoker.formats.parquet.memory import DecodedMemory, Shelf
-from stoker.formats.parquet.tokens import decode_tokens, token_column, token_counts
+from stoker.formats.parquet.tokens import token_column, token_counts
 from stoker.formats.registry import get_format
 from stoker.types import Batch
 
@@ -444,35 +443,6 @@ def test_parquet_is_not_listed_in_an_index_file() -> None:
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LISTS, ids=["list", "large_list", "fixed_size_list"])
-@pytest.mark.parametrize("kind", INTEGERS, ids=str)
-@pytest.mark.parametrize("nulls", [False, True])
-def test_tokens_come_flat_with_offsets(tmp_path: Path, layout: Any, kind: Any, nulls: bool) -> None:
-    fixed = pa.types.is_fixed_size_list(layout(kind))
-    values = [[i % 100] * (3 if fixed else i % 5) for i in range(ROWS)]
-    column = pa.array(holes(values) if nulls else values, layout(kind))
-    write(tmp_path / "a.parquet", column)
-    pool = pool_of(tmp_path)
-    index = pool.index
-    counts = token_counts(index, "x")
-    found: list[Any] = []
-    for shard in range(len(index)):
-        tokens, offsets = decode_tokens(pool.get(shard), "x")  # type: ignore[arg-type]
-        assert tokens.dtype == kind.to_pandas_dtype()
-        assert offsets.dtype == np.int64
-        assert len(tokens) == counts[shard] == offsets[-1]
-        found += [tokens[start:end].tolist() for start, end in itertools.pairwise(offsets.tolist())]
-    assert found == [value or [] for value in column.to_pylist()]
-
-
-def test_a_null_token_is_an_error_that_names_its_row(tmp_path: Path) -> None:
-    column = pa.array([[1, 2], [], [3, None]] * 50, pa.list_(pa.int32()))
-    write(tmp_path / "a.parquet", column, row_group_size=150)
-    reader = pool_of(tmp_path).get(0)
-    with pytest.raises(CorruptDataError, match=r"row group 0, column 'x', row 2: a token is null"):
-        decode_tokens(reader, "x")  # type: ignore[arg-type]
 
 
 def test_counts_are_unknown_where_the_writer_left_statistics_out(tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from s3server import Bucket
+from stoker import StreamingDataset
 from stoker.dataset.foreign import open_foreign
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import read_samples
-from stoker.errors import FormatError
+from stoker.errors import ConfigError, FormatError
 from stoker.formats import registry
 from stoker.formats.registry import format_names, get_format
+from stoker.storage import open_store
 
 TOY = '''
 import numpy as np
-from stoker.formats.packed import PackedFormat, PackedShard, Survey
+from stoker.formats.packed import PackedFormat, PackedShard, Survey, only_settings
 
 
 class ToyShard(PackedShard):
@@ -40,6 +43,7 @@ class ToyFormat(PackedFormat):
     suffixes = (".toy",)
 
     def survey(self, source, settings):
+        only_settings(settings, self.settings, self.name)
         return Survey(source.size // 4, {"columns": {"value": "uint32"}})
 
     def open(self, info, files, *, where, options=None):
@@ -91,6 +95,31 @@ def test_files_of_its_format_are_read(toys: Path, tmp_path: Path) -> None:
     pool = ShardPool(place.index, place.cache)
     batch = read_samples(pool, np.array([2, 0, 1]), np.array([9, 0, 5]))
     assert batch["value"].tolist() == [29, 0, 15]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", ["directory", pytest.param("s3", marks=pytest.mark.s3)])
+def test_its_files_are_streamed_as_stokers_own_formats_are(
+    place: str, toys: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "kept"))
+    where: dict[str, Any] = {"remote": str(tmp_path / "data")}
+    if place == "s3":
+        bucket: Bucket = request.getfixturevalue("bucket")
+        where = {"remote": bucket.url, "local": tmp_path / "cache", "storage_options": bucket.storage_options}
+    store = open_store(where["remote"], where.get("storage_options"))
+    for number in range(3):
+        store.put(f"{number}.toy", np.arange(number * 10, number * 10 + 10, dtype="<u4").tobytes())
+    options: dict[str, Any] = {**where, "format": "toy", "shuffle": True, "batch_size": 4}
+    values = [int(sample["value"]) for sample in StreamingDataset(**options)]
+    assert sorted(values) == list(range(30)) != values
+    stopped = StreamingDataset(**options)
+    iterator = iter(stopped)
+    head = [int(next(iterator)["value"]) for _ in range(12)]
+    resumed = StreamingDataset(**options)
+    resumed.load_state_dict(stopped.state_dict())
+    assert head + [int(sample["value"]) for sample in resumed] == values
+    with pytest.raises(ConfigError, match="format 'toy' has no setting 'colour'"):
+        StreamingDataset(**{**options, "format_options": {"colour": 1}})
 
 
 def test_stokers_own_names_stay_its_own(toys: Path) -> None:

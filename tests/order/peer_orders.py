@@ -18,14 +18,14 @@ import peer_server  # noqa: E402
 def shuffle(**arguments: Any) -> Any:
     """``get_shuffle``."""
     import numpy as np
-    from streaming.base.shuffle import get_shuffle  # type: ignore[import-not-found]
+    from streaming.base.shuffle import get_shuffle
 
     return get_shuffle(**{**arguments, "shard_sizes": np.array(arguments["shard_sizes"], np.int64)})
 
 
 def partition(**arguments: Any) -> Any:
     """``get_partitions``."""
-    from streaming.base.partition import get_partitions  # type: ignore[import-not-found]
+    from streaming.base.partition import get_partitions
 
     return get_partitions(**arguments)
 
@@ -33,7 +33,7 @@ def partition(**arguments: Any) -> Any:
 def sampling(samples_per_shard: list[int], **arguments: Any) -> Any:
     """``get_sampling``."""
     import numpy as np
-    from streaming.base.sampling import get_sampling  # type: ignore[import-not-found]
+    from streaming.base.sampling import get_sampling
 
     return get_sampling(np.array(samples_per_shard, np.int64), **arguments)
 
@@ -44,9 +44,9 @@ def work(case: dict[str, Any]) -> Any:
     Also the epoch's size, the dataset's length and each stream's count.
     """
     import numpy as np
-    from streaming import Stream, StreamingDataset  # type: ignore[import-not-found]
-    from streaming.base.batching import generate_work  # type: ignore[import-not-found]
-    from streaming.base.world import World  # type: ignore[import-not-found]
+    from streaming import Stream, StreamingDataset
+    from streaming.base.batching import generate_work
+    from streaming.base.world import World
 
     dataset = object.__new__(StreamingDataset)
     streams = [Stream(local="/nowhere", **weight) for weight in case["weights"]]

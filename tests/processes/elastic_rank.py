@@ -1,11 +1,13 @@
 """One rank of a training under torchrun that survives the death of another: ``elastic_rank.py DATA CACHE FOLDER``.
 
 The "model" is what all ranks have summed up of the samples' ids. Rank 0 saves it with the loader's checkpoint every few
-steps, in one file. Rank 1 kills itself in the first attempt. Each rank notes every step that it has finished.
+steps, in one file. Rank 1 kills itself once. Each rank notes every step that it has finished, in one file before that and
+in another after it: by what has happened, not by how often torchrun began, as on a busy machine it may begin once more.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -25,10 +27,14 @@ BATCH = 6
 
 
 def main(data: str, cache: str, folder: str) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    # On a busy machine gloo now and then loses the connection that it is making, and waits for it long after its timeout.
+    # Who ends here is begun anew by torchrun.
+    faulthandler.dump_traceback_later(20, exit=True)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    faulthandler.cancel_dump_traceback_later()
     rank, world = dist.get_rank(), dist.get_world_size()
-    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    saved = Path(folder, "saved.json")
+    saved, killed = Path(folder, "saved.json"), Path(folder, "killed")
+    life = int(killed.exists())
 
     dataset = StreamingDataset(remote=data, local=cache, shuffle=True, batch_size=BATCH)
     loader = StreamingShardLoader(dataset, StreamingConfig(world, rank, batch_size=BATCH, ends="drop"))
@@ -39,10 +45,11 @@ def main(data: str, cache: str, folder: str) -> None:
         loader.restore_from_checkpoint(state["loader"], any_rank=True)
         model += state["model"]
         step = state["step"]
-    with Path(folder, f"steps{attempt}.{rank}").open("w") as notes:
+    with Path(folder, f"steps{life}.{rank}").open("w") as notes:
         for batch in loader:
             ids = check_batch(batch)
-            if attempt == 0 and rank == 1 and step == DIES_AT:
+            if life == 0 and rank == 1 and step == DIES_AT:
+                killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             gradient = torch.tensor([sum(ids)])
             dist.all_reduce(gradient)
@@ -56,7 +63,7 @@ def main(data: str, cache: str, folder: str) -> None:
                 beside.replace(saved)
     loader.close()
     if rank == 0:
-        Path(folder, "out.json").write_text(json.dumps({"model": int(model), "step": step, "attempt": attempt}))
+        Path(folder, "out.json").write_text(json.dumps({"model": int(model), "step": step, "life": life}))
     dist.barrier()
     dist.destroy_process_group()
 

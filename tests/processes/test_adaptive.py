@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import pytest
 from adaptive_worker import BASES
 
 from stoker import StreamingDataset
-from stoker.cluster.coordination import open_store
+from stoker.cluster.coordination import EngineError, Settings, open_store
 from stoker.cluster.coordination.run import RunRecords
 from stoker.loader.replicas import lanes_held
 from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
@@ -30,7 +31,8 @@ from support import TESTS, check_sample, make_dataset, start_script
 
 sys.path.append(str(TESTS / "cluster" / "coordination"))
 
-redis_server = import_module("servers").redis_server
+servers = import_module("servers")
+redis_server = servers.redis_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -76,6 +78,11 @@ class Crew:
         self.wait(lambda: all((self.folder / f"{rank}.out").exists() for rank in range(self.world)), 120)
         self.wait(lambda: all("ready" in (self.folder / f"{rank}.out").read_text() for rank in range(self.world)), 120)
         (self.folder / "start").touch()
+
+    def stop(self, rank: int) -> None:
+        """As if it hung."""
+        database = Path(self.engine.removeprefix("sqlite://")) if self.engine.startswith("sqlite://") else None
+        servers.stop_outside_of_writes(self.processes[rank].pid, database)
 
     def wait(self, done: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -153,7 +160,7 @@ def disturb(crew: Crew, kill_engine: Callable[[], None]) -> None:
     crew.start()
     crew.wait(lambda: crew.count() > SAMPLES // 8, 60)
     crew.processes[KILLED].kill()
-    crew.processes[STOPPED].send_signal(signal.SIGSTOP)
+    crew.stop(STOPPED)
     stopped = time.monotonic()
     crew.wait(lambda: crew.count() > SAMPLES // 3, 60)
     kill_engine()
@@ -214,6 +221,38 @@ def test_every_sample_is_committed_once_with_redis(tmp_path: Path, remote: Path)
             crew.close()
 
 
+def _commit_all(loader: StreamingShardLoader) -> None:
+    for _ in loader:
+        loader.commit()
+
+
+def test_an_engine_that_is_gone_for_good_is_named_and_nothing_hangs(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as short, redis_server(Path(short)) as server:
+        config = StreamingConfig(
+            1, 0, Adaptive(), coordinator=server.url, coordination=Settings(**SETTINGS), patience=2.0, commit="explicit"
+        )
+        loader = StreamingShardLoader({"x": np.arange(10_000)}, config)
+        loader.next()
+        server.kill()
+        begun = time.monotonic()
+        with pytest.raises(EngineError, match=str(server.socket)):
+            _commit_all(loader)
+        assert time.monotonic() - begun < 60
+        with pytest.raises(EngineError):
+            loader.close()
+
+
+def test_a_worker_that_begins_while_the_engine_restarts_waits_for_it() -> None:
+    with tempfile.TemporaryDirectory() as short, redis_server(Path(short)) as server:
+        config = StreamingConfig(1, 0, Adaptive(), coordinator=server.url, coordination=Settings(**SETTINGS))
+        server.kill()
+        restart = threading.Timer(1.5, server.start)
+        restart.start()
+        with StreamingShardLoader({"x": np.arange(100)}, config) as loader:
+            assert len(list(loader)) == 100
+        restart.join()
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_takeover_reads_nothing_from_afar_that_the_holder_had(
     tmp_path: Path, remote: Path, how: signal.Signals
@@ -231,7 +270,10 @@ def test_takeover_reads_nothing_from_afar_that_the_holder_had(
     try:
         crew.start()
         crew.wait(lambda: crew.count() > SAMPLES // 2, 60)
-        crew.processes[0].send_signal(how)
+        if how == signal.SIGSTOP:
+            crew.stop(0)
+        else:
+            crew.processes[0].send_signal(how)
         for name in first:
             (own / name).unlink()
         crew.wait(lambda: crew.processes[1].poll() is not None, 120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import Counter
@@ -276,6 +277,15 @@ def test_a_lost_lease_is_noticed_before_its_samples_are_delivered(engine: str) -
         assert sorted(had[:5] + rest[0] + rest[1]) == list(range(200))
         assert worker.get_stats().leases_lost >= 1
     worker.close()
+
+
+def test_a_forgotten_worker_gives_its_work_back(engine: str) -> None:
+    first = loader(engine, 0, 2, samples=100)
+    had = [int(first.next()["id"]) for _ in range(10)]
+    del first
+    gc.collect()
+    with loader(engine, 1, 2, samples=100) as second:
+        assert sorted(set(had) | set(numbers(second))) == list(range(100))
 
 
 # -- checkpoints and replay ----------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import StokerError, Stream, StreamingDataset
+from stoker import Stream, StreamingDataset
 from stoker.errors import ConfigError, StateError
 from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
 from stoker.shards import FILLER, Checkpoint, StreamingConfig, StreamingShardLoader
@@ -196,6 +198,42 @@ def test_a_prefetched_sample_is_a_hit_and_an_unforeseen_one_a_miss() -> None:
     (at_once,) = loaders(20, 1, prefetch_buffer_size=0)
     list(at_once)
     assert (at_once.get_stats().prefetch_hits, at_once.get_stats().prefetch_misses) == (0, 20)
+
+
+@pytest.mark.parametrize("batch_size", [None, 8])
+def test_other_threads_may_ask_how_it_goes(batch_size: int | None) -> None:
+    """No order of calls waits for itself, and what is asked for meanwhile is right."""
+    (loader,) = loaders(2000, 1, batch_size=batch_size, shuffle_seed=1, prefetch_buffer_size=32)
+    done = threading.Event()
+    positions: list[int] = []
+
+    def ask() -> None:
+        while not done.is_set():
+            positions.append(loader.get_checkpoint().position)
+            loader.prefetch(16, timeout=0.01)
+            assert loader.get_stats().samples_loaded <= 2000
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    found = numbers(loader)
+    done.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert sorted(found) == list(range(2000))
+    assert all(0 <= position <= 2000 for position in positions)
+
+
+def test_a_forgotten_loader_ends_its_thread() -> None:
+    before = set(threading.enumerate())
+    (loader,) = loaders(2000, 1, prefetch_buffer_size=8)
+    loader.next()
+    (thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "stoker-ahead"]
+    del loader
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -439,6 +477,7 @@ def test_orders_of_mosaicml_streaming_are_read_but_not_changed(data: Path) -> No
     assert [check_sample(sample) for sample in StreamingShardLoader(dataset)] == expected
 
 
-def test_all_errors_are_stokers() -> None:
-    assert issubclass(ConfigError, StokerError)
-    assert issubclass(StateError, StokerError)
+def test_the_world_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    assert StreamingConfig.detect(batch_size=4) == StreamingConfig(5, 2, batch_size=4)

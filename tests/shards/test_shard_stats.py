@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stoker import StreamingDataset
 from stoker.dataset.counts import BUCKETS, Count, Counts, bucket_of, bucket_start
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.loader.metrics import METRICS, observe_with_opentelemetry, prometheus_text, register_with_prometheus
 from stoker.loader.stats import StreamStats, percentile
 from stoker.shards import StreamingConfig, StreamingShardLoader
@@ -25,7 +25,7 @@ SAMPLES = 200
 
 
 def stats_of(dataset: StreamingDataset) -> StreamStats:
-    return StreamStats.of(dataset._feed.pool.counts)
+    return dataset.stats()
 
 
 @pytest.fixture
@@ -57,6 +57,54 @@ def test_what_comes_from_afar_and_what_was_there(remote: Path, tmp_path: Path, t
     assert cold.reads > 0
     assert 0 < cold.mean_load_time < cold.elapsed + cold.waited
     assert 0 <= cold.worker_utilization <= 1
+
+
+def test_a_shard_that_many_threads_want_at_once_is_opened_once(remote: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=remote, local=tmp_path / "cache")
+    pool, shards = dataset._feed.pool, len(list(remote.glob("shard.*")))
+    together = threading.Barrier(8)
+    readers: list[set[int]] = [set() for _ in range(shards)]
+
+    def want_all(ahead: bool) -> None:
+        for shard in range(shards):
+            together.wait(20)
+            if ahead:
+                pool.prefetch([shard])
+            readers[shard].add(id(pool.get(shard)))
+
+    threads = [threading.Thread(target=want_all, args=(number == 0,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stats = stats_of(dataset)
+    assert (stats.cache_misses, stats.cache_hits) == (shards, 0)
+    assert stats.bytes_read == stored(remote)
+    assert [len(ids) for ids in readers] == [1] * shards
+
+
+def test_all_who_wait_for_a_shard_hear_that_it_can_not_be_had_and_may_ask_again(remote: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=remote, local=tmp_path / "cache")
+    pool = dataset._feed.pool
+    first = min(remote.glob("shard.*"))
+    away = first.rename(tmp_path / "away")
+    together, heard = threading.Barrier(4), []
+
+    def want() -> None:
+        together.wait(20)
+        try:
+            pool.get(0)
+        except ObjectNotFoundError as error:
+            heard.append(error)
+
+    threads = [threading.Thread(target=want) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(heard) == 4
+    away.rename(first)
+    assert pool.get(0) is pool.get(0)
 
 
 def test_a_shard_that_was_corrupt_on_the_way_counts_as_a_retry(remote: Path, tmp_path: Path) -> None:

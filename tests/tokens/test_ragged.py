@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, FormatError
@@ -200,3 +200,20 @@ def test_runs_are_copied_whatever_their_lengths(data: Any, scale: int) -> None:
     copy_runs(values, sources, lengths, out, ends - lengths)
     for place, value in expected.items():
         assert out[place] == value
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9), st.integers(0, 199)), max_size=30), st.integers(1, 60))
+@settings(max_examples=80, deadline=None)
+def test_runs_with_room_between_them_are_copied(runs: list[tuple[int, int, int]], at_once: int) -> None:
+    values = np.arange(200, dtype=np.uint16)[::-1]
+    lengths = np.array([min(length, 200 - source) for length, _, source in runs], dtype=np.int64)
+    sources = np.array([source for *_, source in runs], dtype=np.int64)
+    rooms = np.array([gap for _, gap, _ in runs], dtype=np.int64)
+    targets = np.cumsum(rooms + lengths) - lengths
+    out = np.full(int((rooms + lengths).sum()) + 3, -1, dtype=np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stoker.tokens.runs._AT_ONCE", at_once)
+        copy_runs(values, sources, lengths, out, targets)
+    for source, length, target in zip(sources.tolist(), lengths.tolist(), targets.tolist(), strict=True):
+        assert out[target : target + length].tolist() == values[source : source + length].tolist()
+    assert (out[-3:] == -1).all()

@@ -20,6 +20,7 @@ from stoker import StreamingDataset
 from stoker.cli import tokenize as command
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StokerError
 from stoker.tokens import Ragged, sinks, texts, tokenize
+from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
 from support import start_script
 
 WORDS = [
@@ -155,7 +156,7 @@ def test_parquet_of_tokens_is_what_is_fast_to_read(tmp_path: Path, tokenizer_fil
     counts = []
     for group in range(file.num_row_groups):
         column = file.metadata.row_group(group).column(0)
-        assert (column.statistics, column.compression) == (None, "UNCOMPRESSED")
+        assert (column.statistics.null_count, column.compression) == (0, "UNCOMPRESSED")
         assert not column.has_dictionary_page
         counts.append(column.num_values)
     # Without nulls and empty rows, the footer has the number of tokens.
@@ -164,6 +165,21 @@ def test_parquet_of_tokens_is_what_is_fast_to_read(tmp_path: Path, tokenizer_fil
     assert all(row[-1] == 0 and 0 not in row[:-1] for row in rows)
     documents = Ragged.from_arrow(file.read_row_group(0).column(0))
     assert documents.values.dtype == np.uint16
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_written_tokens_are_read_without_counting_and_without_pyarrows_decoder(
+    tmp_path: Path, tokenizer_file: Path, compression: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_parquet(tmp_path / "a.parquet", list(DOCUMENTS))
+    tokenize(source, tmp_path / "dst", tokenizer_file, processes=1, row_group_tokens=500, compression=compression)
+    rows = rows_of(tmp_path / "dst")
+    with caplog.at_level("DEBUG", logger="stoker"):
+        opened = StreamingParquetLoader(tmp_path / "dst", ShardConfig.single(), 2, 16, pad_id=0, shuffle=False)
+        read = [int(token) for batch in opened for token in batch.input_ids.ravel()]
+    flat = [token for row in rows for token in row]
+    assert read[: len(flat)] == flat
+    assert not [one for one in caplog.messages if "decoded" in one]
 
 
 @pytest.mark.processes

@@ -1,39 +1,67 @@
-"""The ``stoker`` command. Each subcommand is a module of its own, with ``add`` (its arguments) and ``run``."""
+"""The ``stoker`` command. Each subcommand is a module of its own, with ``add`` (its arguments) and ``run``.
+
+Only the module of the command that is asked for is imported, so none makes another one slow to start.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-from stoker.cli import order, tokenize
+from stoker.cli.running import ExitCode
 from stoker.errors import StokerError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Final[dict[str, str]] = {
+    "cache": "list, prune or clear the caches of this machine",
+    "convert": "make one format of another, in parallel",
+    "generate": "make a synthetic data set",
+    "index": "make an index from shards, or one of several",
+    "inspect": "say what a dataset is, and show samples",
+    "order": "show who reads which shard when on a cluster, and what waits",
+    "tokenize": "make tokens of text, on many processes",
+    "verify": "check a dataset, and say what is broken",
+}
+"""Each command, which is a module of this package, and what ``stoker --help`` says of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: 0, or 1 where stoker raised an error, which is told on stderr. Arguments that can not be read end
-        the process with 2, as ``argparse`` does it.
+        The exit code: 0; 1 where stoker raised an error, which is told on stderr; 130 after Ctrl-C; or what the command
+        says, such as 3 where ``stoker verify`` found problems. Arguments that can not be read end the process with 2, as
+        ``argparse`` does it.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(
-        prog="stoker", description="Streams sharded training data to any cluster in one deterministic order."
+        prog="stoker",
+        description="Writes, checks and streams sharded training data to any cluster in one deterministic order.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (order, tokenize):
-        command.add(commands)
-    chosen = parser.parse_args(arguments)
+    name = given[0] if given and given[0] in COMMANDS else None
     try:
-        chosen.run(chosen)
+        if name is None:  # which argparse answers with help or an error
+            for command, said in COMMANDS.items():
+                commands.add_parser(command, help=said)
+        else:
+            importlib.import_module(f"stoker.cli.{name}").add(commands)
+        chosen = parser.parse_args(given)
+        code = chosen.run(chosen)
         sys.stdout.flush()
     except StokerError as error:
-        sys.stderr.write(f"stoker {chosen.command}: {error}\n")
-        return 1
+        sys.stderr.write(f"stoker {name}: {error}\n")
+        return ExitCode.FAILED
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"stoker {name}: interrupted{''.join(f'; {said}' for said in error.args)}\n")
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # Whoever read has had enough. Python flushes again at exit, which must have somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        code = None
+    return ExitCode.FINE if code is None else code

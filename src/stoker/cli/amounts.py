@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "byte_unit", "count_text", "seconds_text", "time_unit"]
+__all__ = ["bytes_text", "byte_unit", "count_text", "decimal_bytes_text", "seconds_text", "time_unit"]
 
 _BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -17,6 +17,15 @@ def bytes_text(size: float) -> str:
     """A size with three digits: ``1.52 GB``."""
     unit, name = byte_unit(size)
     return f"{_digits(size / unit)} {name}"
+
+
+def decimal_bytes_text(size: float) -> str:
+    """A size by powers of 1000, as benchmarks of storage have it: ``1.52 GB``."""
+    for name in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{_digits(size)} {name}"
+        size /= 1000
+    return f"{_digits(size)} TB"
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

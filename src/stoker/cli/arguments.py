@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
+from typing import Final
 
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
-__all__ = ["byte_size", "count", "integer", "seconds"]
+__all__ = ["byte_size", "count", "duration", "integer", "seconds"]
+
+_TIMES: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def integer(least: int) -> Callable[[str], int]:
@@ -60,3 +64,11 @@ def _positive(text: str, parse: Callable[[str], int]) -> int:
     if not value:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text!r}")
     return value
+
+
+def duration(text: str) -> float:
+    """Seconds of a span of time above 0, such as ``12h`` or ``30d``."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", text.strip().lower())
+    if match is None or match[2] not in _TIMES or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"must be a number above 0 with {', '.join(_TIMES)}, like 30d, got {text!r}")
+    return float(match[1]) * _TIMES[match[2]]

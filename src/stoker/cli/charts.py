@@ -102,15 +102,26 @@ class Chart:
             f'<text class="name" x="{self._end - 4}" y="{height - 5:.1f}" text-anchor="end">{escape(name)}</text>'
         )
 
-    def bar(self, low: float, high: float, value: float, name: str) -> None:
-        """A bar from 0 to ``value`` over ``[low, high]``."""
-        across, up = self._at(np.array([low, high]), np.array([0.0, value]))
+    def bar(
+        self, low: float, high: float, value: float, name: str, *, begin: float = 0.0, colour: str | None = None
+    ) -> None:
+        """A bar from ``begin`` to ``value`` over ``[low, high]``; of the page's colour unless one is given."""
+        across, up = self._at(np.array([low, high]), np.array([begin, value]))
         left, right = across.tolist()
         bottom, top = up.tolist()
         gap = min(1.0, (right - left) / 8)
+        fill = "" if colour is None else f' style="fill:{colour}"'
         self._pieces.append(
-            f'<rect class="bar" x="{left + gap:.1f}" width="{max(0.5, right - left - 2 * gap):.1f}" y="{top:.1f}" '
+            f'<rect class="bar"{fill} x="{left + gap:.1f}" width="{max(0.5, right - left - 2 * gap):.1f}" y="{top:.1f}" '
             f'height="{max(0.0, bottom - top):.1f}"><title>{escape(name)}</title></rect>'
+        )
+
+    def span(self, at: float, low: float, high: float, name: str) -> None:
+        """A thin line upwards: from where to where values lie."""
+        across, up = self._at(np.array([at]), np.array([low, high]))
+        self._pieces.append(
+            f'<line class="axis" x1="{across[0]:.1f}" x2="{across[0]:.1f}" y1="{up[0]:.1f}" y2="{up[1]:.1f}">'
+            f"<title>{escape(name)}</title></line>"
         )
 
     def image(self, url: str) -> None:

@@ -33,7 +33,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""
     parser = commands.add_parser(
         "order",
-        help="show who reads which shard when on a cluster, and what waits",
         description=__doc__.partition(": ")[2].capitalize(),
     )
     parser.set_defaults(run=run)

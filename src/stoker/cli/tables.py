@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.numbers import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
+from stoker.cli.pairs import pairs
 from stoker.simulate import Report
 
 __all__ = ["show"]
@@ -19,25 +20,15 @@ _MOST_NODES = 16
 
 def show(console: Console, report: Report, settings: Mapping[str, Any], warnings: Sequence[str]) -> None:
     """Write everything: settings, nodes, findings, warnings."""
-    console.print(_pairs("settings", settings_in_words(report, settings)))
+    console.print(pairs("settings", settings_in_words(report, settings)))
     console.print()
     console.print(_nodes(report))
     console.print(Text(NODE_LEGEND, style="dim"))
     console.print()
-    console.print(_pairs("result", findings(report)))
+    console.print(pairs("result", findings(report)))
     for warning in warnings:
         console.print()
         console.print(Text.assemble(("warning: ", "bold yellow"), warning))
-
-
-def _pairs(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        # Text, so that brackets in a URL are not taken for markup.
-        table.add_row(Text(name), Text(value))
-    return table
 
 
 def _nodes(report: Report) -> Table:

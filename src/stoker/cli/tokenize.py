@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import get_args
 
 from stoker.cli.arguments import count, integer
+from stoker.cli.running import add_json, on_interrupt, print_json, shows_progress
 from stoker.tokens.tokenize import OutputFormat, tokenize
 
 __all__ = ["add", "run"]
@@ -16,7 +18,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""
     parser = commands.add_parser(
         "tokenize",
-        help="make tokens of text, on many processes",
         description="Text in Parquet, JSON lines or plain files to tokens in Parquet or MDS.",
     )
     parser.set_defaults(run=run)
@@ -48,6 +49,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--replace-bad-bytes", action="store_true", help="plain text that is not UTF-8 is no error")
     parser.add_argument("--resume", action="store_true", help="go on from what a killed run left")
     parser.add_argument("--exist-ok", action="store_true", help="replace what is at DST")
+    add_json(parser)
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -56,24 +58,28 @@ def run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: see :func:`stoker.tokens.tokenize`.
     """
-    done = tokenize(
-        chosen.src,
-        chosen.dst,
-        chosen.tokenizer,
-        format=chosen.format,
-        column=chosen.column,
-        append_eos=chosen.append_eos,
-        add_special_tokens=chosen.special_tokens,
-        processes=chosen.processes,
-        output_column=chosen.output_column,
-        compression=None if chosen.compression == "none" else chosen.compression,
-        row_group_tokens=chosen.row_group_tokens,
-        file_tokens=chosen.file_tokens,
-        strict=not chosen.replace_bad_bytes,
-        resume=chosen.resume,
-        exist_ok=chosen.exist_ok,
-        progress_bar=sys.stderr.isatty() and sys.stdout.isatty(),
-    )
+    with on_interrupt("what is done stays, without looking like a dataset: go on with --resume"):
+        done = tokenize(
+            chosen.src,
+            chosen.dst,
+            chosen.tokenizer,
+            format=chosen.format,
+            column=chosen.column,
+            append_eos=chosen.append_eos,
+            add_special_tokens=chosen.special_tokens,
+            processes=chosen.processes,
+            output_column=chosen.output_column,
+            compression=None if chosen.compression == "none" else chosen.compression,
+            row_group_tokens=chosen.row_group_tokens,
+            file_tokens=chosen.file_tokens,
+            strict=not chosen.replace_bad_bytes,
+            resume=chosen.resume,
+            exist_ok=chosen.exist_ok,
+            progress_bar=shows_progress(chosen),
+        )
+    if chosen.json:
+        print_json(asdict(done))
+        return
     left_out = f", {done.empty:,} empty ones left out" if done.empty else ""
     before = " more" if done.resumed else ""
     sys.stdout.write(

@@ -29,7 +29,8 @@ from typing import TypeVar
 
 from stoker.dataset.counts import Count, Counts
 from stoker.dataset.excerpts import check_file, fetch_part
-from stoker.dataset.room import PART, Room, part_name, release, remove_unlocked, try_lock
+from stoker.dataset.origin import write_origin
+from stoker.dataset.room import PART, Room, claim, part_name, release, remove_unlocked, try_lock
 from stoker.errors import (
     CacheError,
     ConfigError,
@@ -85,6 +86,7 @@ class ShardCache:
 
     Attributes:
         counts: where downloads are counted, if anywhere.
+        early: bytes of the downloads that nobody counted, each; what opens the dataset may fetch before anything is read.
     """
 
     def __init__(
@@ -98,9 +100,11 @@ class ShardCache:
         self.store = store
         self.settings = settings
         self.counts: Counts | None = None
+        self.early: list[int] = []
         self._private = root / _PRIVATE
         self._room: Room | None = None
         self._warned = False
+        self._noted = False
         # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
@@ -196,12 +200,12 @@ class ShardCache:
         delay = 0.001
         while True:
             self._guard(lambda: self._make_directories(target), "write to")
-            claim = self._claim(part)
-            if claim is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
+            held = self._guard(partial(claim, part), "write to")
+            if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
                 part = self._private / part_name(file.basename, secrets.token_hex(8))
                 continue
-            if claim is not None:
+            if held is not None:
                 self._watches.pop(part, None)
                 try:
                     if self._present(file):
@@ -216,7 +220,7 @@ class ShardCache:
                     _unlink(part)
                     raise
                 finally:
-                    release(claim)
+                    release(held)
             if self._present(file):
                 self._watches.pop(part, None)
                 return True
@@ -236,19 +240,6 @@ class ShardCache:
             self._warned = True
             logger.warning("cache_limit=%d is too small for what is read at once from %s", room.limit, self.root)
         return insist
-
-    def _claim(self, part: Path) -> int | None:
-        """Create and lock a part file; its descriptor, or ``None`` while another process holds it."""
-        while True:
-            descriptor = self._guard(lambda: os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "write to")
-            if not try_lock(descriptor, fcntl.LOCK_EX):
-                os.close(descriptor)
-                return None
-            # The name may have been renamed or swept away between open and lock.
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(part).st_ino == os.fstat(descriptor).st_ino:
-                    return descriptor
-            os.close(descriptor)
 
     def _obtain(self, info: ShardInfo, number: int, part: Path, target: Path) -> None:
         """Fill the part file that we hold, verify it, and rename it into place."""
@@ -270,6 +261,8 @@ class ShardCache:
     def _count(self, what: Count, number: int) -> None:
         if self.counts is not None:
             self.counts.add(what, number)
+        elif what is Count.BYTES_FETCHED:
+            self.early.append(number)
 
     def _download(self, file: FileInfo, part: Path) -> None:
         if self.store is None:
@@ -349,10 +342,10 @@ class ShardCache:
         """
         target = self.root / name
         self._guard(lambda: self._make_directories(target), "write to")
-        claim = None
-        while claim is None:  # another process that looks for debris may have it locked for a moment
+        held = None
+        while held is None:  # another process that looks for debris may have it locked for a moment
             beside = self._private / part_name(name, secrets.token_hex(8))
-            claim = self._claim(beside)
+            held = self._guard(partial(claim, beside), "write to")
         try:
             limited = None if room else self._room
             if limited is not None and not self._guard(partial(limited.take, len(data)), "write to"):
@@ -364,7 +357,7 @@ class ShardCache:
             _unlink(beside)
             raise
         finally:
-            release(claim)
+            release(held)
 
     def _check(self, file: FileInfo, data: Buffer | bytes | bytearray | memoryview, where: str | Path) -> None:
         if file.part is not None:  # hashes are of whole files; the format checks its own
@@ -427,6 +420,9 @@ class ShardCache:
         if not self._private.is_dir():
             self._private.mkdir(parents=True, exist_ok=True)
             self.sweep()
+        if self.store is not None and not self._noted:
+            self._noted = True
+            write_origin(self._private, self.store.url)
         target.parent.mkdir(parents=True, exist_ok=True)
 
     def _guard(self, action: Callable[[], _T], doing: str) -> _T:

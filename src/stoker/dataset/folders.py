@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Self, Unpack
 from stoker.dataset.destination import OutPath, open_destination
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.progress import Progress
-from stoker.dataset.writer import WriterOptions, _hash_names
+from stoker.dataset.writer import WriterOptions, check_hash_names
 from stoker.errors import ConfigError, EncodingError, MissingPackageError
 from stoker.formats.base import ShardInfo
 from stoker.formats.checks import MAX_OFFSET, check_basename
@@ -74,7 +74,7 @@ class ImageWriter:
                 f"column {min(other)!r}: a file holds an image, and its folder tells the label; nothing else"
             )
         names = sorted(columns)
-        self._hashes = _hash_names(options.get("hashes"))
+        self._hashes = check_hash_names(options.get("hashes"))
         self._names = names
         self._settings: dict[str, Any] = {
             "column_names": names,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.dataset.parquet_files import FoundFile
 from stoker.dataset.room import part_name, release, try_lock
 
 __all__ = ["ForeignFile", "load_facts", "save_facts"]
@@ -23,7 +24,7 @@ __all__ = ["ForeignFile", "load_facts", "save_facts"]
 logger = logging.getLogger(__name__)
 
 _PRIVATE: Final = ".stoker"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class ForeignFile:
         version: what changes when the file is replaced; empty where the store does not tell.
         samples: how many it holds.
         spec: what its format needs to read it; files that are alike share one.
+        pieces: first byte, end and samples of the shards that it is read as; empty for one shard.
+        beside: files that belong to it, as its format has them; the last of them holds the data, then.
     """
 
     key: str
@@ -43,6 +46,8 @@ class ForeignFile:
     version: str
     samples: int
     spec: Mapping[str, Any]
+    pieces: tuple[tuple[int, int, int], ...] = ()
+    beside: tuple[FoundFile, ...] = ()
 
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]:
@@ -54,8 +59,10 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]
                 continue
             specs = kept["specs"]
             columns = (kept["keys"], kept["sizes"], kept["versions"], kept["samples"], kept["spec"])
+            pieces = {key: tuple((a, b, n) for a, b, n in given) for key, given in kept["pieces"].items()}
+            beside = {key: tuple(FoundFile(*one) for one in given) for key, given in kept["beside"].items()}
             return {
-                key: ForeignFile(key, size, version, samples, specs[spec])
+                key: ForeignFile(key, size, version, samples, specs[spec], pieces.get(key, ()), beside.get(key, ()))
                 for key, size, version, samples, spec in zip(*columns, strict=True)
             }
     return {}
@@ -73,6 +80,10 @@ def save_facts(directories: Sequence[Path], name: str, files: Sequence[ForeignFi
         "versions": [one.version for one in files],
         "samples": [one.samples for one in files],
         "spec": numbers,
+        "pieces": {one.key: one.pieces for one in files if one.pieces},
+        "beside": {
+            one.key: [(other.key, other.size, other.version) for other in one.beside] for one in files if one.beside
+        },
     }
     data = json.dumps(kept).encode()
     for directory in directories:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -29,7 +28,7 @@ from numpy.typing import DTypeLike
 
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.place import Place
-from stoker.dataset.room import part_name, release, try_lock
+from stoker.dataset.room import claim, part_name, release
 from stoker.errors import CacheError, StorageFullError
 from stoker.types import Array
 
@@ -167,9 +166,9 @@ def _make(
     seen: tuple[int, int, int] | None = None
     since, delay = time.monotonic(), 0.001
     while True:
-        claim = _claim(part)
+        held = claim(part)
         found = _load(path, digest)
-        if claim is None:
+        if held is None:
             if found is not None:
                 return found
             now, current = time.monotonic(), _status(part)
@@ -184,8 +183,8 @@ def _make(
             continue
         try:
             if found is None:
-                os.ftruncate(claim, 0)
-                sink = Sink(claim, private)
+                os.ftruncate(held, 0)
+                sink = Sink(held, private)
                 dtype, extra = make(sink)
                 sink.finish(digest, np.dtype(dtype), extra)
                 os.rename(part, path)
@@ -201,21 +200,7 @@ def _make(
                 raise _full(private) from error
             raise
         finally:
-            release(claim)
-
-
-def _claim(part: Path) -> int | None:
-    """Create and lock a part file; its descriptor, or ``None`` while another process holds it."""
-    while True:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if not try_lock(descriptor, fcntl.LOCK_EX):
-            os.close(descriptor)
-            return None
-        # The name may have been renamed or swept away between open and lock.
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(part).st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
-        os.close(descriptor)
+            release(held)
 
 
 def _writable(directory: Path) -> bool:

@@ -1,23 +1,33 @@
-"""Opening a dataset by its format: shards with an index.json, or files that others wrote, as they are."""
+"""Opening a dataset by its format: shards with an index.json, files that others wrote, as they are, or samples made up."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from stoker.dataset.cache import CacheSettings
+from stoker.dataset.foreign import foreign_address, open_foreign
+from stoker.dataset.headers import index_or_headers
 from stoker.dataset.parquet import Files, OnBadFiles, open_parquet, parquet_address
 from stoker.dataset.place import Address, Place, address_of, open_place
+from stoker.dataset.synthetic import open_synthetic, synthetic_address
 from stoker.errors import ConfigError
 from stoker.formats.parquet.predicate import Filters
+from stoker.formats.registry import format_names
 from stoker.storage import RetryPolicy
 from stoker.types import StorageOptions
 
-__all__ = ["FORMATS", "check_format", "format_address", "open_format"]
+__all__ = ["check_format", "format_address", "format_name", "is_made", "open_format"]
 
-FORMATS: Final = ("parquet",)
-"""Formats whose files are read without an index.json. Without any of these names there must be one."""
+_OTHER_NAMES: Final = {"jpg": "jpeg", "jsonl": "json", "ndjson": "json", "webdataset": "tar"}
+_MADE: Final = "synthetic"
+_INDEXED: Final = "mds"
+
+
+def format_name(given: str | None) -> str | None:
+    """The format that a name stands for: ``jsonl`` is ``json``."""
+    return given if given is None else _OTHER_NAMES.get(given, given)
 
 
 def check_format(
@@ -25,6 +35,7 @@ def check_format(
     remote: Files | None,
     filters: Filters | None,
     on_bad_files: OnBadFiles,
+    options: Mapping[str, Any] | None,
     where: str,
 ) -> None:
     """See that arguments go together.
@@ -32,18 +43,31 @@ def check_format(
     Raises:
         ConfigError: an unknown format, or arguments that it does not have.
     """
-    if format is not None and format not in FORMATS:
+    name = format_name(format)
+    if name is not None and name not in format_names():
         raise ConfigError(
-            f"{where}: format {format!r} is unknown; known: {', '.join(FORMATS)}, or none for an index.json"
+            f"{where}: format {format!r} is unknown; known: {', '.join((*format_names(), *_OTHER_NAMES))}, or none for an "
+            "index.json"
         )
-    if format == "parquet":
+    if options and name in (None, _INDEXED):
+        raise ConfigError(f"{where}: format_options= go with a format= of files that are read as they are")
+    if name == _MADE and remote is not None:
+        raise ConfigError(f"{where}: synthetic samples have no remote=")
+    if name == "parquet":
         return
-    if not (remote is None or isinstance(remote, str | os.PathLike)):
-        raise ConfigError(f'{where}: a list of files needs format="parquet"')
+    if name in (None, _INDEXED) and not (remote is None or isinstance(remote, str | os.PathLike)):
+        raise ConfigError(
+            f'{where}: a list of files needs format="parquet", or another format of files that are read as they are'
+        )
     if filters is not None or on_bad_files != "error":
         raise ConfigError(
             f'{where}: filters= and on_bad_files= go with format="parquet"; use subset=Where(...) otherwise'
         )
+
+
+def is_made(format: str | None) -> bool:  # noqa: A002
+    """Whether samples of this format lie nowhere."""
+    return format == _MADE
 
 
 def format_address(
@@ -54,10 +78,15 @@ def format_address(
     storage_options: StorageOptions | None,
 ) -> Address:
     """Where the dataset lies, before anything is read."""
-    if format == "parquet":
+    name = format_name(format)
+    if name == "parquet":
         return parquet_address(remote, local, split, storage_options)
-    assert remote is None or isinstance(remote, str | os.PathLike)
-    return address_of(remote, local, split, storage_options)
+    if name == _MADE:
+        return synthetic_address()
+    if name in (None, _INDEXED):
+        assert remote is None or isinstance(remote, str | os.PathLike)
+        return address_of(remote, local, split, storage_options)
+    return foreign_address(remote, local, split, storage_options)
 
 
 def open_format(
@@ -69,6 +98,8 @@ def open_format(
     columns: Sequence[str] | None,
     filters: Filters | None,
     on_bad_files: OnBadFiles,
+    options: Mapping[str, Any] | None = None,
+    cache_limit: int | None = None,
     settings: CacheSettings,
     storage_options: StorageOptions | None,
     retry: RetryPolicy,
@@ -77,31 +108,33 @@ def open_format(
     """Open the dataset.
 
     Args:
-        format: one of :data:`FORMATS`, or ``None``.
+        format: a format's name, or ``None`` for shards with an index.json.
         columns: all that will be read, where that decides what is fetched.
+        options: settings of the format.
+        cache_limit: bytes that opening may put into the cache.
         remote, local, split, filters, on_bad_files: see :class:`~stoker.dataset.streams.Stream`.
         settings, storage_options, retry, stall_timeout: see :func:`~stoker.dataset.place.open_place`.
     """
-    if format == "parquet":
+    name, more = format_name(format), dict(options or {})
+    reading: dict[str, Any] = {
+        "settings": settings,
+        "storage_options": storage_options,
+        "retry": retry,
+        "stall_timeout": stall_timeout,
+    }
+    if name == "parquet":
+        if unknown := set(more) - {"hive"}:
+            raise ConfigError(f"format 'parquet' has no setting {min(unknown)!r}; it has hive")
         return open_parquet(
-            remote,
-            local,
-            split,
-            columns=columns,
-            filters=filters,
-            on_bad_files=on_bad_files,
-            settings=settings,
-            storage_options=storage_options,
-            retry=retry,
-            stall_timeout=stall_timeout,
+            remote, local, split, columns=columns, filters=filters, on_bad_files=on_bad_files, **more, **reading
         )
+    if name == _MADE:
+        return open_synthetic(settings, **more)
+    if name is not None and name != _INDEXED:
+        if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit"}:
+            raise ConfigError(f"format {name!r} has no setting {min(clash)!r}")
+        return open_foreign(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
     assert remote is None or isinstance(remote, str | os.PathLike)
-    return open_place(
-        remote,
-        local,
-        split,
-        settings=settings,
-        storage_options=storage_options,
-        retry=retry,
-        stall_timeout=stall_timeout,
-    )
+    if name == _INDEXED:
+        reading["load"] = index_or_headers
+    return open_place(remote, local, split, **reading)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -15,9 +14,21 @@ from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
 
-__all__ = ["FoundFile", "Source", "find_files", "kinds_of", "partitions_of", "source_of"]
+__all__ = [
+    "SUFFIXES",
+    "FoundFile",
+    "Source",
+    "find_files",
+    "is_hidden",
+    "kinds_of",
+    "list_files",
+    "look_at",
+    "partitions_of",
+    "source_of",
+]
 
-_SUFFIXES: Final = (".parquet", ".parq", ".pq")
+SUFFIXES: Final = (".parquet", ".parq", ".pq")
+"""How names of Parquet files end."""
 _WILD = re.compile(r"[*?\[]")
 # How Hive spells a null in a directory's name.
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -117,12 +128,12 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
     """
     store = open_root(source.root)
     if source.keys is not None:
-        return source, store, [_look_at(source, key) for key in source.keys]
+        return source, store, [look_at(source, key) for key in source.keys]
     matches = re.compile(source.pattern).fullmatch if source.pattern is not None else None
     found: list[FoundFile] = []
     others = 0
-    for file in _list(source, store):
-        if _is_hidden(file.key) or not (matches(file.key) if matches else file.key.lower().endswith(_SUFFIXES)):
+    for file in list_files(source, store):
+        if is_hidden(file.key) or not (matches(file.key) if matches else file.key.lower().endswith(SUFFIXES)):
             others += 1
             continue
         if problem := check_basename(file.key):
@@ -133,9 +144,9 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
     if source.pattern is None and not others and is_local(source.root) is None:
         # Only a listing tells a file from a directory that is named like one, as Spark names them.
         head, _, name = source.root.rpartition("/")
-        if name.lower().endswith(_SUFFIXES) and not head.endswith("/"):
+        if name.lower().endswith(SUFFIXES) and not head.endswith("/"):
             return Source(head, keys=(name,)), open_root(head), [FoundFile(name, -1, "")]
-    what = f"match {source.given!r}" if source.pattern is not None else f"end with {', '.join(_SUFFIXES)}"
+    what = f"match {source.given!r}" if source.pattern is not None else f"end with {', '.join(SUFFIXES)}"
     raise ObjectNotFoundError(
         f"{source.root}: no Parquet files there: of its {others} files, none does {what}, or it is hidden "
         "(beginning with _ or a dot)",
@@ -238,7 +249,8 @@ def _split(url: str) -> tuple[str, str]:
     return f"{scheme}://{host}", path
 
 
-def _list(source: Source, store: Store) -> Iterator[FoundFile]:
+def list_files(source: Source, store: Store) -> Iterator[FoundFile]:
+    """All files below the source's root, of whatever kind."""
     directory = is_local(source.root)
     if directory is None:
         for info in store.list():
@@ -246,11 +258,13 @@ def _list(source: Source, store: Store) -> Iterator[FoundFile]:
         return
     if not directory.is_dir():
         raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
-    yield from _walk(directory, directory, frozenset())
+    yield from _walk(str(directory), "", frozenset())
 
 
-def _walk(root: Path, directory: Path, above: frozenset[tuple[int, int]]) -> Iterator[FoundFile]:
-    """Files below a directory. Links are followed (downloads are often kept as links), but not in circles."""
+def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[FoundFile]:
+    """Files below a directory, whose key is ``prefix`` and their path in it. Links are followed (downloads are often kept as
+    links), but not in circles.
+    """
     status = os.stat(directory)
     here = (status.st_dev, status.st_ino)
     if here in above:
@@ -259,16 +273,15 @@ def _walk(root: Path, directory: Path, above: frozenset[tuple[int, int]]) -> Ite
         for entry in entries:
             try:
                 if entry.is_dir():
-                    yield from _walk(root, Path(entry.path), above | {here})
+                    yield from _walk(entry.path, f"{prefix}{entry.name}/", above | {here})
                 elif entry.is_file():
                     status = entry.stat()
-                    key = os.path.relpath(entry.path, root)
-                    yield FoundFile(key, status.st_size, version_of(status))
+                    yield FoundFile(prefix + entry.name, status.st_size, version_of(status))
             except FileNotFoundError:  # gone, or a link that leads nowhere
                 continue
 
 
-def _look_at(source: Source, key: str) -> FoundFile:
+def look_at(source: Source, key: str) -> FoundFile:
     """A named file; of a remote one nothing is known yet."""
     directory = is_local(source.root)
     if directory is None:
@@ -283,7 +296,10 @@ def _look_at(source: Source, key: str) -> FoundFile:
     return FoundFile(key, status.st_size, version_of(status))
 
 
-def _is_hidden(key: str) -> bool:
+def is_hidden(key: str) -> bool:
+    """Whether engines that write Parquet keep such a file for themselves."""
+    if "." not in key[:1] and "_" not in key[:1] and "/." not in key and "/_" not in key:  # nearly all
+        return False
     return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in key.split("/"))
 
 

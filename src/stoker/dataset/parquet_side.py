@@ -30,7 +30,7 @@ __all__ = ["load_facts", "save_facts"]
 logger = logging.getLogger(__name__)
 
 _PRIVATE: Final = ".stoker"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, FileFacts]:

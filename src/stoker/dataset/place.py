@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,7 +45,9 @@ class Place:
         cache = self.cache
         known = None if cache.store is None else self.index.file_sizes
         settings = replace(cache.settings, limit=limit)
-        return replace(self, cache=ShardCache(cache.root, cache.store, settings, known))
+        limited = ShardCache(cache.root, cache.store, settings, known)
+        limited.early = cache.early
+        return replace(self, cache=limited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,19 @@ def open_place(
     storage_options: StorageOptions | None = None,
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
+    load: Callable[[Store], Index] = load_index,
 ) -> Place:
     """Find the index and set up the cache.
 
     With only ``local`` (or a remote that is a directory, and no ``local``), shards are read where they lie. With a
     remote, its index is fetched each time, so that a dataset that was written anew is noticed; where the store can not be
     reached, an index in the cache serves.
+
+    Args:
+        remote, local, split: where the dataset is, and its cache; see :class:`~stoker.dataset.streams.Stream`.
+        settings: how the cache behaves.
+        storage_options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
+        load: gives the index of the dataset in a store.
 
     Raises:
         ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
@@ -120,7 +129,7 @@ def open_place(
     address = address_of(remote, local, split, storage_options)
     source, root = address.source, address.root
     if address.in_place:
-        index = load_index(open_store(root))
+        index = load(open_store(root))
         if local is not None or not index.compressed:
             # What is given as the remote is not written to.
             beside = (root,) if local is not None else ()
@@ -130,7 +139,7 @@ def open_place(
         root = default_cache(str(source), None)
     assert source is not None  # without a remote we have returned
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
-    index = _fetch_index(store, root)
+    index = _fetch_index(store, root, load)
     cache = ShardCache(root, store, settings, index.file_sizes)
     _keep_index(index, cache)
     with contextlib.suppress(OSError):
@@ -138,11 +147,11 @@ def open_place(
     return Place(index, cache, tuple(dict.fromkeys((root, default_cache(source, storage_options)))))
 
 
-def _fetch_index(store: Store, root: Path) -> Index:
+def _fetch_index(store: Store, root: Path, load: Callable[[Store], Index]) -> Index:
     """The remote's index; the cache's where the remote can not be reached."""
     path = root / INDEX_NAME
     try:
-        return load_index(store)
+        return load(store)
     except (StorageTimeoutError, ObjectNotFoundError) as error:
         if not path.exists() or isinstance(error, ObjectNotFoundError):
             raise

@@ -60,6 +60,9 @@ class ShardPool:
         self.caches = (cache,) if isinstance(cache, ShardCache) else tuple(cache)
         for one in self.caches:
             one.counts = self.counts
+            if one.early:
+                self.counts.add(Count.BYTES_FETCHED, sum(one.early))
+                one.early = []
         self.most_open = most_open
         self.options = options
         self._threads = Threads(threads, "fetch")
@@ -109,22 +112,35 @@ class ShardPool:
             self._used[shard] = next(self._tick)
             return reader
         self._mind_fork()
-        future = self._coming.pop(shard, None)
-        if future is not None:
+        while True:
+            with self._lock:
+                reader = self._open.get(shard)
+                if reader is not None:
+                    self._used[shard] = next(self._tick)
+                    return reader
+                coming = self._coming.get(shard)
+                mine: Future[ShardReader | None] = Future()
+                if coming is None:
+                    mine.set_running_or_notify_cancel()  # others wait for it: it can not be cancelled
+                    self._coming[shard] = mine
+            if coming is None:
+                return self._load_for_all(shard, mine)
             try:
-                reader = future.result()
+                reader = coming.result()
             except CancelledError:
                 reader = None
+            finally:
+                self._arrived(shard, coming)
             if reader is not None:
                 return reader
-        return self._keep(shard, self._load(shard, demanded=True))
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
         self._mind_fork()
         for shard in shards:
-            if shard not in self._open and shard not in self._coming:
-                self._coming[shard] = self._threads.submit(partial(self._load_ahead, shard))
+            with self._lock:
+                if shard not in self._open and shard not in self._coming:
+                    self._coming[shard] = self._threads.submit(partial(self._load_ahead, shard))
 
     def ready(self, shards: Collection[int]) -> int:
         """How many of these shards are open."""
@@ -162,6 +178,23 @@ class ShardPool:
     def _load_ahead(self, shard: int) -> ShardReader | None:
         reader = self._load(shard, demanded=False)
         return None if reader is None else self._keep(shard, reader)
+
+    def _load_for_all(self, shard: int, mine: Future[ShardReader | None]) -> ShardReader:
+        """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
+        try:
+            reader = self._keep(shard, self._load(shard, demanded=True))
+        except BaseException as error:
+            self._arrived(shard, mine)  # whoever asks from now on tries anew
+            mine.set_exception(error)
+            raise
+        self._arrived(shard, mine)
+        mine.set_result(reader)
+        return reader
+
+    def _arrived(self, shard: int, coming: Future[ShardReader | None]) -> None:
+        with self._lock:
+            if self._coming.get(shard) is coming:
+                del self._coming[shard]
 
     def _keep(self, shard: int, reader: ShardReader | None) -> ShardReader:
         assert reader is not None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-__all__ = ["PART", "Room", "part_name", "release", "remove_unlocked", "try_lock"]
+__all__ = ["PART", "Room", "claim", "files_below", "part_name", "release", "remove_unlocked", "try_lock"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,24 @@ def try_lock(descriptor: int, kind: int) -> bool:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
     return True
+
+
+def claim(part: Path) -> int | None:
+    """Create and lock a part file; its descriptor, or ``None`` while another process holds it.
+
+    Raises:
+        OSError: it can not be made.
+    """
+    while True:
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if not try_lock(descriptor, fcntl.LOCK_EX):
+            os.close(descriptor)
+            return None
+        # The name may have been renamed or swept away between open and lock.
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(part).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
 
 
 def release(descriptor: int) -> None:
@@ -128,12 +146,12 @@ class Room:
         used = 0
         candidates: list[tuple[int, int, Path]] = []
         # What is being made is counted first: a file that gets its name meanwhile is then counted twice, not never.
-        for path, status in _files(self._private):
+        for path, status in files_below(self._private):
             match = _PART_NAME.fullmatch(path.name)
             if match is not None and not remove_unlocked(path):
                 # It will take its full size, whatever it has taken so far.
                 used += self._sizes.get(unquote(match["name"]), status.st_size)
-        for path, status in _files(self._root):
+        for path, status in files_below(self._root):
             name = path.relative_to(self._root).as_posix()
             if name in self._sizes:
                 used += status.st_size
@@ -169,7 +187,7 @@ def _read(descriptor: int) -> int | None:
     return int.from_bytes(data, "little") if len(data) == 8 else None
 
 
-def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def files_below(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Every regular file below ``root``; files that vanish meanwhile are passed over."""
     stack = [root]
     while stack:

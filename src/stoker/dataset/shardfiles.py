@@ -87,23 +87,25 @@ def find_shards(listing: Iterable[ObjectInfo]) -> dict[tuple[str, int, str], Sha
     return dict(sorted(found.items()))
 
 
-def read_shards(store: Store, shards: Iterable[ShardFiles]) -> Iterator[ShardInfo | FormatError]:
+def read_shards(
+    store: Store, shards: Iterable[ShardFiles], *, hashes: bool = True
+) -> Iterator[ShardInfo | FormatError]:
     """What each shard's own header says of it, verified against its size and structure; an error for a torn one.
 
-    Only headers are fetched, unless a shard is compressed or its header asks for hashes.
+    Only headers are fetched, unless a shard is compressed or its header asks for hashes, and ``hashes`` allows them.
     """
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-read-headers") as pool:
-        yield from pool.map(lambda shard: _try_read(store, shard), shards)
+        yield from pool.map(lambda shard: _try_read(store, shard, hashes), shards)
 
 
-def _try_read(store: Store, shard: ShardFiles) -> ShardInfo | FormatError:
+def _try_read(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo | FormatError:
     try:
-        return _read_shard(store, shard)
+        return _read_shard(store, shard, hashes)
     except FormatError as error:
         return error
 
 
-def _read_shard(store: Store, shard: ShardFiles) -> ShardInfo:
+def _read_shard(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo:
     codec = shard.codec
     main = roles_of(shard.format)[-1]  # the file with the offsets and the configuration
     where = store.url_of(shard.key(main, codec))
@@ -115,6 +117,8 @@ def _read_shard(store: Store, shard: ShardFiles) -> ShardInfo:
     if end < start or end > header.size or (np.diff(offsets) < 0).any():
         raise CorruptDataError(f"{where}: its sample offsets run backwards or leave the file")
     config = _parse_config(header.read(start, end), where)
+    if not hashes:
+        config["hashes"] = []
     contents = {main: header}
     for role in roles_of(shard.format)[:-1]:
         contents[role] = _Content(store, shard, role, codec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
@@ -14,7 +14,7 @@ import numpy as np
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.index import Index
 from stoker.dataset.joined import JoinedIndex
-from stoker.dataset.opening import check_format, format_address, open_format
+from stoker.dataset.opening import check_format, format_address, is_made, open_format
 from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.dataset.place import Address, Place
 from stoker.dataset.pool import ShardPool
@@ -37,7 +37,8 @@ class Stream:
     """One of the streams of a dataset. ``None`` stands for the dataset's own setting.
 
     Args:
-        remote: URL or directory that holds the stream; ``None``: ``local`` holds it. For Parquet also a pattern or a list.
+        remote: URL or directory that holds the stream; ``None``: ``local`` holds it. Of files that are read as they are
+            also a file, a pattern or a list of files.
         local: directory for the cache.
         split: sub-directory of both.
         name: what weights, states and messages call it. Default: the split, or the last parts of the path that tell it
@@ -46,8 +47,9 @@ class Stream:
         repeat: how often each of its samples comes in an epoch.
         choose: how many samples of it come in an epoch. At most one of these three.
         download_retry, download_timeout, validate_hash, keep_zip, storage_options: as for the dataset.
-        format: ``None``: shards with an index.json, of any formats. ``"parquet"``: Parquet files as they are, indexed from
-            their footers; see :func:`~stoker.dataset.parquet.open_parquet`.
+        format: ``None``: shards with an index.json, of any formats. A name: files of this format as they are, indexed from
+            a listing and their own headers; see docs/formats.md.
+        format_options: settings of the format, by name; see there.
         filters: of Parquet, conditions on row groups, by their statistics; see there.
         on_bad_files: of Parquet, ``"error"`` or ``"skip"``; see there.
         subset: which of its samples belong: :class:`~stoker.dataset.subsets.HashSplit`, ``KeepIds``, ``SkipIds`` or
@@ -74,12 +76,13 @@ class Stream:
     filters: Filters | None = None
     on_bad_files: OnBadFiles = "error"
     subset: Subset | Sequence[Subset] | None = None
+    format_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         where = "stream" if self.name is None else f"stream {self.name!r}"
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise ConfigError(f"a stream's name must be text and not empty, got {self.name!r}")
-        if self.remote is None and self.local is None:
+        if self.remote is None and self.local is None and not is_made(self.format):
             raise ConfigError(
                 f"{where}: give remote= (a URL or directory that holds an index.json), local= (a directory), or both"
             )
@@ -95,7 +98,7 @@ class Stream:
         if self.download_timeout is not None and not 0 < self.download_timeout < math.inf:
             raise ConfigError(f"{where}: download_timeout is seconds above 0, got {self.download_timeout}")
         as_subsets(self.subset)
-        check_format(self.format, self.remote, self.filters, self.on_bad_files, where)
+        check_format(self.format, self.remote, self.filters, self.on_bad_files, self.format_options, where)
 
     @property
     def subsets(self) -> tuple[Subset, ...]:
@@ -206,7 +209,7 @@ def open_streams(
         for one, opts in zip(streams, options, strict=True)
     ]
     _check_roots(names, addresses, options)
-    openers = [_Opener(*each, defaults) for each in zip(streams, options, strict=True)]
+    openers = [_Opener(*each, defaults, cache_limit) for each in zip(streams, options, strict=True)]
     # Streams that are opened alike are opened once.
     different = [openers.index(opener) for opener in openers]
     needed = sorted(set(different))
@@ -228,6 +231,7 @@ class _Opener:
     stream: Stream = field(compare=False)
     options: StorageOptions | None
     defaults: StreamDefaults = field(compare=False)
+    limit: int | None = field(compare=False)
     arguments: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -237,7 +241,8 @@ class _Opener:
             repr(one.remote),
             *(None if part is None else os.fspath(part) for part in (one.local, one.split)),
         )
-        object.__setattr__(self, "arguments", (*given, repr(one.filters), one.on_bad_files, *self._chosen().values()))
+        settings = (repr(one.filters), one.on_bad_files, repr(one.format_options))
+        object.__setattr__(self, "arguments", (*given, *settings, *self._chosen().values()))
 
     def _chosen(self) -> dict[str, Any]:
         one, base = self.stream, self.defaults
@@ -258,6 +263,8 @@ class _Opener:
             columns=self.defaults.columns,
             filters=one.filters,
             on_bad_files=one.on_bad_files,
+            options=one.format_options,
+            cache_limit=self.limit,
             settings=CacheSettings(
                 validate_hash=validate, keep_zip=chosen["keep_zip"], stall_timeout=chosen["download_timeout"]
             ),

@@ -23,7 +23,7 @@ from stoker.formats.records import RecordEncoder
 from stoker.types import StorageOptions
 from stoker.units import parse_bytes
 
-__all__ = ["DatasetWriter", "WriterOptions"]
+__all__ = ["DatasetWriter", "WriterOptions", "check_hash_names", "check_size_limit"]
 
 _DEFAULT_BUFFER = 1 << 26
 _DEFAULT_THREADS = 3
@@ -80,8 +80,8 @@ class DatasetWriter:
         if unknown:
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {min(unknown)!r}")
         compression = options.get("compression") or None
-        hashes = _hash_names(options.get("hashes"))
-        size_limit = _size_limit(options.get("size_limit", 1 << 26))
+        hashes = check_hash_names(options.get("hashes"))
+        size_limit = check_size_limit(options.get("size_limit", 1 << 26))
         threads = options.get("max_workers") or _DEFAULT_THREADS
         if threads < 1:
             raise ConfigError(f"max_workers={threads}: at least 1")
@@ -339,7 +339,8 @@ class DatasetWriter:
             self._progress.stop()
 
 
-def _hash_names(hashes: str | Sequence[str] | None) -> list[str]:
+def check_hash_names(hashes: str | Sequence[str] | None) -> list[str]:
+    """Names of hashes, sorted, each once; an unknown one is a :class:`~stoker.errors.ConfigError`."""
     names = [hashes] if isinstance(hashes, str) else list(hashes or ())
     try:
         return sorted({check_hash_name(name) for name in names})
@@ -347,7 +348,8 @@ def _hash_names(hashes: str | Sequence[str] | None) -> list[str]:
         raise ConfigError(str(error)) from None
 
 
-def _size_limit(value: int | str | None) -> int | None:
+def check_size_limit(value: int | str | None) -> int | None:
+    """A shard's limit in bytes; one that makes no sense is a :class:`~stoker.errors.ConfigError`."""
     limit = parse_bytes(value) if value else 0
     if limit > MAX_OFFSET:
         raise ConfigError(f"size_limit={value!r}: a shard's offsets hold less than 4 GiB")

@@ -10,11 +10,12 @@ from stoker.formats.base import FileInfo, ShardInfo
 __all__ = ["column_names", "entry_of", "identity_of", "roles_of"]
 
 _SETTINGS = ("hashes", "size_limit")
+_ONE_FILE = ("files", "jpeg", "mds", "parquet", "png")
 
 
 def roles_of(format_name: str) -> tuple[str, ...]:
     """What the files of a shard are called in its entry, after ``raw_`` and ``zip_``."""
-    return ("data",) if format_name in ("mds", "parquet") else ("data", "meta")
+    return ("data",) if format_name in _ONE_FILE else ("data", "meta")
 
 
 def entry_of(info: ShardInfo) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def identity_of(info: ShardInfo) -> dict[str, Any]:
         return {"format": info.format}
     identity = {key: value for key, value in info.spec.items() if key not in _SETTINGS}
     if info.format in ("csv", "tsv"):
-        del identity["separator"]
+        identity.pop("separator", None)
     return {"format": info.format, **identity}
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.formats.reuse import empty
 from stoker.types import Array, Ids
 
 __all__ = ["address_of", "gather_rows", "gather_u32"]
@@ -65,7 +66,7 @@ def gather_rows(addresses: Ids, width: int) -> NDArray[np.uint8]:
     """
     if width <= _WIDEST:
         return _rows_of(width)[addresses - _BASE]
-    out = np.empty((len(addresses), width), dtype=np.uint8)
+    out = empty(len(addresses), width)
     target = address_of(out)
     for source in addresses.tolist():
         ctypes.memmove(target, source, width)

@@ -5,9 +5,11 @@ h5py reads the structure. Contiguous datasets are then mapped where they lie; ch
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import math
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -69,7 +71,7 @@ def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     """
     h5py, read = _h5py(), SourceFile(source)
     try:
-        with h5py.File(read, "r") as file:
+        with _opened(read) as file:
             found = dict(_walk(h5py, file, "", 0))
     except _ERRORS as error:
         if read.failure is not None:
@@ -80,6 +82,25 @@ def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     if not found or len(found) > _MOST_DATASETS:
         raise CorruptDataError(f"{source.where}: an HDF5 file of {len(found)} datasets")
     return found
+
+
+@contextlib.contextmanager
+def _opened(read: SourceFile) -> Iterator[Any]:
+    """The open file, an ``h5py.File``.
+
+    HDF5 calls back into Python when it releases the last thing that refers to ``read``. Frames of an exception refer to such
+    things; who keeps the exception to the end of the process would have HDF5 release them when the interpreter is gone, which
+    is a crash. So an exception that leaves here has empty frames.
+    """
+    try:
+        with _h5py().File(read, "r") as file:
+            yield file
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__context__
+        raise
 
 
 def _walk(h5py: ModuleType, group: Any, prefix: str, depth: int) -> Iterator[tuple[str, _Dataset]]:
@@ -146,9 +167,8 @@ class HDF5Shard(ArrayShard):
     def decode(self, name: str) -> Array:
         """See :class:`~stoker.formats.arrays.ArrayShard`."""
         here = f"{self.where}: dataset {name!r}"
-        h5py = _h5py()
         try:
-            with h5py.File(SourceFile(MappedSource(self._data, here)), "r") as file:
+            with _opened(SourceFile(MappedSource(self._data, here))) as file:
                 dataset = file[name]
                 check_decoded(math.prod(dataset.shape) * dataset.dtype.itemsize, len(self._data), here)
                 values = dataset[()]

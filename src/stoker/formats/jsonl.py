@@ -11,10 +11,12 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.checks import parse_files, parse_samples, parse_settings, require
 from stoker.formats.lines import LineEncoder, LineShard, check_columns
 from stoker.formats.merge import iterate_each, read_each
+from stoker.formats.source import ByteSource
+from stoker.formats.survey import Survey, SurveyedFormat
 from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Batch, Buffer, Ids
 
-__all__ = ["JSONEncoder", "JSONFormat", "JSONShard"]
+__all__ = ["JSONEncoder", "JSONFormat", "JSONShard", "parse_objects"]
 
 
 class JSONShard(LineShard):
@@ -30,29 +32,57 @@ class JSONShard(LineShard):
         return "json"
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        values: dict[str, list[Any]] = {name: [] for name in columns}
-        slots = [(name, self._kinds[name], values[name].append) for name in columns]
-        for row, line in enumerate(lines):
-            try:
-                sample = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UnfitValueError(f"not JSON: {error}", row=row) from None
-            if not isinstance(sample, dict):
-                raise UnfitValueError(f"expected a JSON object, found {describe(sample)}", row=row)
-            for name, kind, append in slots:
-                if name not in sample:
-                    raise UnfitValueError(f"column {name!r} is missing", row=row)
-                value = sample[name]
-                if not _fits(kind, value):
-                    raise UnfitValueError(f"column {name!r}: expected {kind}, found {describe(value)}", row=row)
-                append(value)
-        return values
+        return parse_objects(lines, columns, self._kinds)
 
 
-class JSONFormat:
-    """Two files a shard: lines of JSON, and their offsets."""
+def parse_objects(lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
+
+    Raises:
+        UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
+    """
+    values: dict[str, list[Any]] = {name: [] for name in columns}
+    slots = [(name, kinds[name], values[name].append) for name in columns]
+    for row, line in enumerate(lines):
+        try:
+            sample = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnfitValueError(f"not JSON: {error}", row=row) from None
+        if not isinstance(sample, dict):
+            raise UnfitValueError(f"expected a JSON object, found {describe(sample)}", row=row)
+        for name, kind, append in slots:
+            if name not in sample:
+                if kind == "json":
+                    append(None)
+                    continue
+                raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
+            value = sample[name]
+            if not _fits(kind, value):
+                raise UnfitValueError(
+                    f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
+                )
+            append(value)
+    return values
+
+
+class JSONFormat(SurveyedFormat):
+    """Two files a shard: lines of JSON, and their offsets. Of others' files, pieces."""
 
     name = "json"
+    suffixes = (".jsonl", ".ndjson", ".json")
+    settings = ("columns", "piece_bytes")
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :func:`stoker.formats.jsonfiles.survey_json`."""
+        from stoker.formats.jsonfiles import survey_json
+
+        return survey_json(source, settings)
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.survey.SurveyedFormat`."""
+        from stoker.formats.jsonfiles import agree_on_json
+
+        return agree_on_json(first, other)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`~stoker.formats.base.Format`. ``spec`` holds ``columns`` and ``newline``."""
@@ -72,18 +102,22 @@ class JSONFormat:
         *,
         where: str,
         options: ReadOptions = ReadOptions(),  # noqa: ARG002
-    ) -> JSONShard:
+    ) -> LineShard:
         """See :class:`stoker.formats.base.Format`."""
+        if len(files) == 1:
+            from stoker.formats.jsonfiles import JSONFileShard
+
+            return JSONFileShard(info, files, where)
         return JSONShard(info, files, where)
 
     def read_many(
-        self, shards: Sequence[JSONShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
         """See :class:`stoker.formats.base.Format`."""
         return read_each(shards, which, rows, columns)
 
     def iterate_many(
-        self, shards: Sequence[JSONShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
         """See :class:`stoker.formats.base.Format`."""
         return iterate_each(shards, which, rows, columns)
@@ -118,4 +152,6 @@ def _fits(kind: str, value: Any) -> bool:
         return isinstance(value, str)
     if kind == "int":
         return isinstance(value, int)
-    return isinstance(value, float | int)
+    if kind == "bool":
+        return isinstance(value, bool)
+    return kind == "json" or isinstance(value, float | int)

@@ -17,6 +17,8 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.checks import refuse
 from stoker.formats.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
+from stoker.formats.survey import piece_of
+from stoker.formats.textlines import find_lines
 from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Batch, Buffer, Column, Ids
 
@@ -25,19 +27,23 @@ __all__ = ["KINDS", "LineEncoder", "LineShard", "check_columns", "plain_value"]
 KINDS: Final = ("str", "int", "float")
 """What columns of text formats may hold."""
 
+_DTYPES: Final[Mapping[str, type[np.generic]]] = {"bool": np.bool_, "float": np.float64, "int": np.int64}
+
 
 class LineShard(ABC):
     """An open shard of text lines.
 
     Args:
         info: the index's entry.
-        files: the data and the meta file; kept, never closed here.
+        files: the data and the meta file; kept, never closed here. Of a file that others wrote the data alone.
         where: names the shard in errors.
+        kinds: column name to what it holds.
         first: where the first line must start, in bytes.
-        newline: what ends every line.
+        newline: what ends every line; of no use without a meta file.
+        quote: of others' files, the character inside of whose pairs newlines end nothing.
     """
 
-    __slots__ = ("_data", "_kinds", "_newline", "_offsets", "layout", "samples", "where")
+    __slots__ = ("_begins", "_data", "_ends", "_kinds", "_newline", "layout", "samples", "where")
 
     def __init__(
         self,
@@ -48,6 +54,7 @@ class LineShard(ABC):
         kinds: Mapping[str, str],
         first: int,
         newline: str,
+        quote: int | None = None,
     ) -> None:
         self.where = where
         self.samples = info.samples
@@ -55,7 +62,13 @@ class LineShard(ABC):
         self._kinds = kinds
         self._newline = newline.encode()
         self._data = files[0]
-        self._offsets = self._read_offsets(info, files[1], first)
+        self._begins: Ids
+        self._ends: Ids
+        if len(files) > 1:
+            offsets = self._read_offsets(info, files[1], first)
+            self._begins, self._ends = offsets[:-1], offsets[1:]
+        else:
+            self._begins, self._ends = self._find_lines(info, quote)
 
     @property
     @abstractmethod
@@ -86,7 +99,7 @@ class LineShard(ABC):
         wanted = [name for name in self._kinds if name in chosen]
         lines: list[str] = []
         data, newline, cut = self._data, self._newline, len(self._newline)
-        begins, ends = self._offsets[rows].tolist(), self._offsets[rows + 1].tolist()
+        begins, ends = self._begins[rows].tolist(), self._ends[rows].tolist()
         for begin, end in zip(begins, ends, strict=True):
             line = data[begin:end]
             try:
@@ -99,6 +112,15 @@ class LineShard(ABC):
             row = rows[error.row or 0]
             raise CorruptDataError(f"{self.where}: sample {row}: {error}") from error
         return {name: _column(self._kinds[name], values[name]) for name in wanted}
+
+    def _find_lines(self, info: ShardInfo, quote: int | None) -> tuple[Ids, Ids]:
+        whole = np.frombuffer(self._data, np.uint8)
+        piece = piece_of(info, whole, self.where)
+        begins, ends = find_lines(piece, quote)
+        if len(begins) != self.samples:
+            raise CorruptDataError(f"{self.where}: {len(begins)} lines, and {self.samples} when it was indexed")
+        skip = len(whole) - len(piece)
+        return begins + skip, ends + skip
 
     def _read_offsets(self, info: ShardInfo, meta: Buffer, first: int) -> Ids:
         data_info, meta_info = info.raw
@@ -188,10 +210,11 @@ class LineEncoder(RecordEncoder):
 
 
 def _column(kind: str, values: list[Any]) -> Column:
-    if kind == "str":
+    dtype = _DTYPES.get(kind)
+    if dtype is None:
         return values
     try:
-        return np.array(values, dtype=np.int64 if kind == "int" else np.float64)
+        return np.array(values, dtype=dtype)
     except OverflowError:  # beyond int64
         return values
 

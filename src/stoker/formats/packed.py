@@ -9,26 +9,25 @@ Offsets are where samples begin in the data file, the last of them its size. Whe
 samples' shares of the data file, in proportion to their own bytes. By the meta file a killed writer's work is continued and
 a lost index is made anew, as for all formats of two files.
 
-A shard that others wrote is described by :meth:`PackedFormat.survey`, from its own headers.
+A shard that others wrote is described by ``survey``, from its own headers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, UnsafeDataError
+from stoker.errors import CorruptDataError, FormatError, IndexFileError, UnsafeDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.checks import MAX_OFFSET, parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import mds_spec
 from stoker.formats.merge import read_each
-from stoker.formats.source import ByteSource
+from stoker.formats.survey import Survey, SurveyedFormat, check_count, only_settings
 from stoker.types import Batch, Buffer, Column, Ids
 
 __all__ = [
@@ -58,64 +57,13 @@ DECODE_ERRORS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a file that others wrote says of itself.
-
-    Attributes:
-        samples: how many it holds.
-        spec: what its shard's description holds: ``columns`` (name to a word for its type), and what else the format
-            needs to read it. Plain JSON values.
-    """
-
-    samples: int
-    spec: Mapping[str, Any]
-
-
-class PackedFormat(ABC):
+class PackedFormat(SurveyedFormat, ABC):
     """Base of formats whose shards are single files in a layout that others know, too.
 
-    A format of a third party is a subclass with a ``name``, ``suffixes``, :meth:`survey` and :meth:`open`, and an entry
-    point of the group ``stoker.formats`` that leads to it under the same name.
-
-    Attributes:
-        name: what the index and ``format=`` call it.
-        suffixes: ends of names of files that count, in lower case.
-        whole: whether a survey reads about all of a file, so that it had better be fetched first.
-        settings: names of the settings that :meth:`survey` understands.
+    A format of a third party is a subclass with a ``name``, ``suffixes``, ``survey`` (see
+    :class:`~stoker.formats.survey.SurveyedFormat`) and :meth:`open`, and an entry point of the group ``stoker.formats``
+    that leads to it under the same name.
     """
-
-    name: str
-    suffixes: ClassVar[tuple[str, ...]]
-    whole: ClassVar[bool] = False
-    settings: ClassVar[tuple[str, ...]] = ()
-
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:  # noqa: ARG002
-        """What a file holds that stoker has no index of.
-
-        Args:
-            source: the file.
-            settings: what the caller chose, by name; see :attr:`settings`.
-
-        Raises:
-            CorruptDataError, FormatError: it is not of this format, or needs what is not supported; names it.
-            ConfigError: the settings do not fit the file.
-        """
-        raise FormatError(f"{source.where}: files of format {self.name!r} are read only with an index.json")
-
-    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The spec of two files together.
-
-        Raises:
-            ValueError: they can not be read together; says why.
-        """
-        if first == other:
-            return first
-        for name in dict.fromkeys((*first["columns"], *other["columns"])):
-            one, two = first["columns"].get(name, "missing"), other["columns"].get(name, "missing")
-            if one != two:
-                raise ValueError(f"{name!r} is {one} in the first and {two} in the second")
-        raise ValueError("they differ in layout")
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.base.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""
@@ -294,25 +242,3 @@ def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str) -> Ids | 
     if int(offsets[-1]) != len(data) or (np.diff(offsets) < 0).any():
         raise CorruptDataError(f"{where}: the meta file's offsets run backwards or do not end with the data file")
     return offsets
-
-
-def check_count(count: int, where: str) -> int:
-    """A file's number of samples, if it can be one.
-
-    Raises:
-        CorruptDataError: it can not.
-    """
-    if not 0 <= count <= MAX_OFFSET:
-        raise CorruptDataError(f"{where}: {count} samples is impossible")
-    return count
-
-
-def only_settings(settings: Mapping[str, Any], known: Sequence[str], name: str) -> None:
-    """See that a format understands all settings.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    for one in settings:
-        if one not in known:
-            raise ConfigError(f"format {name!r} has no setting {one!r}; it has {', '.join(known) or 'none'}")

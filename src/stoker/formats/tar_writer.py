@@ -15,7 +15,7 @@ from stoker.formats.tar import KEY
 from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Ids
 
-__all__ = ["TarEncoder"]
+__all__ = ["TarEncoder", "member_headers"]
 
 _BLOCK: Final = 512
 _NAME: Final = 100
@@ -114,7 +114,7 @@ class TarEncoder(PackedEncoder):
         keys = [bytes(body[a:b]) for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
         for name in self._extensions:
             values = slices[name]
-            heads = _headers(keys, name.encode(), values.lengths)
+            heads = member_headers(keys, name.encode(), values.lengths)
             out[at[:, None] + np.arange(_BLOCK)] = heads
             starts = (at + _BLOCK).tolist()
             places = zip(starts, values.begins.tolist(), values.lengths.tolist(), strict=True)
@@ -155,7 +155,7 @@ def _numbered(number: int) -> str:
     return str(number).zfill(_LEAST_DIGITS)
 
 
-def _headers(keys: list[bytes], extension: bytes, lengths: Ids) -> NDArray[np.uint8]:
+def member_headers(keys: list[bytes], extension: bytes, lengths: Ids) -> NDArray[np.uint8]:
     """Headers of one column's files; uint8, shape ``(n, 512)``."""
     heads = np.zeros((len(keys), _BLOCK), np.uint8)
     names = [b"%b.%b" % (key, extension) for key in keys]

@@ -13,6 +13,8 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.lines import LineEncoder, LineShard, check_columns
 from stoker.formats.merge import iterate_each, read_each
+from stoker.formats.source import ByteSource
+from stoker.formats.survey import Survey, SurveyedFormat
 from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Batch, Buffer, Ids
 
@@ -21,6 +23,7 @@ __all__ = ["SEPARATORS", "XSVEncoder", "XSVFormat", "XSVShard", "header_line"]
 SEPARATORS: Final = {"csv": ",", "tsv": "\t"}
 """Separators of the formats that have a fixed one."""
 
+_SUFFIXES: Final = {"csv": (".csv",), "tsv": (".tsv",), "xsv": (".csv", ".tsv", ".txt", ".psv")}
 _READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": int, "float": float}
 
 
@@ -62,15 +65,30 @@ class XSVShard(LineShard):
         return values
 
 
-class XSVFormat:
-    """Two files a shard: lines of separated values, and their offsets.
+class XSVFormat(SurveyedFormat):
+    """Two files a shard: lines of separated values, and their offsets. Of others' files, pieces.
 
     Args:
         name: ``csv``, ``tsv`` or ``xsv``.
     """
 
+    settings = ("columns", "header", "piece_bytes", "quote", "separator")
+
     def __init__(self, name: str) -> None:
         self.name = name
+        self.suffixes = _SUFFIXES[name]
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :func:`stoker.formats.csvfiles.survey_csv`."""
+        from stoker.formats.csvfiles import survey_csv
+
+        return survey_csv(source, settings, self.name, SEPARATORS.get(self.name))
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.survey.SurveyedFormat`."""
+        from stoker.formats.csvfiles import agree_on_csv
+
+        return agree_on_csv(first, other)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.base.Format`.
@@ -104,18 +122,22 @@ class XSVFormat:
         *,
         where: str,
         options: ReadOptions = ReadOptions(),  # noqa: ARG002
-    ) -> XSVShard:
+    ) -> LineShard:
         """See :class:`stoker.formats.base.Format`."""
+        if len(files) == 1:
+            from stoker.formats.csvfiles import CSVFileShard
+
+            return CSVFileShard(info, files, where)
         return XSVShard(info, files, where)
 
     def read_many(
-        self, shards: Sequence[XSVShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
         """See :class:`stoker.formats.base.Format`."""
         return read_each(shards, which, rows, columns)
 
     def iterate_many(
-        self, shards: Sequence[XSVShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
         """See :class:`stoker.formats.base.Format`."""
         return iterate_each(shards, which, rows, columns)

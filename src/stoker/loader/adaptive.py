@@ -23,7 +23,7 @@ from stoker.order.partition import Elastic, Partition
 from stoker.order.parts import PART_BITS, DealtPlan, PartPlan
 from stoker.types import Ids
 
-__all__ = ["Adaptive", "Splits", "adaptive_course"]
+__all__ = ["Adaptive", "Splits", "adaptive_course", "planned_course"]
 
 _THRESHOLD: Final = 0.2
 
@@ -116,6 +116,20 @@ def adaptive_course(course: Course, adaptive: Adaptive) -> NativeCourse:
     nodes = settings.num_canonical_nodes or 1
     settings = replace(settings, partition=adaptive.base, num_canonical_nodes=nodes, remainder="uneven")
     return NativeCourse(course.sources, settings, course.origin)
+
+
+def planned_course(course: Course) -> NativeCourse:
+    """The course as it is read in parts of global batches that a plan divides.
+
+    Raises:
+        ConfigError: an order that has no global batches of all ranks' positions in a row.
+    """
+    if isinstance(course, NativeCourse) and course.settings.partition.static:
+        raise ConfigError(
+            f"global_batch_size= divides batches of all ranks together, and the dataset has partition "
+            f"{course.settings.partition.name!r}, by which each rank owns its data: give it Elastic()"
+        )
+    return adaptive_course(course, Adaptive())
 
 
 class Splits:

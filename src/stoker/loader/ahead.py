@@ -27,8 +27,8 @@ class _Shared(Generic[_T]):
 
     def __init__(self, room: int) -> None:
         self.changed = threading.Condition()
-        self.items: deque[tuple[_T, int]] = deque()
-        self.samples = 0
+        self.items: deque[tuple[_T, int, int]] = deque()
+        self.samples = self.filled = 0
         self.room = room
         self.closed = self.done = False
         self.error: BaseException | None = None
@@ -43,9 +43,17 @@ class Ahead(Generic[_T]):
         room: samples that may lie in the buffer; an item goes in whole where there is room for a part of it.
             0: no thread, an item is made when it is asked for.
         counts: where hits, misses and waiting are counted.
+        cost: room that an item takes; default: one for each of its samples.
     """
 
-    def __init__(self, items: Iterator[_T], size: Callable[[_T], int], room: int, counts: Counts) -> None:
+    def __init__(
+        self,
+        items: Iterator[_T],
+        size: Callable[[_T], int],
+        room: int,
+        counts: Counts,
+        cost: Callable[[_T], int] | None = None,
+    ) -> None:
         self._counts = counts
         self._size = size
         self._items = items
@@ -53,7 +61,7 @@ class Ahead(Generic[_T]):
         self._thread: threading.Thread | None = None
         if room:
             self._thread = threading.Thread(
-                target=_fill, args=(self._shared, items, size), name="stoker-ahead", daemon=True
+                target=_fill, args=(self._shared, items, size, cost or size), name="stoker-ahead", daemon=True
             )
             _open.add(self)
             self._thread.start()
@@ -85,8 +93,9 @@ class Ahead(Generic[_T]):
                 shared.changed.wait_for(lambda: bool(shared.items) or shared.done or shared.closed, timeout)
                 self._counts.add(Count.BUFFER_WAIT, time.perf_counter_ns() - begun)
             if shared.items:
-                item, samples = shared.items.popleft()
+                item, samples, cost = shared.items.popleft()
                 shared.samples -= samples
+                shared.filled -= cost
                 shared.changed.notify_all()
                 if begun:
                     self._counts.add(Count.BUFFER_MISSES, 1)
@@ -104,7 +113,8 @@ class Ahead(Generic[_T]):
         shared = self._shared
         with shared.changed:
             shared.changed.wait_for(
-                lambda: shared.done or shared.closed or shared.samples >= min(samples, shared.room), timeout
+                lambda: shared.done or shared.closed or shared.samples >= samples or shared.filled >= shared.room,
+                timeout,
             )
             return shared.samples
 
@@ -114,7 +124,7 @@ class Ahead(Generic[_T]):
         with shared.changed:
             shared.closed = True
             shared.items.clear()
-            shared.samples = 0
+            shared.samples = shared.filled = 0
             shared.changed.notify_all()
         _open.discard(self)
         if self._thread is None:
@@ -137,11 +147,11 @@ class Ahead(Generic[_T]):
             shared.closed = True
 
 
-def _fill(shared: _Shared[_T], items: Iterator[_T], size: Callable[[_T], int]) -> None:
+def _fill(shared: _Shared[_T], items: Iterator[_T], size: Callable[[_T], int], cost: Callable[[_T], int]) -> None:
     try:
         while True:
             with shared.changed:
-                while shared.samples >= shared.room and not shared.closed:
+                while shared.filled >= shared.room and not shared.closed:
                     shared.changed.wait(1.0)
                 if shared.closed:
                     return
@@ -149,11 +159,12 @@ def _fill(shared: _Shared[_T], items: Iterator[_T], size: Callable[[_T], int]) -
             with shared.changed:
                 if item is None or shared.closed:
                     return
-                samples = size(item)
-                shared.items.append((item, samples))
-                shared.samples += samples
+                entry = (item, size(item), cost(item))
+                shared.items.append(entry)
+                shared.samples += entry[1]
+                shared.filled += entry[2]
                 shared.changed.notify_all()
-            del item
+            del item, entry
     except BaseException as error:  # noqa: BLE001 - it belongs to the consumer
         with shared.changed:
             shared.error = error

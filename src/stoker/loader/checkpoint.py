@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 20
-CheckpointKind = Literal["lockstep", "leased", "replay"]
+CheckpointKind = Literal["lockstep", "planned", "leased", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,9 @@ class Checkpoint:
     """How far a run is, and all that another needs to go on from there.
 
     Attributes:
-        kind: ``"lockstep"``: of ranks that go through global batches or parts of their own. ``"leased"``: of work that a
-            coordinator hands out, all workers'. ``"replay"``: of one rank's way through a recorded assignment.
+        kind: ``"lockstep"``: of ranks that go through global batches or parts of their own. ``"planned"``: of ranks whose
+            global batches a plan divides. ``"leased"``: of work that a coordinator hands out, all workers'. ``"replay"``:
+            of one rank's way through a recorded assignment.
         epoch: the epoch.
         position: samples of the epoch that are done: by all ranks together; of a replay, by its rank.
         seed: of the order.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
+from stoker.cluster import World
 from stoker.cluster.coordination.records import Settings
 from stoker.errors import ConfigError
 from stoker.loader.adaptive import Adaptive
@@ -32,6 +33,11 @@ class StreamingConfig:
             asked for.
         shuffle_seed: shuffle by this seed. ``None``: the dataset's own order; for arrays, that of their rows.
         batch_size: samples a batch, as columns; ``None``: samples, one by one.
+        global_batch_size: samples of all ranks together in a step, as columns, in place of ``batch_size``. Each rank gets its
+            part by a plan, which :meth:`~stoker.shards.StreamingShardLoader.change_plan` changes on the way. What is no
+            whole global batch at an epoch's end is left out.
+        weights: for each rank an integer, its part of the global batch in proportion: unlike machines get unlike parts.
+            The same for all ranks. ``None``: equal parts.
         ends: what ranks do that run out before others; ``None``: as the dataset says; for arrays ``"uneven"``.
             ``"pad"``: they repeat some of their samples. ``"drop"``: all stop when the first runs out. ``"uneven"``: they
             stop, and the others go on. ``"join"``: they go on in step with fillers, batches whose column ``"_filler"`` says
@@ -58,6 +64,8 @@ class StreamingConfig:
     prefetch_buffer_size: int = 128
     shuffle_seed: int | None = None
     batch_size: int | None = None
+    global_batch_size: int | None = None
+    weights: tuple[int, ...] | None = None
     ends: Ends | None = None
     checkpoint_interval: int | None = 1000
     checkpoint_url: str | os.PathLike[str] | None = None
@@ -74,6 +82,12 @@ class StreamingConfig:
 
     def __post_init__(self) -> None:
         self.validate()
+
+    @classmethod
+    def detect(cls, **settings: Any) -> Self:
+        """The config of this process's place in the world that its launcher made (torchrun, Open MPI, Slurm)."""
+        world = World.detect()
+        return cls(world.world_size, world.rank, **settings)
 
     @property
     def adaptive(self) -> Adaptive | None:
@@ -104,6 +118,12 @@ class StreamingConfig:
     def with_batch_size(self, samples: int, ends: Ends | None = None) -> Self:
         """In batches; ``ends`` says what ranks do that run out before others."""
         return replace(self, batch_size=samples, ends=ends or self.ends)
+
+    def with_global_batch_size(self, samples: int, weights: Sequence[int] | None = None) -> Self:
+        """In parts of global batches, by these weights of the ranks."""
+        return replace(
+            self, batch_size=None, global_batch_size=samples, weights=None if weights is None else tuple(weights)
+        )
 
     def with_checkpointing(self, interval: int | None, url: str | os.PathLike[str] | None = None) -> Self:
         """A checkpoint every ``interval`` samples, below ``url``."""
@@ -145,6 +165,7 @@ class StreamingConfig:
             raise ConfigError(f"ends must be one of pad, drop, uneven, join, got {self.ends!r}")
         if self.commit not in get_args(CommitWhen):
             raise ConfigError(f"commit must be 'next' or 'explicit', got {self.commit!r}")
+        self._check_plan()
         if self.ends == "join" and self.batch_size is None:
             raise ConfigError("ends='join' flags batches: give batch_size=")
         adaptive = self.adaptive
@@ -179,6 +200,7 @@ class StreamingConfig:
         for name, least in (
             ("prefetch_buffer_size", 0),
             ("batch_size", 1),
+            ("global_batch_size", 1),
             ("checkpoint_interval", 1),
             ("replication_factor", 1),
         ):
@@ -193,6 +215,30 @@ class StreamingConfig:
         for name in ("patience", "commit_every"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} is seconds above 0, got {getattr(self, name)}")
+
+    def _check_plan(self) -> None:
+        if self.weights is not None and self.global_batch_size is None:
+            raise ConfigError("weights= divide a global batch: give global_batch_size=")
+        if self.global_batch_size is None:
+            return
+        for name, given in (
+            ("batch_size", self.batch_size is not None),
+            (f"ends={self.ends!r}", self.ends not in (None, "drop")),
+            ("dynamic_balancing", self.dynamic_balancing),
+            ("a partition other than Elastic()", not isinstance(self.partition, Elastic | None)),
+        ):
+            if given:
+                raise ConfigError(
+                    f"global_batch_size={self.global_batch_size} and {name} contradict each other: global batches are "
+                    "divided by weights, and only whole ones; leave one of the two out"
+                )
+        if self.weights is not None and (
+            len(self.weights) != self.world_size
+            or any(isinstance(weight, bool) or not isinstance(weight, int) or weight < 1 for weight in self.weights)
+        ):
+            raise ConfigError(
+                f"weights must have an integer from 1 for each of the {self.world_size} ranks, got {self.weights!r}"
+            )
 
     def _check_unleased(self) -> None:
         for name, given in (
@@ -210,4 +256,7 @@ class StreamingConfig:
     def as_dict(self) -> Mapping[str, Any]:
         """What all workers of a job must have in common, JSON-serialisable."""
         partition = self.adaptive or self.partition or Elastic()
-        return {"world_size": self.world_size, "partition": partition.as_dict(), "batch_size": self.batch_size}
+        common = {"world_size": self.world_size, "partition": partition.as_dict(), "batch_size": self.batch_size}
+        if self.global_batch_size is not None:
+            common |= {"global_batch_size": self.global_batch_size, "weights": self.weights}
+        return common

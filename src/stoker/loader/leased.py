@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.cluster.coordination import Coordination, LeasedSplit, Progress, WaitTimeoutError, WorkerHealth
-from stoker.dataset.counts import Count
+from stoker.cluster.coordination import Coordination, Progress, WorkerHealth
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
 from stoker.loader.ahead import Ahead, NothingYet
@@ -17,29 +14,14 @@ from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.joining import join_run
 from stoker.loader.leases import Ledger
-from stoker.loader.reading import Rows, in_order
+from stoker.loader.reading import Rows
 from stoker.loader.replicas import Replicas
+from stoker.loader.splitreader import Piece, SplitReader
 from stoker.order.native import NativeCourse
 
 __all__ = ["Leased"]
 
-# Samples that are read in one step, where they are delivered one by one.
-_PIECE: Final = 64
-# So many steps ahead of the one that is read, shards are fetched.
-_EXPECTED: Final = 64
 _LOOK: Final = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Samples ``[begin, end)`` of a split, or a batch of them, or the error that reading them ended with."""
-
-    split: LeasedSplit
-    begin: int
-    end: int
-    samples: list[Any] | None = None
-    batch: Any = None
-    error: Exception | None = None
 
 
 class Leased:
@@ -61,13 +43,13 @@ class Leased:
         self._course = course
         self._config = config
         self._coordination: Coordination | None = None
-        self._ahead: Ahead[_Piece] | None = None
+        self._ahead: Ahead[Piece] | None = None
         self._replicas: Replicas | None = None
         self._ledger = Ledger(rows.counts)
-        self._piece: _Piece | None = None
+        self._piece: Piece | None = None
         self._position = 0
-        self._closing = threading.Event()
-        self._starved_since = 0.0
+        self._reader: SplitReader | None = None
+        self._lock = threading.RLock()
         self.delivered = 0
         self.finished = False
         self._enter(0)
@@ -116,13 +98,18 @@ class Leased:
         wanted = min(samples, self._config.prefetch_buffer_size)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            ready = self._buffer().wait_for(wanted, _LOOK)
+            buffer = self._buffer()
+            ready = buffer.wait_for(wanted, _LOOK)
             # What is leased is there, and more is leased only when some of it is committed.
             starved = ready > 0 and self._starved_since > 0
-            if ready >= wanted or starved or (deadline is not None and time.monotonic() >= deadline):
+            late = deadline is not None and time.monotonic() >= deadline
+            if ready >= wanted or starved or late or buffer.done:
                 return ready
-            if self._ahead is not None and self._ahead.done:
-                return ready
+
+    @property
+    def _starved_since(self) -> float:
+        reader = self._reader
+        return 0.0 if reader is None else reader.starved_since
 
     def commit(self) -> None:
         """Say that all that was delivered is done."""
@@ -160,20 +147,21 @@ class Leased:
 
     def _enter(self, epoch: int) -> None:
         """Go to an epoch. Its work begins with the first call that needs it."""
-        self._splits = Splits(self._course, epoch, self._config.world_size)
-        self._ledger = Ledger(self._rows.counts)
-        self._piece = None
-        self._leave()
-        self.epoch = epoch
-        self.delivered = 0
-        self.finished = False
+        with self._lock:
+            self._leave()
+            self._splits = Splits(self._course, epoch, self._config.world_size)
+            self._ledger = Ledger(self._rows.counts)
+            self._piece = None
+            self.epoch = epoch
+            self.delivered = 0
+            self.finished = False
 
     def _leave(self) -> None:
         coordination, self._coordination = self._coordination, None
         if coordination is not None:
-            coordination.leave()
+            coordination.leave(self._config.patience)
 
-    def _next_piece(self) -> _Piece | None:
+    def _next_piece(self) -> Piece | None:
         self._ledger.commit()  # whoever waits must not keep others waiting
         while True:
             try:
@@ -202,7 +190,7 @@ class Leased:
                 "are done, then go on"
             )
 
-    def _fail(self, piece: _Piece, error: Exception) -> None:
+    def _fail(self, piece: Piece, error: Exception) -> None:
         """Give back what can not be read, and raise why. The reading thread has ended, and begins anew with another split."""
         self._ledger.commit()
         self._ledger.give_up(piece.split, f"rank {self._config.rank} could not read it: {error}")
@@ -211,63 +199,26 @@ class Leased:
 
     # -- reading, in a thread of its own -----------------------------------------------------------------------------
 
-    def _buffer(self) -> Ahead[_Piece]:
-        if self._ahead is None:
+    def _buffer(self) -> Ahead[Piece]:
+        with self._lock:
+            if self._ahead is not None:
+                return self._ahead
             coordination = self._take_part()
-            closing = self._closing = threading.Event()
+            reader = self._reader = SplitReader(self._rows, self._splits, self._config, coordination, self._ledger.lost)
             # Always a thread: leasing does not wait for the consumer.
             room = max(1, self._config.prefetch_buffer_size)
-            pieces = self._pieces(coordination, closing, self._ledger)
-            self._ahead = Ahead(pieces, lambda piece: piece.end - piece.begin, room, self._rows.counts)
+            self._ahead = Ahead(reader.pieces(), lambda piece: piece.end - piece.begin, room, self._rows.counts)
             if self._config.replication_factor > 1:
                 self._replicas = Replicas(self._rows, self._splits, self._config, coordination)
-        return self._ahead
-
-    def _pieces(self, coordination: Coordination, closing: threading.Event, ledger: Ledger) -> Iterator[_Piece]:
-        room = self._config.prefetch_buffer_size or _PIECE
-        step = self._config.batch_size or max(1, min(_PIECE, room // 4))
-        while (split := self._next_split(coordination, closing)) is not None:
-            self._rows.counts.add(Count.LEASES, 1)
-            for number, begin in enumerate(range(split.begin, split.end, step)):
-                if split in ledger.lost or closing.is_set():
-                    break
-                end = min(split.end, begin + step)
-                try:
-                    if number % _EXPECTED == 0:
-                        self._expect(begin, min(split.end, begin + _EXPECTED * step))
-                    piece = self._read(split, begin, end)
-                except Exception as error:  # noqa: BLE001 - the consumer's, after what was read before it
-                    yield _Piece(split, begin, end, error=error)
-                    return
-                yield piece
-        self._rows.expect(())
-
-    def _read(self, split: LeasedSplit, begin: int, end: int) -> _Piece:
-        places = self._splits.locate(begin, end)
-        if self._config.batch_size is None:
-            return _Piece(split, begin, end, samples=self._rows.samples(*places))
-        return _Piece(split, begin, end, batch=self._rows.batch(*places))
-
-    def _expect(self, begin: int, end: int) -> None:
-        """Fetch what the next steps need, in the order in which they do."""
-        shards, _ = self._splits.locate(begin, end)
-        self._rows.expect(in_order(shards))
-
-    def _next_split(self, coordination: Coordination, closing: threading.Event) -> LeasedSplit | None:
-        try:
-            while not closing.is_set():
-                try:
-                    return coordination.next_split(_LOOK)
-                except WaitTimeoutError:
-                    self._starved_since = self._starved_since or time.monotonic()
-        finally:
-            self._starved_since = 0.0
-        return None
+            return self._ahead
 
     def _stop_reading(self) -> None:
-        self._closing.set()
         self._piece = None
-        ahead, self._ahead = self._ahead, None
+        with self._lock:
+            reader, self._reader = self._reader, None
+            ahead, self._ahead = self._ahead, None
+        if reader is not None:
+            reader.closing.set()
         if ahead is not None:
             ahead.close()
         replicas, self._replicas = self._replicas, None
@@ -276,20 +227,26 @@ class Leased:
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether the coordinator counts on this worker."""
+        return self._coordination is not None
+
     def _take_part(
         self, restored: Checkpoint | None = None, *, rollback: bool = False, attempt: int = 0
     ) -> Coordination:
-        if self._coordination is None:
-            coordination = join_run(self._config, self._course, self._splits)
-            try:
-                if restored is not None:
-                    coordination.restore(dict(restored.state), rollback=rollback, attempt=attempt)
-                coordination.begin_epoch(self.epoch)
-            except BaseException:
-                coordination.leave()
-                raise
-            self._coordination = coordination
-        return self._coordination
+        with self._lock:
+            if self._coordination is None:
+                coordination = join_run(self._config, self._course, self._splits)
+                try:
+                    if restored is not None:
+                        coordination.restore(dict(restored.state), rollback=rollback, attempt=attempt)
+                    coordination.begin_epoch(self.epoch)
+                except BaseException:
+                    coordination.leave(self._config.patience)
+                    raise
+                self._coordination = coordination
+            return self._coordination
 
     def progress(self) -> Progress:
         """How far the epoch is, of all workers together."""
@@ -305,15 +262,17 @@ class Leased:
 
     def checkpoint(self) -> Checkpoint:
         """What is committed, by all workers."""
-        state = self._take_part().checkpoint()
+        with self._lock:
+            coordination, epoch, total = self._take_part(), self.epoch, self._splits.total
+        state = coordination.checkpoint()
         reached, processed = 0, []
-        for begin, end in [*state["left"], (self._splits.total, self._splits.total)]:
+        for begin, end in [*state["left"], (total, total)]:
             if begin > reached:
                 processed.append((reached, begin))
             reached = end
         return Checkpoint(
             kind="leased",
-            epoch=self.epoch,
+            epoch=epoch,
             position=sum(end - begin for begin, end in processed),
             seed=self._course.settings.seed,
             rank=self._config.rank,

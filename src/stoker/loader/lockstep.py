@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -41,6 +42,54 @@ class _Item:
     filler: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """All that the reading thread needs. It knows nothing of the loader, so that a forgotten loader ends its thread."""
+
+    rows: Rows
+    course: Course
+    config: StreamingConfig
+    seat: Seat
+    point: StartingPoint
+    run: Run
+
+    def items(self) -> Iterator[_Item]:
+        """What is left of the rank's part."""
+        config = self.config
+        if config.batch_size is None:
+            room = config.prefetch_buffer_size or _PART
+            for part in self.rows.runs(self.run, self.point.partial, max(1, min(_PART, room // 4))):
+                yield _Item(samples=part, count=len(part))
+            return
+        joined = config.ends == "join"
+        batch: Batch | None = None
+        steps = 0
+        for batch in self.rows.batches(self.run):
+            steps += 1
+            count = _length(batch)
+            yield _Item(batch={**batch, FILLER: np.zeros(count, dtype=np.bool_)} if joined else batch, count=count)
+        if joined:
+            for _ in range(steps, _most_steps(self.course, self.point, self.seat)):
+                if batch is None:
+                    batch = self._any_batch()
+                flags = np.ones(_length(batch), dtype=np.bool_)
+                yield _Item(batch={**batch, FILLER: flags}, count=len(flags), filler=True)
+
+    def _any_batch(self) -> Batch:
+        """A batch of some other rank, for one that has none at all."""
+        for rank in range(self.seat.world_size):
+            run = self.course.run(leg_of(self.point), replace(self.seat, rank=rank))
+            for places in run.plan.chunks(1):
+                return self.rows.batch(*run.order.locate(places[0]))
+        raise AssertionError("some rank has a batch")
+
+
+def _most_steps(course: Course, point: StartingPoint, seat: Seat) -> int:
+    """Steps of the rank that has most."""
+    leg = leg_of(replace(point, terms=course.terms(leg_of(point), seat)))
+    return max(len(course.run(leg, replace(seat, rank=rank)).plan) for rank in range(seat.world_size))
+
+
 class Lockstep:
     """See :class:`~stoker.shards.StreamingShardLoader`.
 
@@ -57,6 +106,7 @@ class Lockstep:
         self._config = config
         self._seat = Seat(config.rank, config.world_size, 1, batch_size)
         self._ahead: Ahead[_Item] | None = None
+        self._lock = threading.Lock()
         self._part: Iterator[Any] = iter(())
         self._fillers = 0
         self.delivered = 0
@@ -82,7 +132,9 @@ class Lockstep:
         plan = self._course.run(leg_of(self._settled(StartingPoint(self._point.epoch))), self._seat).plan
         if self._config.batch_size is None:
             return plan.samples
-        return self._steps(StartingPoint(self._point.epoch)) if self._config.ends == "join" else len(plan)
+        if self._config.ends == "join":
+            return _most_steps(self._course, StartingPoint(self._point.epoch), self._seat)
+        return len(plan)
 
     def next(self) -> Any:
         """The next sample, or batch; ``None`` at the epoch's end."""
@@ -94,7 +146,8 @@ class Lockstep:
                 return None
             item = self._take()
             if item is None:
-                self.finished = True
+                with self._lock:
+                    self.finished = True
                 self._close_ahead()
                 return None
             if item.batch is not None:
@@ -111,9 +164,13 @@ class Lockstep:
 
     def prefetch(self, samples: int, timeout: float | None) -> int:
         """Have so many samples ready, or as many as the buffer holds; returns how many are."""
-        if self.finished or not self._config.prefetch_buffer_size:
+        if not self._config.prefetch_buffer_size:
             return 0
-        return self._buffer().wait_for(samples, timeout)
+        with self._lock:
+            if self.finished:
+                return 0
+            buffer = self._buffer()
+        return buffer.wait_for(samples, timeout)
 
     def reset(self) -> None:
         """Begin the next epoch."""
@@ -128,8 +185,10 @@ class Lockstep:
         self._close_ahead()
 
     def _take(self) -> _Item | None:
+        with self._lock:
+            buffer = self._buffer()
         try:
-            return self._buffer().take()
+            return buffer.take()
         except BaseException:
             # What was not delivered is read again when it is asked for again.
             self._point = self._here()
@@ -138,46 +197,10 @@ class Lockstep:
 
     def _buffer(self) -> Ahead[_Item]:
         if self._ahead is None:
-            self._ahead = Ahead(
-                self._items(), lambda item: item.count, self._config.prefetch_buffer_size, self._rows.counts
-            )
+            reader = _Reader(self._rows, self._course, self._config, self._seat, self._point, self._run)
+            room = self._config.prefetch_buffer_size
+            self._ahead = Ahead(reader.items(), lambda item: item.count, room, self._rows.counts)
         return self._ahead
-
-    def _items(self) -> Iterator[_Item]:
-        run, skip = self._run, self._point.partial
-        if self._config.batch_size is None:
-            room = self._config.prefetch_buffer_size or _PART
-            for part in self._rows.runs(run, skip, max(1, min(_PART, room // 4))):
-                yield _Item(samples=part, count=len(part))
-            return
-        joined = self._config.ends == "join"
-        batch: Batch | None = None
-        steps = 0
-        for batch in self._rows.batches(run):
-            steps += 1
-            count = _length(batch)
-            yield _Item(batch={**batch, FILLER: np.zeros(count, dtype=np.bool_)} if joined else batch, count=count)
-        if joined:
-            for _ in range(steps, self._steps(self._point)):
-                if batch is None:
-                    batch = self._any_batch()
-                flags = np.ones(_length(batch), dtype=np.bool_)
-                yield _Item(batch={**batch, FILLER: flags}, count=len(flags), filler=True)
-
-    def _any_batch(self) -> Batch:
-        """A batch of some other rank, for one that has none at all."""
-        for rank in range(self._seat.world_size):
-            run = self._course.run(leg_of(self._point), replace(self._seat, rank=rank))
-            for places in run.plan.chunks(1):
-                return self._rows.batch(*run.order.locate(places[0]))
-        raise AssertionError("some rank has a batch")
-
-    def _steps(self, point: StartingPoint) -> int:
-        """Steps of the rank that has most."""
-        leg = leg_of(self._settled(point))
-        return max(
-            len(self._course.run(leg, replace(self._seat, rank=rank)).plan) for rank in range(self._seat.world_size)
-        )
 
     # -- where it is -----------------------------------------------------------------------------------------------
 
@@ -256,7 +279,8 @@ class Lockstep:
         self._fillers = 0
 
     def _close_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
 

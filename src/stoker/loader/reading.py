@@ -84,10 +84,12 @@ class PoolRows:
     Args:
         pool: the open shards.
         settings: how they are read.
+        sharers: processes on this node that read through the same cache.
     """
 
-    def __init__(self, pool: ShardPool, settings: FeedSettings) -> None:
+    def __init__(self, pool: ShardPool, settings: FeedSettings, sharers: int = 1) -> None:
         self.pool = pool
+        self._sharers = sharers
         self._settings = settings
         self._expected: dict[int, None] = {}
 
@@ -169,7 +171,7 @@ class PoolRows:
             shard_bytes=settings.shard_bytes,
             near=settings.near,
             limit=settings.limit,
-            sharers=1,
+            sharers=self._sharers,
             predownload=settings.predownload,
         )
 

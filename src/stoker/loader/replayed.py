@@ -53,7 +53,11 @@ class Replayed:
             return sample
         if self.finished:
             return None
-        item = self._buffer().take()
+        try:
+            item = self._buffer().take()
+        except BaseException:
+            self.close()
+            raise
         if item is None:
             self.finished = True
             self.close()
@@ -136,20 +140,25 @@ class Replayed:
     def _buffer(self) -> Ahead[tuple[Any, int, bool]]:
         if self._ahead is None:
             room = self._config.prefetch_buffer_size
-            self._ahead = Ahead(self._items(), lambda item: item[1], room, self._rows.counts)
+            skip = self._skipped + self.delivered
+            items = _items(self._rows, self._splits, self._ranges, self._config.batch_size, skip)
+            self._ahead = Ahead(items, lambda item: item[1], room, self._rows.counts)
         return self._ahead
 
-    def _items(self) -> Iterator[tuple[Any, int, bool]]:
-        size, skip = self._config.batch_size, self._skipped
-        step = size or _PIECE
-        for first, last in self._ranges:
-            for begin in range(first, last, step):
-                end = min(last, begin + step)
-                taken, skip = min(skip, end - begin), max(0, skip - (end - begin))
-                if begin + taken == end:
-                    continue
-                places = self._splits.locate(begin + taken, end)
-                if size is None:
-                    yield self._rows.samples(*places), end - begin - taken, False
-                else:
-                    yield self._rows.batch(*places), end - begin - taken, True
+
+def _items(
+    rows: Rows, splits: Splits, ranges: list[tuple[int, int]], size: int | None, skip: int
+) -> Iterator[tuple[Any, int, bool]]:
+    """Samples, how many they are, and whether they are a batch."""
+    step = size or _PIECE
+    for first, last in ranges:
+        for begin in range(first, last, step):
+            end = min(last, begin + step)
+            taken, skip = min(skip, end - begin), max(0, skip - (end - begin))
+            if begin + taken == end:
+                continue
+            places = splits.locate(begin + taken, end)
+            if size is None:
+                yield rows.samples(*places), end - begin - taken, False
+            else:
+                yield rows.batch(*places), end - begin - taken, True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from obstore import GetResult
     from obstore.store import ObjectStore
 
-__all__ = ["RemoteStore"]
+__all__ = ["PART", "RemoteStore", "at_once"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _CHUNK = 1 << 17
 # bounded amounts.
 _SMALL_PUT = 1 << 20
 _SINGLE_PUT = 16 << 20
-_PART = 8 << 20
+PART = 8 << 20
 _PARTS_AT_ONCE = 4
 _UPLOAD_PATIENCE = 4
 _PAGE = 1000
@@ -162,8 +162,8 @@ class RemoteStore:
                     self._path(key),
                     data if len(parts) > 1 else parts[0],
                     use_multipart=True,
-                    chunk_size=_PART,
-                    max_concurrency=_at_once(number),
+                    chunk_size=PART,
+                    max_concurrency=at_once(number),
                 )
 
         self._run(key, attempt)
@@ -185,8 +185,8 @@ class RemoteStore:
                 self._path(key),
                 Path(path),
                 use_multipart=size > _SINGLE_PUT,
-                chunk_size=_PART,
-                max_concurrency=_at_once(number),
+                chunk_size=PART,
+                max_concurrency=at_once(number),
             )
 
         self._run(key, attempt)
@@ -311,7 +311,7 @@ def _version(meta: Mapping[str, Any]) -> str:
     return "" if tag.startswith("W/") else tag
 
 
-def _at_once(attempt: int) -> int:
+def at_once(attempt: int) -> int:
     """Parts of an upload that share the line: a second attempt suspects that the line is slow."""
     return _PARTS_AT_ONCE if attempt == 0 else 1
 

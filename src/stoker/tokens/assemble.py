@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.errors import FormatError
+from stoker.formats.parquet.hybrid import ranges
 from stoker.tokens.batch import Extents, LMBatch, runs_of
 from stoker.tokens.ragged import Ragged
 from stoker.tokens.runs import copy_runs
@@ -102,9 +103,9 @@ def assemble(
     tokens = int(pieces.lengths.sum())
     if tokens < size:
         pad = settings.padding("a batch has places that no token fills")
-        flags = np.ones(2 * pieces.starts.size + 1, dtype=bool)
-        flags[1::2] = False
-        padding = np.repeat(flags, runs_of(pieces.starts, pieces.lengths, size))
+        gaps = runs_of(pieces.starts, pieces.lengths, size)[::2]
+        begins = np.append(np.zeros(1, dtype=np.int64), lasts + 1)
+        padding = ranges(begins[gaps > 0], gaps[gaps > 0])
         ids[padding] = pad
     if settings.labels == "shifted":
         labels[:-1] = ids[1:]

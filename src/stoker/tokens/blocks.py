@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stoker.errors import CorruptDataError
+from stoker.formats.parquet.hybrid import ranges
 from stoker.order.bijection import permute
 from stoker.tokens.assemble import Pieces, assemble, full_lengths
 from stoker.tokens.batch import Extents, LMBatch
@@ -143,8 +144,7 @@ class Packed:
         assert placed is not None
         low = placed.bounds[rows]
         counts = placed.bounds[rows + 1] - low
-        ends = np.cumsum(counts)
-        which = np.repeat(low - (ends - counts), counts) + np.arange(int(ends[-1]), dtype=np.int64)
+        which = ranges(low, counts)
         starts = np.repeat(np.arange(rows.size, dtype=np.int64) * width, counts) + placed.columns[which]
         documents = placed.documents[which]
         pieces = Pieces(documents, placed.firsts[which], placed.lengths[which], starts)

@@ -79,7 +79,9 @@ class Gathered:
     def _take(self, piece: Ragged, first_row: int) -> None:
         size = piece.values.size
         if size:
-            while int(piece.values.max()) > np.iinfo(_KINDS[self._kind]).max:
+            while not np.can_cast(piece.values.dtype, _KINDS[self._kind]) and (
+                int(piece.values.max()) > np.iinfo(_KINDS[self._kind]).max
+            ):
                 self._widen(self._kind + 1)
             if self._used + size > self._values.size:  # more than was promised; told when the group ends
                 self._values = np.concatenate([self._values[: self._used], np.empty(size, _KINDS[self._kind])])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -17,6 +16,7 @@ from stoker.cluster import LoaderWorker, World
 from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.errors import ConfigError
+from stoker.loader.iterable import TorchIterable
 from stoker.loader.progress import StartingPoint
 from stoker.loader.seating import Seating
 from stoker.loader.session import Session
@@ -44,16 +44,6 @@ __all__ = ["LoaderStats", "ShardConfig", "StreamingParquetLoader"]
 
 logger = logging.getLogger(__name__)
 
-if TYPE_CHECKING:
-    from torch.utils.data import IterableDataset
-
-    class _IterableDataset(IterableDataset[LMBatch]):
-        """What type checkers see, so that a DataLoader takes a loader; at run time see ``__class__`` below."""
-else:
-
-    class _IterableDataset:
-        pass
-
 
 @dataclass(slots=True)
 class _Passage:
@@ -70,7 +60,7 @@ class _Passage:
     batches: int = 0
 
 
-class StreamingParquetLoader(_IterableDataset):
+class StreamingParquetLoader(TorchIterable[LMBatch]):
     """Batches for language models from a token column of Parquet files, or from other token files.
 
     Iterating gives this rank's batches of the next epoch as :class:`~stoker.tokens.batch.LMBatch`. Where tokens lie is known
@@ -452,15 +442,6 @@ class StreamingParquetLoader(_IterableDataset):
         self._session.load(self._session.state(point, seat), LoaderWorker.detect(), seat)
         self._forget()
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[StreamingParquetLoader]:
-        # As StreamingDataset: the moment at which torch learns that this is an IterableDataset, without being imported here.
-        iterable = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
-        if iterable is not None and type(self) not in _registered:
-            _registered.add(type(self))
-            iterable.register(type(self))
-        return type(self)
-
     def __getstate__(self) -> dict[str, Any]:
         # The child process may not be able to find out its world.
         self._seating.settle()
@@ -474,5 +455,4 @@ class StreamingParquetLoader(_IterableDataset):
         )
 
 
-_registered: set[type] = set()
 _WORDS = {"file": "file", "row_group": "row group", "row": "row"}

@@ -1,36 +1,25 @@
-"""Megatron's indexed data sets: a ``.bin`` of tokens, and an ``.idx`` that says what lies where in it.
-
-The ``.idx``, all little-endian: 9 bytes ``MMIDIDX\\0\\0``, u64 version 1, u8 code of the dtype, u64 number of sequences, u64
-number of document borders, i32 lengths of the sequences, i64 places of their first bytes in the ``.bin``, i64 document
-borders (numbers of sequences, from 0 to their number), and sometimes an i8 mode for each sequence.
-"""
+"""Megatron's indexed data sets as documents, and their writer; see :mod:`stoker.formats.megatron` for what the files hold."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
+from stoker.formats.megatron import DTYPES, index_bytes, read_index
 from stoker.tokens.files import map_file
 from stoker.tokens.ragged import Ragged
 from stoker.tokens.runs import copy_runs
 from stoker.types import Ids
 
 __all__ = ["MegatronFile", "MegatronWriter"]
-
-_MAGIC: Final = b"MMIDIDX\x00\x00"
-_HEAD: Final = struct.Struct("<9sQBQQ")
-_DTYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-_FLOATS: Final = {6: "float64", 7: "float32"}
-_CODES: Final = {name: code for code, name in _DTYPES.items()}
 
 
 class MegatronFile:
@@ -52,26 +41,11 @@ class MegatronFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         prefix = _prefix(path)
         self._index, self._data = f"{prefix}.idx", f"{prefix}.bin"
-        head = map_file(self._index)
-        if head.size < _HEAD.size or bytes(head[:9]) != _MAGIC:
-            raise self._corrupt("does not begin as an index of Megatron's does. Give the path of the .idx or .bin file")
-        _, version, code, sequences, borders = _HEAD.unpack(head[: _HEAD.size].tobytes())
-        if version != 1:
-            raise self._corrupt(f"has version {version}; only version 1 is known")
-        if code not in _DTYPES:
-            what = f"holds {_FLOATS[code]}, which are no tokens" if code in _FLOATS else f"has an unknown dtype {code}"
-            raise self._corrupt(what)
-        size = _HEAD.size + 12 * sequences + 8 * borders
-        if head.size not in (size, size + sequences):
-            raise self._corrupt(
-                f"has {head.size} bytes, but its {sequences} sequences and {borders} borders need {size}. Was it written "
-                "to the end?"
-            )
-        at = _HEAD.size
-        self.dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
-        self.lengths: Ids = np.frombuffer(head, "<i4", sequences, at).astype(np.int64)
-        self._places: Ids = np.frombuffer(head, "<i8", sequences, at + 4 * sequences).astype(np.int64)
-        self.borders: Ids = np.frombuffer(head, "<i8", borders, at + 12 * sequences).astype(np.int64)
+        index = read_index(map_file(self._index), self._index)
+        self.dtype = index.dtype
+        self.lengths: Ids = index.lengths
+        self.borders: Ids = index.borders
+        self._places: Ids = index.places
         self._tokens = map_file(self._data)
         self._check()
 
@@ -135,26 +109,15 @@ class MegatronFile:
         return Ragged(values, offsets, where=self._data, rows=rows)
 
     def _check(self) -> None:
-        width = self.dtype.itemsize
-        if len(self):
-            room = self._tokens.size - self.lengths * width
-            wrong = (self.lengths < 0) | (self._places < 0) | (self._places % width != 0) | (self._places > room)
-            if wrong.any():
-                row = int(np.argmax(wrong))
-                raise self._corrupt(
-                    f"says that sequence {row} of {int(self.lengths[row])} tokens begins at byte {int(self._places[row])} "
-                    f"of {self._data}, which has {self._tokens.size} bytes. Are the two of one writing?"
-                )
-        borders = self.borders
-        if borders.size and (borders[0] != 0 or borders[-1] != len(self) or bool((borders[1:] < borders[:-1]).any())):
-            raise self._corrupt(f"has document borders that do not rise from 0 to its {len(self)} sequences")
-        if not borders.size:
-            if len(self):
-                raise self._corrupt("has no document borders")
-            self.borders = np.zeros(1, dtype=np.int64)
-
-    def _corrupt(self, what: str) -> CorruptDataError:
-        return CorruptDataError(f"{self._index} {what}")
+        if not len(self):
+            return
+        wrong = self._places > self._tokens.size - self.lengths * self.dtype.itemsize
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise CorruptDataError(
+                f"{self._index} says that sequence {row} of {int(self.lengths[row])} tokens begins at byte "
+                f"{int(self._places[row])} of {self._data}, which has {self._tokens.size} bytes. Are the two of one writing?"
+            )
 
 
 class MegatronWriter:
@@ -171,8 +134,8 @@ class MegatronWriter:
     def __init__(self, path: str | os.PathLike[str], dtype: DTypeLike) -> None:
         prefix = _prefix(path)
         self.dtype = np.dtype(dtype)
-        if self.dtype.name not in _CODES:
-            raise ConfigError(f"Megatron's files hold no {self.dtype}; they hold {', '.join(_CODES)}")
+        if self.dtype.name not in DTYPES.values():
+            raise ConfigError(f"Megatron's files hold no {self.dtype}; they hold {', '.join(DTYPES.values())}")
         self._paths = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
         for there in self._paths:
             if there.exists():
@@ -218,12 +181,8 @@ class MegatronWriter:
         _close(self._file)
         self._file = None
         lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
-        places = (np.cumsum(lengths) - lengths) * self.dtype.itemsize
-        borders = np.concatenate(self._borders)
         with open(self._temporary[1], "wb") as index:
-            index.write(_HEAD.pack(_MAGIC, 1, _CODES[self.dtype.name], lengths.size, borders.size))
-            arrays = lengths.astype("<i4"), places.astype("<i8"), borders.astype("<i8")
-            index.writelines(array.tobytes() for array in arrays)
+            index.writelines(index_bytes(self.dtype, lengths, np.concatenate(self._borders)))
             index.flush()
             os.fsync(index.fileno())
         for temporary, path in zip(self._temporary, self._paths, strict=True):

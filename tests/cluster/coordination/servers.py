@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["RedisServer", "redis_binary", "redis_server"]
+__all__ = ["RedisServer", "redis_binary", "redis_server", "stop_outside_of_writes"]
 
 
 def redis_binary() -> str:
@@ -80,3 +81,27 @@ def redis_server(folder: Path, *, fsync: str = "always") -> Iterator[RedisServer
         yield server
     finally:
         server.stop()
+
+
+def stop_outside_of_writes(pid: int, database: Path | None) -> None:
+    """Stop a process, but not while it holds the SQLite file's lock, which would stop all others too."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+        if database is None or _is_free(database):
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+
+
+def _is_free(database: Path) -> bool:
+    connection = sqlite3.connect(database, isolation_level=None, timeout=0.3)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.close()
+    return True

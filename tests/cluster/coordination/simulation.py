@@ -299,11 +299,12 @@ class World:
         if self.faults.crash or self.faults.pause or self.faults.engine_down:
             self.at(0.5, "fate", None)
         total = self.checker.total
+        happen = {name.removeprefix("_on_"): getattr(self, name) for name in dir(self) if name.startswith("_on_")}
         while self.checker.count < total or self._lane_keys.keys() - self._finished:
             assert self._queue, "nobody does anything any more"
             self.time, _, kind, what = heapq.heappop(self._queue)
             assert self.time < limit, f"not finished after {limit} s: {self.checker.count} of {total} committed"
-            getattr(self, f"_on_{kind}")(what)
+            happen[kind](what)
         history = self.history
         history.delivered = sum(self.checker.times)
         history.commits = self.checker.commits

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import sqlite3
 import subprocess
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import redis_server
+from servers import redis_server, stop_outside_of_writes
 
 from stoker.cluster.coordination import Replay, open_store
 from stoker.cluster.coordination.run import RunRecords
@@ -106,17 +105,13 @@ def _crew(*arguments: Any, **more: Any) -> Iterator[Crew]:
 
 
 def _through_thick_and_thin(
-    crew: Crew, url: str, restart_engine: Callable[[], None], free: Callable[[], bool] = lambda: True
+    crew: Crew, url: str, restart_engine: Callable[[], None], database: Path | None = None
 ) -> dict[str, Any]:
     """Kill one, stop one, kill the engine, let the stopped one go on; then see what has come of it."""
     crew.start()
     crew.wait(lambda: len(crew.delivered()) > crew.positions // 10, 60)
     os.kill(crew.processes[KILLED].pid, signal.SIGKILL)
-    os.kill(crew.processes[STOPPED].pid, signal.SIGSTOP)
-    while not free():
-        os.kill(crew.processes[STOPPED].pid, signal.SIGCONT)
-        time.sleep(0.05)
-        os.kill(crew.processes[STOPPED].pid, signal.SIGSTOP)
+    stop_outside_of_writes(crew.processes[STOPPED].pid, database)
     stopped = time.monotonic()
     restart_engine()
     crew.wait(lambda: time.monotonic() - stopped > 1.5 * SETTINGS["lease"], 60)
@@ -174,20 +169,8 @@ def test_over_sqlite(tmp_path: Path) -> None:
             writer.kill()
             writer.communicate()
 
-    def free() -> bool:
-        """Whether the one that was stopped does not hold the file's lock, which would stop all."""
-        connection = sqlite3.connect(tmp_path / "run.db", isolation_level=None, timeout=0.3)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-        except sqlite3.OperationalError:
-            return False
-        finally:
-            connection.close()
-        return True
-
     with _crew(24_000, 0.001, url=url) as crew:
-        print(_through_thick_and_thin(crew, url, kill_writers, free))
+        print(_through_thick_and_thin(crew, url, kill_writers, tmp_path / "run.db"))
 
 
 def test_over_redis() -> None:

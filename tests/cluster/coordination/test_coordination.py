@@ -480,12 +480,12 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(url: str) -> None:
 
 
 def test_a_recorded_assignment_runs_again(url: str) -> None:
-    told: dict[str, Any] = {"positions": 2000, "lanes": 1, "settings": QUICK._replace(largest=10)}
+    told: dict[str, Any] = {"positions": 4000, "lanes": 1, "settings": QUICK._replace(largest=10)}
     with make(url, 0, **told) as one, make(url, 1, **told) as other:
         one.begin_epoch(0)
         other.begin_epoch(0)
         parts: list[list[int]] = [[], []]
-        for part, run in itertools.islice(itertools.cycle(zip(parts, (one, other), strict=True)), 160):
+        for part, run in itertools.islice(itertools.cycle(zip(parts, (one, other), strict=True)), 320):
             part += work(run, stop_after=1)  # a split each, in turn
         threads = [
             threading.Thread(target=lambda k=k, run=run: parts[k].extend(work(run)))
@@ -497,7 +497,7 @@ def test_a_recorded_assignment_runs_again(url: str) -> None:
             thread.join()
         entries = one.assignment()
         assert one.checkpoint()["left"] == []
-    replay = Replay(entries, 2000, 2)
+    replay = Replay(entries, 4000, 2)
     for rank, part in enumerate(parts):
         assert [p for begin, end in replay.splits(rank) for p in range(begin, end)] == part
     # So long a log does not fit the lanes' records; none of it is lost.

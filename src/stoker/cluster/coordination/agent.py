@@ -24,6 +24,9 @@ from stoker.cluster.coordination.watch import Watch
 
 __all__ = ["Agent", "Holding"]
 
+# Several splits are leased at once where so many would still fit into what is left, and so many at most.
+_PLENTY, _MOST_TOGETHER = 16, 4
+
 
 class Holding:
     """A split that this worker holds.
@@ -57,8 +60,8 @@ class Agent:
         over: whether the epoch is: all is committed, or what is left was set aside.
         stopping: set it to have all given back and :meth:`run` end.
         flush: set it to have all that was asked for committed at once.
-        ahead: how many splits are leased beyond the one that is worked on.
-        commit_every: seconds after which the part of a split that is done is committed.
+        ahead: how many splits are leased beyond the one that is worked on, at least.
+        commit_every: seconds after which what is done is committed. Shorter splits are leased several at a time.
         again: samples delivered whose split was lost before they were committed.
         leases: splits leased so far.
     """
@@ -199,10 +202,12 @@ class Agent:
     def _due(self, now: float) -> int | None:
         """A lane in which something is to be committed or given back now."""
         late = now >= self._commit_at or self.flush or self.stopping
+        # A split that is done is committed with the next lease: soon, but where several are leased ahead.
+        done = late or self._wants()
         for holding in self._held.values():
             if holding.given_up or self.stopping:
                 return holding.lane
-            if holding.wanted > holding.committed and (late or holding.wanted == holding.split.end):
+            if holding.wanted > holding.committed and (late or (done and holding.wanted == holding.split.end)):
                 return holding.lane
         if late:
             self._commit_at = now + self.commit_every
@@ -402,19 +407,17 @@ class Agent:
                 )
             after = done
             asked.append((holding, cursor, back))
-        fresh: Split | None = None
+        fresh: list[Split] = []
         if self._may_lease(number):
-            leased = self._lease(after)
-            if leased is None:
+            after, fresh = self._lease(after)
+            if not fresh:
                 self._found_empty(number)
-            else:
-                after, fresh = leased
-        if fresh is None and not asked and number not in self._doubts:
+        if not fresh and not asked and number not in self._doubts:
             return
         yield from self._write(number, entry, after, asked, fresh)
 
     def _write(
-        self, number: int, entry: Versioned, after: Lane, asked: list[tuple[Holding, int, bool]], split: Split | None
+        self, number: int, entry: Versioned, after: Lane, asked: list[tuple[Holding, int, bool]], fresh: list[Split]
     ) -> Steps:
         rest, chunk = spilled(after)
         if chunk is not None:
@@ -445,13 +448,15 @@ class Agent:
                     self.ready.remove(holding)
                 if not holding.given_up:
                     holding.lost = "given back, as the worker leaves"
-        if split is not None:
+        for split in fresh:
             self._hold(number, split)
 
     def _may_lease(self, number: int) -> bool:
         return not self.over and self.safe and self._wants() and number == self._choose()
 
-    def _lease(self, lane: Lane) -> tuple[Lane, Split] | None:
+    def _lease(self, lane: Lane) -> tuple[Lane, list[Split]]:
+        """The lane with one more split leased, or with several: where they are shorter than the time between commits and
+        there is far more to do, as each write costs the engine a sync of its disk."""
         epoch, member, summary = self.epoch, self.member, self.watch.summary
         home = member.rank % epoch.lanes == lane.number
         if lane.number in self.watch.orphans:
@@ -460,8 +465,18 @@ class Agent:
         if summary is not None and self.rate and summary.rate > 0:
             # How many workers as fast as this one all of them are worth.
             sharers = max(1.0, summary.rate / self.rate / epoch.lanes)
-        size = split_size(lane, rate=self.rate, share=1 / sharers, settings=epoch.settings, from_back=not home)
-        return lease(lane, member.rank, member.incarnation, self._taken, size, from_back=not home)
+        splits: list[Split] = []
+        many = 1
+        while len(splits) < many:
+            size = split_size(lane, rate=self.rate, share=1 / sharers, settings=epoch.settings, from_back=not home)
+            leased = lease(lane, member.rank, member.incarnation, self._taken + len(splits), size, from_back=not home)
+            if leased is None:
+                break
+            if home and not splits and leasable(lane) / sharers >= _PLENTY * size:
+                many = min(_MOST_TOGETHER, 1 + int(self.rate * self.commit_every / size))
+            lane, split = leased
+            splits.append(split)
+        return lane, splits
 
     def _found_empty(self, number: int) -> None:
         if number == self.member.rank % self.epoch.lanes:

@@ -25,6 +25,8 @@ __all__ = ["Coordination", "LeasedSplit"]
 _log = logging.getLogger(__name__)
 
 _MOST_LANES = 1024
+# Seconds for which an engine that does not answer is asked again when it is opened.
+_OPENING = 30.0
 
 
 class LeasedSplit:
@@ -127,7 +129,7 @@ class Coordination:
         self._takes_over = takes_over
         self._ahead, self._commit_every, self._patience = ahead, commit_every, patience
         limit = min(10.0, settings.lease / 4)
-        self._store = open_store(store, timeout=limit) if isinstance(store, str) else store
+        self._store = _opened(store, limit, min(patience, _OPENING)) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
         self._records = RunRecords(self._store, run)
         clock = Clock(time.monotonic())
@@ -376,6 +378,18 @@ class Coordination:
                 f"epoch {agent.epoch.number} of run {self._records.keys.run!r} can not be finished: after "
                 f"{self.settings.attempts} attempts each were set aside {listed}{more}"
             )
+
+
+def _opened(url: str, timeout: float, patience: float) -> CoordinationStore:
+    """The engine, which may just be starting anew: then it is asked again."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return open_store(url, timeout=timeout)
+        except EngineError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _check(run: str, rank: int, world_size: int, settings: Settings) -> None:

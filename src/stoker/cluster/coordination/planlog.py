@@ -188,6 +188,10 @@ class PlanLog:
             rows = tuple(
                 [Generation(start, tuple(ranks), tuple(weights)) for start, ranks, weights in values["generations"]]
             )
+            numbers = [values[name] for name in ("end", "step", "horizon")]
+            numbers += [n for row in rows for n in (row.start, *row.ranks, *row.weights)]
+            if any(type(number) is not int for number in numbers):
+                raise TypeError("all of it must be integers")
             horizon = values["horizon"] if position is None else min(values["horizon"], position)
             return cls(values["end"], values["step"], rows, horizon)
         except (KeyError, TypeError, ValueError) as error:

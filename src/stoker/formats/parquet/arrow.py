@@ -8,7 +8,7 @@ from types import ModuleType
 
 from stoker.errors import MissingPackageError
 
-__all__ = ["pyarrow", "pyarrow_parquet"]
+__all__ = ["pyarrow", "pyarrow_compute", "pyarrow_parquet"]
 
 
 @cache
@@ -19,6 +19,16 @@ def pyarrow() -> ModuleType:
         MissingPackageError: it is not installed.
     """
     return _load("pyarrow")
+
+
+@cache
+def pyarrow_compute() -> ModuleType:
+    """The package ``pyarrow.compute``.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    return _load("pyarrow.compute")
 
 
 @cache

@@ -11,7 +11,7 @@ from stoker.errors import IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.merge import read_each
 from stoker.formats.parquet.reader import ParquetReader
-from stoker.formats.parquet.values import Fixed, gather
+from stoker.formats.parquet.values import Placed, gather
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = ["ParquetFormat"]
@@ -66,21 +66,17 @@ class ParquetFormat:
 def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:
     """A fixed-width column of several row groups in one copy; ``None`` where it is none, or not all of them fit in memory."""
     first = shards[0].values(name)
-    if not isinstance(first, Fixed) or first.nbytes * len(shards) > shards[0].options.decoded_limit:
+    if not isinstance(first, Placed) or first.nbytes * len(shards) > shards[0].options.decoded_limit:
         return None
     if len(rows) and int(rows.min()) < 0:
         raise IndexError("row outside its shard")
-    columns = [first]
+    columns: list[Placed] = [first]
     for shard in shards[1:]:
         values = shard.values(name)
-        if (
-            not isinstance(values, Fixed)
-            or values.array.dtype != first.array.dtype
-            or values.array.shape[1:] != first.array.shape[1:]
-        ):
+        if not isinstance(values, Placed) or values.dtype != first.dtype or values.shape != first.shape:
             return None
         columns.append(values)
-    if (np.array([len(column.array) for column in columns])[which] <= rows).any():
+    if (np.array([len(column) for column in columns])[which] <= rows).any():
         raise IndexError("row outside its shard")
     return gather(columns, which, rows)
 

@@ -21,6 +21,8 @@ __all__ = ["DecodedMemory", "Shelf", "Sized", "memory_of"]
 
 logger = logging.getLogger(__name__)
 
+# So many entries are kept before those of readers that are gone are looked for.
+_MANY: Final = 256
 # Decoded so many times each, columns are said to be decoded again and again.
 _TOO_OFTEN: Final = 8
 
@@ -56,6 +58,7 @@ class DecodedMemory:
         self._warned = False
         self._entries: dict[int, tuple[weakref.ref[Shelf], str, int]] = {}
         self._total = 0
+        self._many = _MANY
         self._serial = itertools.count(1)
         self._reset()
 
@@ -108,6 +111,9 @@ class DecodedMemory:
             shelf.columns[name] = value
             self._entries[number] = (weakref.ref(shelf), name, size)
             self._total += size
+            if len(self._entries) > self._many:
+                self._bury()
+                self._many = max(_MANY, 2 * len(self._entries))
             if self._total <= self.limit:
                 return
             self._bury()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.decode import decode_column
-from stoker.formats.parquet.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, RowGroup
+from stoker.formats.parquet.decode import column_batches, decode_column
+from stoker.formats.parquet.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, VALUES, RowGroup
+from stoker.formats.parquet.fixed import as_arrays, in_place
+from stoker.formats.parquet.lists import decode_equal, decode_lists, list_shape
 from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.values import Values, as_values, constant
-from stoker.types import Batch, Buffer, Ids
+from stoker.formats.parquet.pages import OtherPagesError
+from stoker.formats.parquet.schema import ColumnSchema
+from stoker.formats.parquet.values import Fixed, Values, constant
+from stoker.types import Array, Batch, Buffer, Ids
 
 __all__ = ["ParquetReader"]
 
@@ -113,19 +117,69 @@ class ParquetReader:
             CorruptDataError: its bytes are no such column; names file, row group and column.
             FormatError: there is no such column in the file.
         """
-        schema, first = self._group.file.schema, 0
-        for column in schema.columns:
+        column, chunks = self._find(name)
+        schema = self._group.file.schema
+        array = decode_column(column, self.samples, chunks, schema.created_by, self._buffer, self.where)
+        for start, size in chunks[:, [START, COMPRESSED]].tolist():
+            _let_go(self._buffer, start, start + size)
+        return array
+
+    def batches(self, name: str, values: int) -> Iterator[Any]:
+        """A column as ``pyarrow.Array`` of about so many values at a time, in less memory than all at once.
+
+        Raises:
+            CorruptDataError, FormatError: as :meth:`array`.
+        """
+        column, chunks = self._find(name)
+        created_by = self._group.file.schema.created_by
+        rows = max(1, values * self.samples // max(1, int(chunks[0, VALUES])))
+        done = 0
+        for array in column_batches(column, self.samples, chunks, created_by, self._buffer, self.where, at_a_time=rows):
+            yield array
+            done += len(array)
+            for start, size in chunks[:, [START, COMPRESSED]].tolist():
+                _let_go(self._buffer, start, start + size * done // max(1, self.samples))
+
+    def lists(self, name: str) -> Iterator[tuple[Array, Ids]]:
+        """A column of lists of integers, about a page at a time, without pyarrow; see :mod:`stoker.formats.parquet.lists`.
+
+        Yields:
+            Values end to end, good until the next are asked for, and int64 offsets of the lists in them.
+
+        Raises:
+            OtherPagesError: what has not been yielded yet is for :meth:`batches`.
+            FormatError: there is no such column in the file.
+        """
+        column, chunks = self._find(name)
+        shape = list_shape(column)
+        if shape is None or shape.dtype.kind == "f":
+            raise OtherPagesError(f"it holds {column.type}")
+        start = int(chunks[0, START])
+        for values, offsets, end in decode_lists(shape, self.samples, chunks[0], self._buffer):
+            yield values, offsets
+            _let_go(self._buffer, start, end)
+
+    def _find(self, name: str) -> tuple[ColumnSchema, NDArray[np.int64]]:
+        """A column of the file, and facts of its chunks, with places in the buffer."""
+        first = 0
+        for column in self._group.file.schema.columns:
             if column.name == name:
-                chunks = self._placed(self._group.file.chunks[self._group.place, first : first + len(column.paths)])
-                array = decode_column(column, self.samples, chunks, schema.created_by, self._buffer, self.where)
-                for start, size in chunks[:, [START, COMPRESSED]].tolist():
-                    _let_go(self._buffer, start, start + size)
-                return array
+                facts = self._group.file.chunks[self._group.place, first : first + len(column.paths)]
+                return column, self._placed(facts)
             first += len(column.paths)
         raise FormatError(f"{self.where} has no column {name!r}; it has {', '.join(self.columns)}")
 
     def _decode(self, name: str) -> Values:
-        return as_values(self.array(name))
+        column, chunks = self._find(name)
+        shape = list_shape(column)
+        try:
+            if shape is None:
+                return in_place(column, self.samples, chunks[0], self._buffer)
+            values = Fixed(decode_equal(shape, self.samples, chunks[0], self._buffer))
+        except OtherPagesError:
+            return as_arrays(column, self.array(name), self.where)
+        _let_go(self._buffer, int(chunks[0, START]), int(chunks[0, START] + chunks[0, COMPRESSED]))
+        return values
 
     def _placed(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
         """The chunks' facts, with places in the buffer instead of the file."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from stoker.errors import CorruptDataError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.thrift import Footer, SchemaElement
 
-__all__ = ["ColumnSchema", "FileSchema", "kind_of", "leaves_below", "read_schema"]
+__all__ = ["ColumnSchema", "FileSchema", "declared_array", "kind_of", "leaves_below", "read_schema"]
 
 ARROW_KEY = b"ARROW:schema"
 """Where Arrow's writers keep the Arrow types, which Parquet's do not tell in full."""
+
+_DTYPE: Final = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,8 @@ class ColumnSchema:
 
     Attributes:
         name: its name.
-        type: what values it holds, in Arrow's terms, without how they are laid out: see :func:`kind_of`.
+        type: what values it holds, in Arrow's terms, without how they are laid out: see :func:`kind_of`; for arrays of one
+            dtype and shape that lie in the file as bytes ``dtype[shape]``, such as ``float32[3, 4]``.
         arrow: a schema of this field alone in Arrow's IPC format; empty where the file tells no Arrow types.
         elements: the column's elements of the Parquet schema, as structs that follow each other.
         count: number of these elements.
@@ -95,6 +102,22 @@ def kind_of(kind: Any) -> str:
     return str(kind)
 
 
+def declared_array(field: Any) -> tuple[str, tuple[int, ...]] | None:
+    """Data type and shape of a field whose bytes are arrays, as its metadata say; ``None`` where they are just bytes."""
+    about = field.metadata or {}
+    dtype, shape = (about.get(key, b"").decode("ascii", "replace") for key in (b"dtype", b"shape"))
+    if not pyarrow().types.is_fixed_size_binary(field.type) or not _DTYPE.fullmatch(dtype):
+        return None
+    sizes = [int(size) for size in shape.split(",") if size.isdecimal() and len(size) < 11]
+    fits = field.type.byte_width == math.prod(sizes) * np.dtype(dtype).itemsize
+    return (dtype, tuple(sizes)) if fits and ",".join(map(str, sizes)) == shape else None
+
+
+def _declared(field: Any) -> str:
+    declared = declared_array(field)
+    return "" if declared is None else f"{declared[0]}[{', '.join(map(str, declared[1]))}]"
+
+
 def read_schema(footer: Footer, arrow_schema: Any) -> FileSchema:
     """A file's schema.
 
@@ -117,7 +140,7 @@ def read_schema(footer: Footer, arrow_schema: Any) -> FileSchema:
         columns.append(
             ColumnSchema(
                 name,
-                kind_of(arrow_schema.field(number).type),
+                _declared(arrow_schema.field(number)) or kind_of(arrow_schema.field(number).type),
                 kept[number] if kept else b"",
                 b"".join(element.data for element in elements[at:end]),
                 end - at,

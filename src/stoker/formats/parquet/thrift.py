@@ -13,7 +13,7 @@ from typing import Final
 
 from stoker.errors import CorruptDataError
 
-__all__ = ["Chunk", "Footer", "Group", "SchemaElement", "parse_footer", "parse_statistics"]
+__all__ = ["Chunk", "Footer", "Group", "Reader", "SchemaElement", "parse_footer", "parse_statistics"]
 
 _I32: Final = 5
 _I64: Final = 6
@@ -91,7 +91,7 @@ def parse_statistics(data: bytes) -> dict[int, bytes | int]:
     Raises:
         CorruptDataError: the bytes are no such struct.
     """
-    reader = _Reader(data)
+    reader = Reader(data)
     found: dict[int, bytes | int] = {}
     try:
         for field, kind in reader.fields():
@@ -116,7 +116,7 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
     Raises:
         CorruptDataError: the bytes are no footer, or one whose data is encrypted or lies in other files.
     """
-    reader = _Reader(data)
+    reader = Reader(data)
     footer = Footer([], [], {}, "")
     created_by = b""
     try:
@@ -139,10 +139,20 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
         raise CorruptDataError(f"its footer can not be read ({error})") from None
 
 
-class _Reader:
+class Reader:
+    """Reads structs from bytes, from the first on.
+
+    What is cut off is an ``IndexError``, what is wrong a ``CorruptDataError``.
+    """
+
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+
+    @property
+    def at(self) -> int:
+        """Where the next value begins."""
+        return self._at
 
     def fields(self) -> Iterator[tuple[int, int]]:
         """Number and type of each field of the struct that begins here. The caller reads or skips each value."""

@@ -1,4 +1,4 @@
-"""Token columns: which it is, how many tokens the footers tell of, and the tokens end to end."""
+"""Token columns: which it is, and how many tokens the footers tell of."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError
+from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
-from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.facts import NULLS, VALUES, RowGroup
-from stoker.formats.parquet.reader import ParquetReader
-from stoker.formats.parquet.values import flat_list, is_list
-from stoker.types import Array, Ids
+from stoker.types import Ids
 
-__all__ = ["TOKEN_COLUMNS", "decode_tokens", "token_column", "token_counts"]
+__all__ = ["TOKEN_COLUMNS", "token_column", "token_counts"]
 
 TOKEN_COLUMNS: Final = ("input_ids", "token_ids", "tokens")
 """Names by which a token column is found, the first that is there."""
@@ -84,34 +81,6 @@ def token_counts(index: _Shards, column: str) -> Ids:
         facts = group.file.chunks[group.place, leaf]
         counts[number] = facts[VALUES] - facts[NULLS] if facts[NULLS] >= 0 else -1
     return counts
-
-
-def decode_tokens(reader: ParquetReader, column: str) -> tuple[Array, Ids]:
-    """All tokens of a row group, end to end, decoded now and not kept.
-
-    Args:
-        reader: the row group.
-        column: a column of lists of integers: list, large list or fixed-size list, of any width, nullable or not.
-
-    Returns:
-        The tokens in the file's integer type, read-only, without a copy of what pyarrow decoded; and int64 offsets of
-        shape ``(rows + 1,)``: row r is ``values[offsets[r] : offsets[r + 1]]``. A null row is empty.
-
-    Raises:
-        CorruptDataError: a token is null, or the bytes are no such column.
-        ConfigError: the column does not hold lists of integers.
-    """
-    array = reader.array(column)
-    types = pyarrow().types
-    if not is_list(array.type) or not types.is_integer(array.type.value_type):
-        raise ConfigError(f"{reader.where}, column {column!r} holds {array.type}, but tokens are lists of integers")
-    values, offsets, _ = flat_list(array)
-    if values.null_count:
-        first = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        row = int(np.searchsorted(offsets, first, side="right")) - 1
-        raise CorruptDataError(f"{reader.where}, column {column!r}, row {row}: a token is null")
-    tokens: Array = values.to_numpy(zero_copy_only=True)
-    return tokens, offsets
 
 
 def _file_of(index: _Shards) -> str:

@@ -8,13 +8,16 @@ timestamps, dates, durations               ``datetime64`` (UTC where there is a 
 lists of numbers                           array of shape ``(n, k)`` where all rows have k values, else a list of arrays
                                            (``None`` for a null list; where numbers are null, lists with ``None``)
 text, bytes                                list of ``str``, ``bytes``
+bytes that are declared as arrays          array of shape ``(n, ...)``: see :mod:`stoker.formats.parquet.fixed`
 decimals, times, structs, maps, all else   list of Python objects as ``pyarrow`` makes them
 =========================================  =========================================================================
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from stoker.formats.gather import gather_rows
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Array, Column, Ids
 
-__all__ = ["Fixed", "Values", "as_values", "constant", "flat_list"]
+__all__ = ["Fixed", "Placed", "Values", "as_values", "constant", "flat_list"]
 
 
 class Values(ABC):
@@ -37,8 +40,33 @@ class Values(ABC):
         """The values of rows, in this order. Arrays are fresh, or with ``views`` may be read-only views."""
 
 
-class Fixed(Values):
-    """Values of one width.
+class Placed(Values):
+    """Values of one dtype and shape whose places in memory are known.
+
+    Attributes:
+        dtype: of a value.
+        shape: of a value; empty for numbers.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def addresses(self, rows: Ids) -> Ids:
+        """Where the values of rows lie, which are checked to be inside; int64. They hold as long as this object."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+class Fixed(Placed):
+    """Values of one width, end to end.
 
     Attributes:
         array: shape ``(rows, ...)``, C-contiguous, read-only.
@@ -47,6 +75,10 @@ class Fixed(Values):
     def __init__(self, array: Array) -> None:
         self.array = np.ascontiguousarray(array)
         self.nbytes = array.nbytes
+        self.dtype, self.shape = array.dtype, array.shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.array)
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:
         run = _run(rows)
@@ -56,14 +88,13 @@ class Fixed(Values):
         return self.array[run] if views else self.array[run].copy()
 
     @property
-    def width(self) -> int:
-        """Bytes of a value."""
-        return self.array.itemsize * int(np.prod(self.array.shape[1:], dtype=np.int64))
-
-    @property
     def address(self) -> int:
         """Where the first value lies."""
         return int(self.array.ctypes.data)
+
+    def addresses(self, rows: Ids) -> Ids:
+        """See :class:`Placed`."""
+        return self.address + rows * self.width
 
 
 class _Holed(Values):
@@ -252,7 +283,7 @@ def _run(rows: Ids) -> slice | None:
     return slice(int(rows[0]), int(rows[0]) + count)
 
 
-def gather(columns: list[Fixed], which: Ids, rows: Ids) -> Array:
+def gather(columns: Sequence[Placed], which: Ids, rows: Ids) -> Array:
     """Values of rows of several columns of one dtype and shape, in one copy.
 
     Args:
@@ -261,6 +292,13 @@ def gather(columns: list[Fixed], which: Ids, rows: Ids) -> Array:
         rows: its row there, checked to be inside; int64, shape ``(n,)``.
     """
     first = columns[0]
-    addresses = np.array([column.address for column in columns], dtype=np.int64)[which] + rows * first.width
+    starts = [column.address for column in columns if isinstance(column, Fixed)]
+    if len(starts) == len(columns):
+        addresses = np.array(starts, dtype=np.int64)[which] + rows * first.width
+    else:
+        addresses = np.empty(len(rows), dtype=np.int64)
+        for number in np.unique(which).tolist():
+            here = np.flatnonzero(which == number)
+            addresses[here] = columns[number].addresses(rows[here])
     taken = gather_rows(addresses, first.width)
-    return taken.view(first.array.dtype).reshape(len(rows), *first.array.shape[1:])
+    return taken.view(first.dtype).reshape(len(rows), *first.shape)

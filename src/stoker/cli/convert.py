@@ -1,0 +1,209 @@
+"""``stoker convert``: a data set of any format to any other, in parallel."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from stoker.cli.amounts import bytes_text, seconds_text
+from stoker.cli.arguments import byte_size, count, integer
+from stoker.cli.running import (
+    add_json,
+    add_storage_options,
+    bar,
+    on_interrupt,
+    print_json,
+    storage_options,
+)
+
+__all__ = ["add", "run"]
+
+_EXAMPLES = """\
+examples:
+  stoker convert photos/ s3://bucket/photos --split train=0.9,valid=0.1 --shuffle
+  stoker convert s3://bucket/mds table/ --to parquet --compression zstd
+  stoker convert saved_by_datasets/ mds/ --columns label=int,caption=str --fill caption=
+  stoker convert raw/ mds/ --format files --map mine.prepare:decode --processes 8
+  stoker convert s3://bucket/raw s3://bucket/mds --engine ray
+
+A run that was killed or interrupted is completed by the same command.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command's arguments."""
+    parser = commands.add_parser(
+        "convert",
+        description="A data set of any format, a folder of images or what datasets.save_to_disk wrote, to MDS, Parquet or "
+        "another format.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("src", metavar="SRC", help="a directory, URL, file or pattern")
+    parser.add_argument("dst", metavar="DST", help="an empty directory or URL prefix")
+    parser.add_argument(
+        "--to", metavar="FORMAT", default="mds", help="mds (default), parquet, arrow, tar, tfrecord, ..."
+    )
+    parser.add_argument("--format", metavar="FORMAT", help="of SRC, where names do not tell; files: a file a sample")
+    parser.add_argument(
+        "--format-option", metavar="NAME=VALUE", action="append", default=[], type=_pair, help="for the format of SRC"
+    )
+    columns = parser.add_argument_group("columns")
+    columns.add_argument(
+        "--columns", metavar="NAME=TYPE,...", type=_columns, default={}, help="such as x=int64,y=ndarray:float32:3,4"
+    )
+    columns.add_argument("--select", metavar="NAME,...", type=_names, help="columns of SRC to read; default: all")
+    columns.add_argument(
+        "--map", metavar="MODULE:FUNCTION", help="a function from a sample to a sample, a list of samples, or None"
+    )
+    columns.add_argument("--decode", action="store_true", help="hand images to the function, not their files' bytes")
+    columns.add_argument(
+        "--fill",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        type=_filling,
+        help="for nulls; a JSON value or text",
+    )
+    columns.add_argument("--drop-nulls", action="store_true", help="leave out samples with nulls")
+    order = parser.add_argument_group("order")
+    order.add_argument(
+        "--shuffle", nargs="?", const="global", metavar="NAME", help="write in another order: global (default) or block"
+    )
+    order.add_argument("--seed", type=int, default=9176, help="of the order and the split; default: 9176")
+    order.add_argument("--split", metavar="NAME=SHARE,...", type=_shares, help="such as train=0.9,valid=0.1")
+    shards = parser.add_argument_group("shards")
+    shards.add_argument("--size-limit", metavar="SIZE", type=byte_size, default=1 << 26, help="default: 64MB")
+    shards.add_argument("--shard-samples", metavar="N", type=count, help="samples of a shard, instead of its size")
+    shards.add_argument("--compression", metavar="CODEC", help="such as zstd or zstd:7")
+    shards.add_argument("--hashes", metavar="NAME,...", type=_names, help="to put in the index, such as xxh3_64")
+    work = parser.add_argument_group("work")
+    work.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
+    work.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: tasks of a Ray cluster")
+    work.add_argument("--restart", action="store_true", help="begin anew instead of going on from an unfinished run")
+    work.add_argument("--allow-unsafe-types", action="store_true", help="decode pickled columns")
+    add_storage_options(work)  # type: ignore[arg-type]  # a group takes arguments as a parser does
+    add_json(parser)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Convert, and say what was done.
+
+    Raises:
+        StokerError: see :func:`stoker.convert.convert`.
+    """
+    from stoker.convert import convert
+
+    with (
+        on_interrupt("what is done stays, and the index is not written: the same command goes on from there"),
+        bar(chosen, "converting", unit="samples") as shown,
+        contextlib.redirect_stdout(sys.stderr),  # where Ray would tell of workers that died
+    ):
+        done = convert(
+            chosen.src,
+            chosen.dst,
+            to=chosen.to,
+            format=chosen.format,
+            columns=chosen.columns,
+            select=chosen.select,
+            transform=chosen.map,
+            decode=chosen.decode,
+            fill=dict(chosen.fill),
+            drop_nulls=chosen.drop_nulls,
+            shuffle=chosen.shuffle or False,
+            seed=chosen.seed,
+            split=chosen.split,
+            size_limit=chosen.size_limit,
+            shard_samples=chosen.shard_samples,
+            compression=None if chosen.compression == "none" else chosen.compression,
+            hashes=chosen.hashes,
+            processes=chosen.processes,
+            engine=chosen.engine,
+            resume=not chosen.restart,
+            allow_unsafe_types=chosen.allow_unsafe_types,
+            storage_options=storage_options(chosen),
+            format_options=dict(chosen.format_option),
+            progress=_progress(shown),
+        )
+    if chosen.json:
+        print_json(asdict(done))
+        return
+    kept = "" if done.samples == done.samples_read else f" of {done.samples_read:,} read"
+    parts = "".join(f", {name} {samples:,}" for name, samples in done.splits.items() if name)
+    before = f", {done.resumed} of {done.tasks} tasks done before" if done.resumed else ""
+    sys.stdout.write(
+        f"{done.samples:,} samples{kept}{parts}, in {done.shards:,} files of {done.format} at {chosen.dst}, "
+        f"{bytes_text(done.bytes)}; {seconds_text(done.seconds)}, {done.samples_read / max(done.seconds, 1e-9):,.0f} "
+        f"samples/s{before}\n"
+    )
+
+
+def _progress(shown: Any) -> Callable[[int, int], None]:
+    """Tells a bar, which counts by steps, how much is done."""
+    before = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal before
+        shown.expect(total)
+        shown.advance(done - before)
+        before = done
+
+    return progress
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"must be NAME,NAME,..., got {text!r}")
+    return names
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _filling(text: str) -> tuple[str, Any]:
+    """A value in JSON, or else the text itself."""
+    name, value = _pair(text)
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _columns(text: str) -> dict[str, str]:
+    """Commas stand between columns, and between the sizes of a shape."""
+    columns: dict[str, str] = {}
+    last = ""
+    for part in text.split(","):
+        if "=" in part:
+            last, encoding = _pair(part.strip())
+            columns[last] = encoding
+        elif last and part.strip().isdigit():
+            columns[last] += f",{part.strip()}"
+        else:
+            raise argparse.ArgumentTypeError(f"must be NAME=TYPE,..., got {text!r}")
+    return columns
+
+
+def _shares(text: str) -> dict[str, Any]:
+    """Shares exactly as they are written."""
+    from fractions import Fraction
+
+    shares: dict[str, Any] = {}
+    for part in text.split(","):
+        name, value = _pair(part.strip())
+        try:
+            shares[name] = Fraction(value)
+        except (ValueError, ZeroDivisionError):
+            raise argparse.ArgumentTypeError(f"must be NAME=SHARE,..., got {text!r}") from None
+    return shares

@@ -1,0 +1,110 @@
+"""Parts of a page of HTML that needs nothing beside itself: no script, no font, no network. All text is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+__all__ = ["Html", "document", "legend", "numbers", "pairs", "rows", "section", "tile"]
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1c2128; --soft: #5d6670; --rule: #dfe3e8;
+  --main: #3b82c4; --warn: #fff4dd; --warn-ink: #6b4a00; --good: #1c7c4c; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14171b; --card: #1d2127; --ink: #e7eaee; --soft: #9aa4af;
+  --rule: #333a43; --main: #5a9fdd; --warn: #3a2f14; --warn-ink: #f3d58c; --good: #62c793; --bad: #ff8a80; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 48px; }
+h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 16px; margin: 0 0 2px; }
+p { margin: 4px 0 12px; color: var(--soft); }
+code { white-space: nowrap; font-size: 14px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px; margin: 20px 0; }
+.tile, section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px; }
+.tile b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); }
+.warning { background: var(--warn); color: var(--warn-ink); border-radius: 10px; padding: 10px 16px; margin: 8px 0; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr)); gap: 14px; margin: 14px 0; }
+.wide { grid-column: 1 / -1; }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 12px; }
+svg .label { fill: var(--ink); } svg .name { fill: var(--ink); }
+.axis { fill: none; stroke: var(--soft); } .tick { stroke: var(--soft); } .grid { stroke: var(--rule); }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .band { fill: var(--main); opacity: .22; }
+.bar { fill: var(--main); } .level { stroke: var(--ink); stroke-dasharray: 5 4; } .cells { image-rendering: pixelated; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 14px; color: var(--soft); margin-top: 6px; font-size: 13px; }
+.legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 5px; }
+.scroll { overflow-x: auto; max-height: 520px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 4px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th { color: var(--soft); font-weight: 500; } .pairs td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.tile .good { color: var(--good); } .tile .bad { color: var(--bad); } main > section { margin: 14px 0; }
+.words th:last-child { text-align: left; } .words td:last-child { text-align: left; white-space: normal; min-width: 320px; }
+td.left { text-align: left; } caption { text-align: left; color: var(--soft); padding: 4px 0; }
+.good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
+details { margin-top: 8px; } summary { color: var(--soft); cursor: pointer; font-size: 13px; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 6px 0; }
+.pairs td:first-child { color: var(--soft); white-space: nowrap; width: 1%; }
+"""
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""For the browser: it runs nothing and fetches nothing, whatever the page says."""
+
+
+class Html(str):
+    """HTML that was made here; every other string is text, and escaped."""
+
+    __slots__ = ()
+
+
+def document(title: str, body: str) -> str:
+    """The page around ``body``, which is HTML."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
+    )
+
+
+def section(title: str, text: str, content: str, *, wide: bool = False) -> str:
+    """A card: a heading, a sentence, and ``content``, which is HTML."""
+    said = f"<p>{escape(text)}</p>" if text else ""
+    return f"<section{' class=wide' if wide else ''}><h2>{escape(title)}</h2>{said}{content}</section>"
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Colours and what they stand for."""
+    spans = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in entries)
+    return f'<div class="legend">{"".join(spans)}</div>'
+
+
+def tile(name: str, value: str) -> str:
+    """A number to be seen first."""
+    return f'<div class="tile"><b>{_cell(value)}</b><span>{escape(name)}</span></div>'
+
+
+def pairs(values: Sequence[tuple[str, str]]) -> str:
+    """A table of names and what they are."""
+    lines = "".join(f"<tr><td>{escape(name)}</td><td>{_cell(value)}</td></tr>" for name, value in values)
+    return f'<table class="pairs">{lines}</table>'
+
+
+def rows(headings: Sequence[str], values: Sequence[Sequence[str]], *, words: bool = False) -> str:
+    """A table with headings; its last column is of sentences if ``words``.
+
+    Raises:
+        ValueError: a row has more or fewer cells than there are headings.
+    """
+    if any(len(row) != len(headings) for row in values):
+        raise ValueError(f"rows need {len(headings)} cells: {', '.join(headings)}")
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    lines = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in values)
+    return f"<table{' class=words' if words else ''}><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def numbers(headings: Sequence[str], values: Sequence[Sequence[str]]) -> str:
+    """A table that a chart was drawn from, to be opened: for those who can not see the chart, and to copy."""
+    return f'<details><summary>Numbers</summary><div class="scroll">{rows(headings, values)}</div></details>'
+
+
+def _cell(text: str) -> str:
+    return text if isinstance(text, Html) else escape(text)

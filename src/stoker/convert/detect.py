@@ -1,0 +1,184 @@
+"""What a source is, by what lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from stoker.dataset.detect import detect as find_out
+from stoker.dataset.detect import suffixes_of_formats
+from stoker.dataset.index import INDEX_NAME
+from stoker.dataset.parquet_files import source_of
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.formats.checks import check_basename
+from stoker.formats.onefile import SUFFIXES
+from stoker.formats.registry import get_format
+from stoker.storage import Store, is_local, join_url, open_store
+from stoker.types import StorageOptions
+
+__all__ = ["FILES", "HUGGING_FACE", "IMAGES", "INDEX", "Found", "Url", "detect"]
+
+Url = str | os.PathLike[str]
+
+INDEX: Final = "index"
+"""A dataset with an index.json, of whatever format that says."""
+HUGGING_FACE: Final = "huggingface"
+"""A directory that ``datasets`` made by ``save_to_disk``."""
+IMAGES: Final = "images"
+"""JPEG and PNG files."""
+FILES: Final = "files"
+"""Any files, a sample each."""
+
+_PEEK: Final = 5000
+_STATE: Final = "state.json"
+_DICT: Final = "dataset_dict.json"
+_SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
+_OTHER_NAMES: Final = {"jsonl": "json", "webdataset": "tar", "hf": HUGGING_FACE, "h5": "hdf5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a source is.
+
+    Attributes:
+        kind: ``"index"``, ``"huggingface"``, ``"images"``, or a format's name.
+        given: what to open: the source, or the files of it that count.
+    """
+
+    kind: str
+    given: Url | Sequence[Url]
+
+
+def detect(source: Url | Sequence[Url], format: str | None, options: StorageOptions | None) -> Found:  # noqa: A002
+    """Find out what a source is, or see that it is what the caller says.
+
+    Args:
+        source: a directory or URL, a file, a pattern, or a list of files.
+        format: what the caller says; ``None`` to find out.
+        options: of the store.
+
+    Raises:
+        ConfigError: it is several things, or nothing that can be told; says what is there.
+        ObjectNotFoundError: nothing is there.
+        CorruptDataError: a Hugging Face dataset's own description is damaged.
+    """
+    name = None if format is None else _OTHER_NAMES.get(format, format)
+    single = isinstance(source, str | os.PathLike)
+    store = _directory(source, options) if isinstance(source, str | os.PathLike) else None
+    if name is None and store is not None and store.exists(INDEX_NAME):
+        return Found(INDEX, source)
+    if name in (None, HUGGING_FACE) and store is not None and isinstance(source, str | os.PathLike):
+        found = _hugging_face(store, source)
+        if found is not None:
+            return found
+    if name == HUGGING_FACE:
+        raise ConfigError(f"{source}: no {_STATE}, which datasets.save_to_disk writes: give its directory")
+    if name is not None:
+        if name == INDEX:
+            return Found(INDEX, source)
+        if name != IMAGES:
+            get_format(name)
+        if single and store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):
+            return Found(INDEX, source)
+        return Found(_as_they_are(name), source)
+    return Found(_by_suffix(source, options), source)
+
+
+def _directory(source: Url, options: StorageOptions | None) -> Store | None:
+    """The source as a directory, if it may be one."""
+    if source_of(source).pattern is not None:
+        return None
+    local = is_local(source)
+    if local is not None and local.is_file():
+        return None
+    return open_store(source, options if local is None else None)
+
+
+def _hugging_face(store: Store, source: Url) -> Found | None:
+    if store.exists(_DICT):
+        splits = _json(store, _DICT).get("splits")
+        parts = ", ".join(f"{store.url}/{name}" for name in splits or ())
+        raise ConfigError(f"{store.url} is a DatasetDict: convert its splits one by one: {parts}")
+    if not store.exists(_STATE):
+        return None
+    files = _json(store, _STATE).get("_data_files")
+    if not isinstance(files, list):
+        return None
+    names = [file.get("filename") if isinstance(file, dict) else None for file in files]
+    good = [name for name in names if isinstance(name, str) and check_basename(name) is None]
+    if len(good) != len(names):
+        raise CorruptDataError(f"{store.url_of(_STATE)}: its _data_files are not names of files")
+    if not good:
+        raise ConfigError(f"{store.url} is a dataset without any file: there is nothing to convert")
+    return Found(HUGGING_FACE, [join_url(source, name) for name in good])
+
+
+def _json(store: Store, key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(store.get(key, max_bytes=64 << 20))
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"{store.url_of(key)}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CorruptDataError(f"{store.url_of(key)}: expected an object")
+    return found
+
+
+def _by_suffix(source: Url | Sequence[Url], options: StorageOptions | None) -> str:
+    """The format that the names of the files end like."""
+    names = list(islice(_names(source, options), _PEEK))
+    if not names:
+        raise ObjectNotFoundError(f"{source}: there are no files", url=str(source))
+    ends = Counter(PurePosixPath(name).suffix.lower() for name in names)
+    known = suffixes_of_formats()
+    kinds = {_as_they_are(known[end]) for end in ends if end in known}
+    if kinds == {IMAGES}:
+        return IMAGES
+    if not kinds and ends.keys() & set(_SOUNDS):
+        return FILES
+    if isinstance(source, str | os.PathLike):
+        found = find_out(source, options)
+        if found.kind == "shards":
+            raise ConfigError(f"{source} holds shards without an index.json: make it anew with `stoker index {source}`")
+        return found.format or INDEX
+    if len(kinds) == 1:
+        return kinds.pop()
+    there = ", ".join(f"{count} {end or '(no suffix)'}" for end, count in ends.most_common(6))
+    raise ConfigError(f"the files are of {'several formats' if kinds else 'no format by name'} ({there}): give format=")
+
+
+def _as_they_are(name: str) -> str:
+    """What reads files of a format without decoding them, if they are images."""
+    return IMAGES if name in ("jpeg", "png") else name
+
+
+def _names(source: Url | Sequence[Url], options: StorageOptions | None) -> Iterator[str]:
+    """Names of files that are not hidden."""
+    if not isinstance(source, str | os.PathLike):
+        yield from (os.fspath(one) for one in source)
+        return
+    where = source_of(source)
+    if where.keys is not None or where.pattern is not None:
+        yield from where.keys or (os.fspath(source),)
+        return
+    local = is_local(source)
+    if local is not None and local.is_file():
+        yield local.name
+        return
+    if local is not None:
+        for folder, folders, names in os.walk(local, followlinks=True):
+            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+            yield from (os.path.join(folder, name) for name in names if not name.startswith((".", "_")))
+        return
+    some = False
+    for item in open_store(source, options).list():
+        if not any(part.startswith((".", "_")) for part in item.key.split("/")):
+            some = True
+            yield item.key
+    if not some:  # an object, perhaps
+        yield os.fspath(source)

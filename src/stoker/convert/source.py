@@ -1,0 +1,246 @@
+"""Where samples come from: any opened dataset, or files that are a sample each. Sources go to processes by pickling."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from stoker.dataset.index import Index
+from stoker.dataset.parquet_files import FoundFile
+from stoker.dataset.place import Place
+from stoker.dataset.pool import ShardPool
+from stoker.dataset.samples import read_samples
+from stoker.errors import ConfigError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.entries import entry_of
+from stoker.formats.onefile import CLASS, LABEL, PATH, folder_of
+from stoker.formats.registry import get_format
+from stoker.storage import Store, is_local
+from stoker.types import Batch, Ids
+
+__all__ = ["FileSource", "ShardSource", "Source", "verbatim_images"]
+
+_THREADS: Final = 4
+_REQUESTS: Final = 32
+_SMALL: Final = 1 << 16
+# Shards that are fetched before they are needed.
+_AHEAD: Final = 4
+
+
+class Source(Protocol):
+    """Samples of a source, by shard and row.
+
+    Attributes:
+        name: what messages call it.
+        sizes: samples in each shard; int64.
+        columns: their names.
+        bytes: of all shards, about.
+        identity: tells the data from other data.
+    """
+
+    name: str
+    sizes: Ids
+    columns: tuple[str, ...]
+    bytes: int
+    identity: str
+
+    def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
+        """Columns of the samples at ``(shards[i], rows[i])``, in that order."""
+        ...
+
+    def expect(self, shards: Ids, now: int) -> None:
+        """Say which shards are read: for the next ``now`` samples, and then, in this order."""
+        ...
+
+    def where(self, shard: int, row: int) -> str:
+        """Names a sample in errors."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        ...
+
+
+class ShardSource:
+    """A dataset, of whatever format.
+
+    Args:
+        name: what messages call it.
+        place: the dataset.
+        options: how samples are handed out.
+    """
+
+    def __init__(self, name: str, place: Place, options: ReadOptions) -> None:
+        self.name = name
+        self.sizes: Ids = place.index.sizes
+        self.columns = place.index.columns
+        self.bytes = place.index.total_bytes
+        self.identity = place.index.fingerprint
+        self.place = place
+        self._needed: set[int] = set()
+        self._pool = ShardPool(place.index, place.cache, threads=_THREADS, most_open=64, options=options)
+
+    def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
+        """See :class:`Source`."""
+        return read_samples(self._pool, shards, rows, columns)
+
+    def expect(self, shards: Ids, now: int) -> None:
+        """See :class:`Source`."""
+        soon = dict.fromkeys(shards[:now].tolist())
+        for shard in dict.fromkeys(shards[now:].tolist()):
+            if len(soon) >= _AHEAD:
+                break
+            soon[shard] = None
+        for shard in self._needed - soon.keys():
+            self._pool.done_with(shard)
+        self._needed.clear()
+        self._needed.update(soon)
+        self._pool.expect(self._needed)
+        self._pool.prefetch(soon)
+
+    def where(self, shard: int, row: int) -> str:
+        """See :class:`Source`."""
+        info = self.place.index.shards[shard]
+        number = int(self.sizes[:shard].sum()) + row
+        file = info.raw[-1].part.key if info.raw[-1].part is not None else info.raw[0].basename
+        return f"{self.name}: sample {number} (row {row} of {file})"
+
+    def close(self) -> None:
+        """See :class:`Source`."""
+        self._pool.close()
+
+
+@dataclass
+class FileSource:
+    """Files that are a sample each: images in folders that are their classes, or any files. Nothing is decoded.
+
+    Attributes:
+        name: what messages call it.
+        content: the column of the file's bytes.
+        store: where the files are.
+        keys: the files.
+        numbers: of images in folders: number of each class.
+        bytes: of all files.
+        identity: see :class:`Source`.
+    """
+
+    name: str
+    content: str
+    store: Store
+    keys: Sequence[str]
+    numbers: Mapping[str, int] | None
+    bytes: int
+    identity: str
+    sizes: Ids = field(init=False)
+    columns: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = np.ones(len(self.keys), np.int64)
+        self.columns = (self.content, PATH) if self.numbers is None else (self.content, PATH, CLASS, LABEL)
+
+    @classmethod
+    def of(cls, name: str, content: str, store: Store, files: Sequence[FoundFile]) -> FileSource:
+        """The source of some files."""
+        digest = hashlib.blake2b(digest_size=16)
+        for file in files:
+            digest.update(f"{file.key}\0{file.size}\0{file.version}\n".encode())
+        keys = [file.key for file in files]
+        folders = sorted(set(map(folder_of, keys))) if content == "image" else [""]
+        numbers = None if "" in folders else {folder: number for number, folder in enumerate(folders)}
+        return cls(name, content, store, keys, numbers, sum(file.size for file in files), digest.hexdigest())
+
+    def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:  # noqa: ARG002
+        """See :class:`Source`."""
+        keys = [self.keys[shard] for shard in shards.tolist()]
+        batch: Batch = {}
+        for name in columns:
+            if name == self.content:
+                batch[name] = self._contents(keys)
+            elif name == PATH:
+                batch[name] = keys
+            elif name == CLASS:
+                batch[name] = [folder_of(key) for key in keys]
+            else:
+                assert self.numbers is not None
+                batch[name] = np.array([self.numbers[folder_of(key)] for key in keys], np.int64)
+        return batch
+
+    def _contents(self, keys: Sequence[str]) -> list[Any]:
+        folder = is_local(self.store.url)
+        if folder is not None:
+            return [_read_local(f"{folder}/{key}", self.store, key) for key in keys]
+        if len(keys) == 1:
+            return [self.store.get(key) for key in keys]
+        with ThreadPoolExecutor(min(_REQUESTS, len(keys)), thread_name_prefix="stoker-get") as pool:
+            return list(pool.map(self.store.get, keys))
+
+    def expect(self, shards: Ids, now: int) -> None:
+        """See :class:`Source`."""
+
+    def where(self, shard: int, row: int) -> str:  # noqa: ARG002
+        """See :class:`Source`."""
+        return f"{self.name}: sample {shard} ({self.keys[shard]})"
+
+    def close(self) -> None:
+        """See :class:`Source`."""
+
+
+def _read_local(path: str, store: Store, key: str) -> bytes:
+    """All of a file: with three calls instead of the checks of a store, which would be most of what small files cost."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return store.get(key)  # which says what is wrong
+    try:
+        data = os.read(file, _SMALL)
+    finally:
+        os.close(file)
+    return data if 0 < len(data) < _SMALL else store.get(key)
+
+
+def verbatim_images(place: Place) -> tuple[Place, dict[str, str]]:
+    """A dataset whose images are handed out as the bytes of their files, so that they are not encoded a second time.
+
+    Returns:
+        The place, and the encodings of all columns that the index tells, as they are.
+
+    Raises:
+        ConfigError: shards of the dataset differ in a column's encoding.
+    """
+    encodings: dict[str, str] = {}
+    specs: dict[int, Mapping[str, Any]] = {}
+    shards: list[ShardInfo] = []
+    for info in place.index.shards:
+        kinds = info.spec.get("column_encodings")
+        if kinds is None:
+            shards.append(info)
+            continue
+        if id(info.spec) not in specs:
+            for name, kind in zip(info.spec["column_names"], kinds, strict=True):
+                if encodings.setdefault(name, kind) != kind:
+                    raise ConfigError(
+                        f"{place.cache.root}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
+                        "leave it out with select="
+                    )
+        specs[id(info.spec)] = info.spec
+        if {"jpeg", "png"} & set(kinds):
+            entry = json.loads(json.dumps(entry_of(info)))  # lists, as an index has them
+            entry["column_encodings"] = ["bytes" if kind in ("jpeg", "png") else kind for kind in kinds]
+            shards.append(get_format(info.format).parse_shard(entry, os.fspath(place.cache.root)))
+        else:
+            shards.append(info)
+    names = set(place.index.columns)
+    index = Index(shards, extra=place.index.extra)
+    changed = any(new is not old for new, old in zip(shards, place.index.shards, strict=True))
+    return (
+        (Place(index, place.cache, place.keep) if changed else place),
+        {name: encodings[name] for name in compress(encodings, [name in names for name in encodings])},
+    )

@@ -1,0 +1,266 @@
+"""Megatron's indexed data sets: a ``.bin`` of tokens, and an ``.idx`` that says what lies where in it.
+
+The ``.idx``, all little-endian: 9 bytes ``MMIDIDX\\0\\0``, u64 version 1, u8 code of the dtype, u64 number of sequences, u64
+number of document borders, i32 lengths of the sequences, i64 places of their first bytes in the ``.bin``, i64 document
+borders (numbers of sequences, from 0 to their number), and sometimes an i8 mode for each sequence.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.packed import PackedFormat, PackedShard
+from stoker.formats.source import ByteSource, whole
+from stoker.formats.survey import Piece, Survey, check_count, only_settings, piece_bytes, piece_of
+from stoker.types import Array, Buffer, Column, Ids
+
+__all__ = ["DTYPES", "MegatronFormat", "MegatronIndex", "MegatronShard", "index_bytes", "read_index"]
+
+DTYPES: Final[Mapping[int, str]] = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""Codes of dtypes of integers, and their names."""
+
+_FLOATS: Final = {6: "float64", 7: "float32"}
+_MAGIC: Final = b"MMIDIDX\x00\x00"
+_HEAD: Final = struct.Struct("<9sQBQQ")
+_PIECE: Final = 64 << 20
+_FARTHEST: Final = 1 << 56
+_UNITS: Final = ("sequence", "document")
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronIndex:
+    """What an ``.idx`` says.
+
+    Attributes:
+        dtype: of the tokens.
+        lengths: tokens in each sequence; int64, shape ``(sequences,)``.
+        places: first byte of each sequence in the ``.bin``, a multiple of the dtype's width; int64, shape ``(sequences,)``.
+        borders: sequence with which each document begins, and their number; int64, shape ``(documents + 1,)``.
+    """
+
+    dtype: np.dtype[Any]
+    lengths: Ids
+    places: Ids
+    borders: Ids
+
+    @property
+    def ends(self) -> Ids:
+        """The byte after the last of each sequence; int64, shape ``(sequences,)``."""
+        ends: Ids = self.places + self.lengths * self.dtype.itemsize
+        return ends
+
+
+def _layout(data: NDArray[np.uint8], where: str) -> tuple[np.dtype[Any], Array, Array, Array]:
+    """The dtype, and the three arrays where they lie in an ``.idx``.
+
+    Raises:
+        CorruptDataError: the header is not what the format says.
+    """
+    if data.size < _HEAD.size or bytes(data[:9]) != _MAGIC:
+        raise CorruptDataError(
+            f"{where} does not begin as an index of Megatron's does. Give the path of the .idx or .bin file"
+        )
+    _, version, code, sequences, borders = _HEAD.unpack(data[: _HEAD.size].tobytes())
+    if version != 1:
+        raise CorruptDataError(f"{where} has version {version}; only version 1 is known")
+    if code not in DTYPES:
+        what = f"holds {_FLOATS[code]}, which are no tokens" if code in _FLOATS else f"has an unknown dtype {code}"
+        raise CorruptDataError(f"{where} {what}")
+    size = _HEAD.size + 12 * sequences + 8 * borders
+    if data.size not in (size, size + sequences):
+        raise CorruptDataError(
+            f"{where} has {data.size} bytes, but its {sequences} sequences and {borders} borders need {size}. Was it written "
+            "to the end?"
+        )
+    at = _HEAD.size
+    lengths = np.frombuffer(data, "<i4", sequences, at)
+    places = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
+    found = np.frombuffer(data, "<i8", borders, at + 12 * sequences)
+    return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, places, found
+
+
+def read_index(data: NDArray[np.uint8], where: str) -> MegatronIndex:
+    """Read an ``.idx``.
+
+    Args:
+        data: the file; uint8.
+        where: names it in errors.
+
+    Raises:
+        CorruptDataError: it is not what the format says.
+    """
+    dtype, raw_lengths, raw_places, raw_borders = _layout(data, where)
+    lengths, places = _checked(dtype, raw_lengths, raw_places, 0, where)
+    found: Ids = raw_borders.astype(np.int64)
+    sequences = lengths.size
+    if found.size and (found[0] != 0 or found[-1] != sequences or bool((found[1:] < found[:-1]).any())):
+        raise CorruptDataError(f"{where} has document borders that do not rise from 0 to its {sequences} sequences")
+    if not found.size:
+        if sequences:
+            raise CorruptDataError(f"{where} has no document borders")
+        found = np.zeros(1, dtype=np.int64)
+    return MegatronIndex(dtype, lengths, places, found)
+
+
+def _checked(dtype: np.dtype[Any], lengths: Array, places: Array, first: int, where: str) -> tuple[Ids, Ids]:
+    """Lengths and places that can be; ``first`` is the number of the first of them."""
+    wrong = (lengths < 0) | (places < 0) | (places % dtype.itemsize != 0) | (places > _FARTHEST)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise CorruptDataError(
+            f"{where} says that sequence {first + row} of {int(lengths[row])} tokens begins at byte {int(places[row])}"
+        )
+    return lengths.astype(np.int64), places.astype(np.int64)
+
+
+def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, where: str) -> MegatronIndex:
+    """An ``.idx`` of the sequences of some samples alone; the rest of it is not touched.
+
+    Raises:
+        CorruptDataError: it is not what the format says.
+    """
+    dtype, lengths, places, found = _layout(data, where)
+    low, high = first, first + count
+    borders: Ids = np.zeros(1, np.int64)
+    if document:
+        borders = found[first : first + count + 1].astype(np.int64)
+        if len(borders) != count + 1 or (borders[1:] < borders[:-1]).any():
+            raise CorruptDataError(f"{where} has not the document borders that it had when it was surveyed")
+        low, high = int(borders[0]), int(borders[-1])
+    if not 0 <= low <= high <= len(lengths):
+        raise CorruptDataError(f"{where} has {len(lengths)} sequences, and had {high} or more when it was surveyed")
+    return MegatronIndex(dtype, *_checked(dtype, lengths[low:high], places[low:high], low, where), borders - low)
+
+
+def index_bytes(dtype: np.dtype[Any], lengths: Ids, borders: Ids) -> list[bytes]:
+    """An ``.idx`` of sequences that lie end to end, as pieces.
+
+    Args:
+        dtype: of the tokens, one of :data:`DTYPES`.
+        lengths: tokens in each sequence.
+        borders: sequence with which each document begins, and their number.
+    """
+    code = next(code for code, name in DTYPES.items() if name == dtype.name)
+    places = (np.cumsum(lengths) - lengths) * dtype.itemsize
+    arrays = lengths.astype("<i4"), places.astype("<i8"), borders.astype("<i8")
+    head = _HEAD.pack(_MAGIC, 1, code, lengths.size, borders.size)
+    return [head, *(array.tobytes() for array in arrays)]
+
+
+def _samples_of(index: MegatronIndex, document: bool, where: str, start: int = 0) -> tuple[Ids, Ids]:
+    """Where samples begin and end in the ``.bin``, in bytes; no empty document is before ``start``.
+
+    Raises:
+        CorruptDataError: a document's sequences do not lie end to end.
+    """
+    ends = index.ends
+    if not document:
+        return index.places, ends
+    low, high = index.borders[:-1], index.borders[1:]
+    inner = np.ones(max(0, len(ends) - 1), np.bool_)
+    starts = low[(low > 0) & (low < len(ends))]
+    inner[starts - 1] = False
+    if (inner & (ends[:-1] != index.places[1:])).any():
+        row = int(np.argmax(inner & (ends[:-1] != index.places[1:])))
+        raise CorruptDataError(
+            f"{where}: sequences {row} and {row + 1} are of one document but do not follow each other: read them with "
+            'format_options={"unit": "sequence"}'
+        )
+    filled = high > low
+    begins, stops = np.full(len(low), start, np.int64), np.full(len(low), start, np.int64)
+    begins[filled], stops[filled] = index.places[low[filled]], ends[high[filled] - 1]
+    if not filled.all():  # empty documents begin where the one before ended
+        np.maximum.accumulate(stops, out=stops)
+        begins[~filled] = stops[~filled]
+    return begins, stops
+
+
+class MegatronShard(PackedShard):
+    """An open pair of files, or a piece of their data."""
+
+    __slots__ = ("_begins", "_dtype", "_ends", "_tokens")
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
+        super().__init__(info, where, options)
+        data = piece_of(info, np.frombuffer(files[-1], np.uint8), where)
+        detail, part = info.detail, info.raw[-1].part
+        first: int = getattr(detail, "first", 0)
+        start = part.starts[0] if detail is not None and part is not None else 0
+        document = info.spec["unit"] == "document"
+        there = f"{where}: its .idx"
+        index = _read_part(np.frombuffer(files[0], np.uint8), document, first, info.samples, there)
+        begins, ends = _samples_of(index, document, there, start)
+        self._begins: Ids = begins - start
+        self._ends: Ids = ends - start
+        if index.dtype.name != next(iter(info.spec["columns"].values())).rpartition(":")[2]:
+            raise CorruptDataError(f"{there} tells of {index.dtype.name}, and did not when it was surveyed")
+        if len(self._begins) and (int(self._begins.min()) < 0 or int(self._ends.max()) > len(data)):
+            row = int(np.argmax((self._begins < 0) | (self._ends > len(data))))  # lengths are not negative
+            raise CorruptDataError(
+                f"{where}: sample {row} lies at bytes {int(self._begins[row])} to {int(self._ends[row])} of {len(data)}. Are "
+                "the .idx and the .bin of one writing?"
+            )
+        self._dtype = index.dtype
+        self._tokens: Array = data[: len(data) // index.dtype.itemsize * index.dtype.itemsize].view(index.dtype)
+
+    def take(self, name: str, rows: Ids) -> Column:  # noqa: ARG002 - there is one column
+        """See :class:`~stoker.formats.packed.PackedShard`: an array for each sample, a view of the file where asked for."""
+        width = self._dtype.itemsize
+        begins, ends = (self._begins[rows] // width).tolist(), (self._ends[rows] // width).tolist()
+        tokens = self._tokens
+        if self.options.views:
+            return [tokens[a:b] for a, b in zip(begins, ends, strict=True)]
+        return [tokens[a:b].copy() for a, b in zip(begins, ends, strict=True)]
+
+
+class MegatronFormat(PackedFormat):
+    """A pair of files, in pieces of about 64 MiB of tokens."""
+
+    name = "megatron"
+    suffixes = (".idx",)
+    beside = (".bin",)
+    whole = True
+    settings = ("column", "piece_bytes", "unit")
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :class:`~stoker.formats.packed.PackedFormat`.
+
+        Settings: ``unit`` (what a sample is: ``"sequence"`` or ``"document"``), ``column`` (its name, ``"tokens"``),
+        ``piece_bytes`` (size of the shards, 64 MiB).
+        """
+        only_settings(settings, self.settings, self.name)
+        unit = settings.get("unit", "sequence")
+        if unit not in _UNITS:
+            raise ConfigError(f"unit={unit!r}: a sample is a {' or a '.join(_UNITS)}")
+        index = read_index(np.frombuffer(whole(source), np.uint8), source.where)
+        begins, ends = _samples_of(index, unit == "document", source.where)
+        count = check_count(len(begins), source.where)
+        spec = {"columns": {str(settings.get("column", "tokens")): f"tokens:{index.dtype.name}"}, "unit": unit}
+        return Survey(count, spec, _pieces(begins, ends, piece_bytes(settings, _PIECE)))
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> MegatronShard:
+        """See :class:`stoker.formats.base.Format`."""
+        return MegatronShard(info, files, where, options)
+
+
+def _pieces(begins: Ids, ends: Ids, size: int) -> list[Piece]:
+    """Samples in pieces, where they lie in their order; else none, for one shard."""
+    if not len(begins) or (begins[1:] < ends[:-1]).any() or (ends < begins).any():
+        return []
+    pieces: list[Piece] = []
+    first = 0
+    while first < len(begins):
+        stop = max(first + 1, int(np.searchsorted(ends, int(begins[first]) + size, side="right")))
+        pieces.append(Piece(int(begins[first]), int(ends[stop - 1]), stop - first))
+        first = stop
+    return pieces

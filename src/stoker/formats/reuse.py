@@ -1,0 +1,92 @@
+"""Memory of large batches, used again once nobody holds the batch.
+
+Fresh memory of the operating system comes zeroed, which takes as long as filling it: copies into it run at half their speed.
+The allocator keeps small blocks itself, and gives large ones back at once; so does this module, some time later.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LEAST", "KeptBlocks", "empty"]
+
+LEAST: Final = 16 << 20
+"""Bytes from which on memory is used again. Of smaller blocks the C library's allocator takes care."""
+
+_GRAIN: Final = 1 << 20
+_MOST: Final = 256 << 20
+
+
+class _Block:
+    """Memory that arrays are made on; it goes back when the last of them goes."""
+
+    __slots__ = ("_home", "memory")
+
+    def __init__(self, memory: NDArray[np.uint8], home: KeptBlocks) -> None:
+        self.memory, self._home = memory, home
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.memory.__array_interface__
+        return found
+
+    def __del__(self) -> None:
+        self._home.give_back(self.memory)
+
+
+class KeptBlocks:
+    """Blocks that nobody uses now. Thread-safe.
+
+    Args:
+        most: bytes to keep; those that were given back first go first.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._free: list[NDArray[np.uint8]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """In a process that was forked, where another thread may have held the lock: make a new one."""
+        # A block may come back inside of any allocation, also one made under this lock: by garbage collection.
+        self._lock = threading.RLock()
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are kept now."""
+        with self._lock:
+            return sum(block.nbytes for block in self._free)
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """An array of so many bytes, writable, of any content; shape ``(size,)``."""
+        whole = -(-size // _GRAIN) * _GRAIN
+        with self._lock:
+            at = next((at for at, block in enumerate(self._free) if whole <= block.nbytes <= 2 * whole), None)
+            memory = None if at is None else self._free.pop(at)
+        if memory is None:
+            memory = np.empty(whole, dtype=np.uint8)
+        return np.asarray(_Block(memory, self))[:size]
+
+    def give_back(self, memory: NDArray[np.uint8]) -> None:
+        """Keep a block that nobody uses any more, as far as there is room."""
+        with self._lock:
+            self._free.append(memory)
+            while self._free and self.kept > self._most:
+                self._free.pop(0)
+
+
+_BLOCKS: Final = KeptBlocks(_MOST)
+os.register_at_fork(after_in_child=_BLOCKS.reset)
+
+
+def empty(rows: int, width: int) -> NDArray[np.uint8]:
+    """An array of shape ``(rows, width)``, C-contiguous and writable, of any content."""
+    size = rows * width
+    if size < LEAST:
+        return np.empty((rows, width), dtype=np.uint8)
+    return _BLOCKS.take(size).reshape(rows, width)

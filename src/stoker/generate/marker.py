@@ -1,0 +1,129 @@
+"""What lies beside the files: a manifest that tells whose data set it is and whether it is whole, and MDS's index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from stoker.dataset.index import INDEX_NAME
+from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.generate.layout import layout_of
+from stoker.generate.making import FileFacts
+from stoker.generate.mds import MDSLayout
+from stoker.generate.names import Output
+from stoker.generate.spec import DatasetSpec
+from stoker.storage import Store
+
+__all__ = ["MANIFEST", "check_destination", "read_shares", "remove_shares", "write_manifest", "write_share"]
+
+MANIFEST: Final = "_generated.json"
+"""Hidden from readers of directories, as its name begins with an underscore."""
+
+_SHARES: Final = "_generated.shares"
+
+
+def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
+    """See that the place is empty, or holds the begin of this data set; then it is marked as this data set's.
+
+    Returns:
+        Whether the data set is whole already.
+
+    Raises:
+        ConfigError: there is something else.
+    """
+    where = store.url_of(MANIFEST)
+    mine = _described(spec)
+    try:
+        found = json.loads(store.get(MANIFEST, max_bytes=1 << 32))
+        theirs = {key: found[key] for key in mine}
+        complete = bool(found["complete"])
+    except ObjectNotFoundError:
+        for item in store.list():
+            if not item.key.startswith(("_", ".")):
+                if store.exists(MANIFEST):  # another host has begun in between
+                    return check_destination(store, spec, resume=resume)
+                raise ConfigError(
+                    f"{store.url} holds {item.key!r}, which stoker has not generated there: choose an empty place, or clear "
+                    "this one"
+                ) from None
+        store.put(MANIFEST, json.dumps({**mine, "complete": False}).encode())
+        return False
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{where} is damaged: clear the place, or choose another") from None
+    if not resume:
+        raise ConfigError(f"{where} exists: choose another place, clear this one, or resume")
+    if theirs != mine:
+        other = [
+            f"{name} is {was!r}, not {now!r}"
+            for part in mine
+            for name, was, now in _differences(theirs[part], mine[part])
+        ]
+        raise ConfigError(
+            f"{store.url} holds another data set ({'; '.join(other)[:500]}): choose another place, or clear this one"
+        )
+    return complete
+
+
+def _differences(theirs: Any, mine: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if not isinstance(theirs, dict):
+        yield "all", theirs, mine
+        return
+    for name in {**theirs, **mine}:
+        if theirs.get(name) != mine.get(name):
+            yield name, theirs.get(name), mine.get(name)
+
+
+def _described(spec: DatasetSpec) -> dict[str, Any]:
+    return {"spec": spec.identity(), "libraries": layout_of(spec).versions()}
+
+
+def write_share(store: Store, host: tuple[int, int], made: Mapping[str, FileFacts]) -> None:
+    """Keep what a host knows of the files that it made, for the one that is done last."""
+    told = {name: [one.size, one.hashes, one.raw_size, one.raw_hashes] for name, one in made.items()}
+    store.put(f"{_SHARES}/{host[0]}-of-{host[1]}.json", json.dumps(told).encode())
+
+
+def read_shares(store: Store) -> dict[str, FileFacts]:
+    """What all hosts have told."""
+    found: dict[str, FileFacts] = {}
+    for item in store.list(_SHARES):
+        try:
+            told = json.loads(store.get(item.key))
+            found.update({name: FileFacts(*facts) for name, facts in told.items()})
+        except (ObjectNotFoundError, ValueError, TypeError, AttributeError):
+            continue  # another host was done first, and is removing them; what is not known is reckoned anew
+    return found
+
+
+def remove_shares(store: Store) -> None:
+    """Remove what hosts have told."""
+    for item in list(store.list(_SHARES)):
+        store.delete(item.key)
+
+
+def write_manifest(store: Store, spec: DatasetSpec, files: Iterable[tuple[Output, FileFacts]]) -> None:
+    """Write the index, if the format has one, and then the manifest of the data set that is whole."""
+    known = list(files)
+    layout = layout_of(spec)
+    if isinstance(layout, MDSLayout):
+        for split in dict.fromkeys(out.split for out, _ in known):
+            here = [(out, facts) for out, facts in known if out.split == split]
+            entries = [_entry(layout, out.name.removeprefix(f"{split}/"), facts) for out, facts in here]
+            index = json.dumps({"shards": entries, "version": 2}, sort_keys=True).encode()
+            store.put(f"{split}/{INDEX_NAME}" if split else INDEX_NAME, index)
+    told = [{"name": out.name, "bytes": facts.size, "hashes": facts.hashes} for out, facts in known]
+    manifest = {**_described(spec), "complete": True, "samples": spec.samples, "files": told}
+    store.put(MANIFEST, json.dumps(manifest).encode())
+
+
+def _entry(layout: MDSLayout, name: str, facts: FileFacts) -> dict[str, Any]:
+    compression = layout.spec.compression
+    raw = name.removesuffix(f".{compression.partition(':')[0]}") if compression else name
+    stored = {"basename": name, "bytes": facts.size, "hashes": facts.hashes}
+    return {
+        **layout.encoder.settings,
+        "samples": layout.spec.samples_per_file,
+        "raw_data": {"basename": raw, "bytes": facts.raw_size, "hashes": facts.raw_hashes},
+        "zip_data": stored if compression else None,
+    }

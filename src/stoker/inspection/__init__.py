@@ -1,0 +1,11 @@
+"""What a dataset is and whether it is whole: :func:`inspect`, :func:`verify`, and the caches of this machine.
+
+``stoker inspect``, ``stoker verify`` and ``stoker cache`` are these functions on the command line.
+"""
+
+from stoker.inspection.facts import ColumnFacts, DatasetFacts
+from stoker.inspection.inspecting import inspect
+from stoker.inspection.problems import Problem, VerifyReport
+from stoker.inspection.verifying import verify
+
+__all__ = ["ColumnFacts", "DatasetFacts", "Problem", "VerifyReport", "inspect", "verify"]

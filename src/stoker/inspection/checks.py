@@ -1,0 +1,219 @@
+"""The check of one shard, and what tasks of checking have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, Final, Literal
+
+from stoker.errors import CorruptDataError, MissingPackageError, ObjectNotFoundError, StokerError
+from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
+from stoker.formats.hashing import fastest_hash, hash_hex, hash_names
+from stoker.formats.registry import get_format
+from stoker.inspection.checksums import bad_checksums
+from stoker.inspection.problems import Kind, Problem
+from stoker.inspection.reading import Budget, FileReader
+from stoker.inspection.samples import bad_samples, unsafe_columns
+from stoker.types import Buffer
+
+__all__ = ["Checker", "Level", "Outcome", "Plan", "Task", "first_samples"]
+
+Level = Literal["quick", "normal", "deep"]
+
+_DECODED: Final = 256 << 20
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a task found.
+
+    Attributes:
+        problems: what is wrong.
+        notes: what was not checked, and why.
+        shards: shards checked.
+        samples: samples in them.
+        bytes: bytes read.
+        hashed: files whose hash was compared.
+        spec: what a file that others wrote says of its columns, and the file's key.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    shards: int = 0
+    samples: int = 0
+    bytes: int = 0
+    hashed: int = 0
+    spec: tuple[str, Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work that one thread does.
+
+    Attributes:
+        size: about how many bytes it reads.
+        run: does it, and notes what it finds.
+    """
+
+    size: int
+    run: Callable[[Outcome], None]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What there is to check.
+
+    Attributes:
+        format: of the shards; ``None`` where there are none.
+        tasks: work, in the order of the shards.
+        problems: what is known to be wrong already.
+        strange: files that belong to no shard.
+        notes: what is not checked, and why.
+        finish: looks at all outcomes together, for what only shows so.
+    """
+
+    format: str | None
+    tasks: Sequence[Task]
+    problems: list[Problem] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    finish: Callable[[Sequence[Outcome]], list[Problem]] = lambda _: []
+
+
+class Checker:
+    """Checks shards as deep as asked.
+
+    Args:
+        files: reads them.
+        level: how deep.
+        allow_unsafe_types: decode columns whose decoding can run code from the data.
+        memory: bytes that decompressed shards may take together; a larger one is alone.
+    """
+
+    def __init__(self, files: FileReader, level: Level, *, allow_unsafe_types: bool, memory: int) -> None:
+        self.files = files
+        self.level = level
+        self.budget = Budget(memory)
+        self.stop = Event()
+        self._options = ReadOptions(allow_unsafe_types=allow_unsafe_types, decoded_limit=_DECODED)
+
+    @property
+    def deep(self) -> bool:
+        """Whether samples are decoded."""
+        return self.level == "deep"
+
+    def problem(self, kind: Kind, key: str, message: str, shard: int | None = None, **more: Any) -> Problem:
+        """A problem of a file."""
+        return Problem(kind, self.files.store.url_of(key), message, key, shard, **more)
+
+    def read(self, key: str, shard: int | None, out: Outcome) -> Buffer | None:
+        """A file; ``None``, and a problem, where it can not be read."""
+        where = self.files.store.url_of(key)
+        try:
+            data = self.files.read(key)
+        except (ObjectNotFoundError, FileNotFoundError):
+            out.problems.append(self.problem("missing", key, f"{where} is not there", shard))
+            return None
+        except (StokerError, OSError) as error:
+            out.problems.append(self.problem("unreadable", key, str(error), shard))
+            return None
+        out.bytes += len(data)
+        return data
+
+    def is_file(self, file: FileInfo, data: Any, shard: int, out: Outcome, where: str = "") -> bool:
+        """Whether bytes have the size that the index says; its hashes are compared, too."""
+        where = where or self.files.store.url_of(file.basename)
+        if len(data) != file.bytes:
+            message = f"{where} has {len(data)} bytes, the index says {file.bytes}"
+            out.problems.append(self.problem("size", file.basename, message, shard))
+            return False
+        for name in self._hashes(file):
+            found = hash_hex(name, data)
+            if found != file.hashes[name]:
+                message = f"{where}: its {name} is {found}, the index says {file.hashes[name]}"
+                out.problems.append(self.problem("hash", file.basename, message, shard))
+                break
+        else:
+            out.hashed += bool(file.hashes)
+        return True
+
+    def _hashes(self, file: FileInfo) -> Sequence[str]:
+        """The hashes to compare: the fastest, or all of them."""
+        if self.deep:
+            return [name for name in hash_names() if name in file.hashes]
+        name = fastest_hash(file.hashes)
+        return [] if name is None else [name]
+
+    def content(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],
+        key: str,
+        out: Outcome,
+        *,
+        shard: int | None = None,
+        first: int | None = None,
+        before: int = 0,
+    ) -> None:
+        """Check what is in a shard's raw files: structure, checksums, and every sample if asked.
+
+        Args:
+            info: the index's entry.
+            files: the raw files.
+            key: the file that problems are told of.
+            out: takes what is found.
+            shard: the shard's number.
+            first: number of its first sample in the dataset.
+            before: samples of the same file that come before the shard; rows are told as the file's.
+
+        Raises:
+            MissingPackageError: what decodes its samples is not installed.
+        """
+        where = self.files.store.url_of(key)
+
+        def note(kind: Kind, row: int | None, column: str | None, message: str) -> None:
+            sample = None if row is None or first is None else first + row
+            row = None if row is None else before + row
+            out.problems.append(self.problem(kind, key, message, shard, row=row, sample=sample, column=column))
+
+        try:
+            reader = get_format(info.format).open(info, files, where=where, options=self._options)
+        except MissingPackageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - other packages' formats may raise anything
+            note("structure", None, None, _told(error))
+            return
+        known: set[int] = set()
+        try:
+            for row, message in bad_checksums(info.format, files[0], where):
+                note("structure", row, None, message if message.startswith(where) else f"{where}: {message}")
+                if row is not None:
+                    known.add(row)
+        except CorruptDataError as error:
+            note("structure", None, None, str(error))
+        if not self.deep:
+            return
+        unsafe = () if self._options.allow_unsafe_types else unsafe_columns(reader)
+        for name in unsafe:
+            out.notes.append(
+                f"column {name!r} is not decoded: that would run code from the data; pass allow_unsafe_types"
+            )
+        columns = [name for name in reader.columns if name not in unsafe]
+        if not columns:
+            return
+        for row, column, message in bad_samples(reader, info.size, columns, self.stop.is_set):
+            if row not in known:
+                note("decode", row, column, message)
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+
+
+def first_samples(shards: Sequence[ShardInfo]) -> Iterator[int]:
+    """Number of each shard's first sample in the dataset."""
+    total = 0
+    for info in shards:
+        yield total
+        total += info.samples

@@ -1,0 +1,135 @@
+"""Files that others wrote, each read by itself, without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.dataset.foreign_facts import ForeignFile
+from stoker.dataset.foreign_files import find_foreign
+from stoker.dataset.foreign_shards import describe_file
+from stoker.dataset.foreign_survey import StoreSource
+from stoker.dataset.parquet_files import FoundFile, Source
+from stoker.errors import ConfigError, CorruptDataError, StokerError
+from stoker.formats.base import ShardInfo
+from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, folder_of
+from stoker.formats.registry import get_format
+from stoker.formats.source import ByteSource, MappedSource
+from stoker.formats.survey import Survey
+from stoker.inspection.reading import FileReader
+from stoker.types import Buffer
+
+__all__ = ["ForeignFiles", "Found"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file, and those that belong to it.
+
+    Attributes:
+        file: the one that tells what it holds.
+        beside: the others; the last of them holds the data.
+    """
+
+    file: FoundFile
+    beside: tuple[FoundFile, ...]
+
+    @property
+    def all(self) -> tuple[FoundFile, ...]:
+        """All of them."""
+        return (self.file, *self.beside)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return sum(one.size for one in self.all)
+
+
+class ForeignFiles:
+    """Files of one format.
+
+    Args:
+        source: which files.
+        files: reads them.
+        name: the format.
+        settings: what the format's ``survey`` understands.
+
+    Raises:
+        ConfigError: files of this format are not read without an index.
+        ObjectNotFoundError: there are none.
+
+    Attributes:
+        reader: the format.
+        found: the files.
+        single: whether each is a sample.
+    """
+
+    def __init__(self, source: Source, files: FileReader, name: str, settings: Mapping[str, Any]) -> None:
+        self.reader: Any = get_format(name)
+        self.single: bool = type(self.reader) is FileFormat
+        if not self.single and not hasattr(self.reader, "survey"):
+            raise ConfigError(f"format={name!r} is read only from datasets that have an index.json")
+        suffixes: Sequence[str] = getattr(self.reader, "suffixes", ())
+        ends = getattr(self.reader, "beside", ())
+        _, _, listed, beside = find_foreign(source, lambda _: files.store, suffixes, name, ends)
+        self.found = [Found(file, beside.get(file.key, ())) for file in listed]
+        self._files = files
+        self._settings = settings
+
+    def single_spec(self) -> Mapping[str, Any]:
+        """Columns of files that are a sample each; folders are classes."""
+        name = self.reader.name
+        image = name != "files"
+        columns = {content_column(name): name if image else "bytes", PATH: "str"}
+        folders = sorted({folder_of(one.file.key) for one in self.found}) if image else [""]
+        if "" in folders:
+            return {"columns": columns}
+        numbers = {folder: number for number, folder in enumerate(folders)}
+        return {"columns": {**columns, CLASS: "str", LABEL: "int"}, "numbers": numbers}
+
+    def survey(self, one: Found, data: Buffer | None = None) -> Survey:
+        """What a file holds.
+
+        Args:
+            one: the file.
+            data: its bytes; ``None`` to read what is needed of them.
+
+        Raises:
+            StokerError: it is damaged, or can not be read.
+        """
+        where = self._files.store.url_of(one.file.key)
+        source: ByteSource
+        if data is not None:
+            source = MappedSource(data, where)
+        else:
+            source = StoreSource(self._files.store, one.file.key, one.file.size, where)
+        try:
+            survey: Survey = self.reader.survey(source, self._settings)
+        except StokerError:
+            raise
+        except Exception as error:  # of another package's format
+            raise CorruptDataError(f"{where}: {type(error).__name__}: {error}") from error
+        return survey
+
+    def shards(self, one: Found, survey: Survey, data: Sequence[Buffer]) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
+        """A file's shards, each with the bytes to open.
+
+        Args:
+            one: the file.
+            survey: what it holds.
+            data: bytes of all of its files.
+
+        Raises:
+            CorruptDataError: the data ends before the last shard does.
+        """
+        pieces = tuple((piece.start, piece.end, piece.samples) for piece in survey.pieces)
+        file = ForeignFile(
+            one.file.key, one.file.size, one.file.version, survey.samples, survey.spec, pieces, one.beside
+        )
+        for info in describe_file(self.reader.name, file, survey.spec, in_place=False):
+            *heads, last = data
+            part = info.raw[-1].part
+            if part is not None and (part.starts[0], part.ends[0]) != (0, len(last)):
+                last = last[part.starts[0] : part.ends[0]]
+            yield info, [*heads, last]

@@ -1,0 +1,84 @@
+"""Files of a store as buffers: mapped where they lie, or fetched into a file that has no name any more."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker.storage import Store, is_local
+from stoker.types import Buffer
+
+__all__ = ["Budget", "FileReader", "map_file"]
+
+
+def map_file(path: Path) -> Buffer:
+    """A file, mapped read-only.
+
+    Raises:
+        OSError: it can not be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else b""
+    finally:
+        os.close(descriptor)
+
+
+class FileReader:
+    """Whole files of one store, one at a time in each thread. They take disk space of ``scratch``, and no memory.
+
+    Args:
+        store: where the files are.
+        scratch: a directory for files of remote stores. Each is unlinked as soon as it is mapped.
+    """
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        self.store = store
+        self._directory = is_local(store.url)
+        self._scratch = scratch
+
+    def read(self, key: str) -> Buffer:
+        """All of a file.
+
+        Raises:
+            StorageError, OSError: it can not be read.
+        """
+        if self._directory is not None:
+            return map_file(self._directory / key)
+        return self.fetched(lambda path: self.store.download(key, path))
+
+    def fetched(self, fetch: Callable[[Path], object]) -> Buffer:
+        """What ``fetch`` writes into the file that it is given."""
+        path = self._scratch / secrets.token_hex(8)
+        try:
+            fetch(path)
+            return map_file(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+class Budget:
+    """Bytes of memory that threads share. What needs more than all of it waits until it is alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        """Wait for room for so many bytes, and give it back in the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + size <= self._size)
+            self._used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= size
+                self._changed.notify_all()

@@ -1,0 +1,93 @@
+"""Every sample of an open shard, decoded, a few megabytes at a time; those that do not decode are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import MissingPackageError, StokerError
+from stoker.formats.base import ShardReader
+from stoker.types import Ids
+
+__all__ = ["bad_samples", "unsafe_columns"]
+
+_PIECE_BYTES: Final = 8 << 20
+_MOST_ROWS: Final = 4096
+
+
+def unsafe_columns(reader: ShardReader) -> tuple[str, ...]:
+    """Columns whose decoding runs code from the data; not asked of shards without encodings of stoker's."""
+    layout: Any = reader.layout
+    encodings: Any = getattr(reader, "encodings", None)
+    if encodings is None and hasattr(layout, "encodings"):
+        encodings = dict(zip(layout.names, layout.encodings, strict=True))
+    return tuple(name for name, encoding in (encodings or {}).items() if not encoding.safe)
+
+
+def bad_samples(
+    reader: ShardReader, size: int, columns: Sequence[str], stopped: Callable[[], bool]
+) -> Iterator[tuple[int, str | None, str]]:
+    """Row, column and message of each value that does not decode; no column where none of the sample's does.
+
+    Args:
+        reader: an open shard.
+        size: bytes of the shard, which tell how many rows are decoded at once.
+        columns: columns to decode.
+        stopped: whether to give up, asked between pieces.
+
+    Raises:
+        MissingPackageError: a decoder is not installed.
+    """
+    count = reader.samples
+    step = min(_MOST_ROWS, max(1, _PIECE_BYTES * count // max(size, 1)))
+    for begin in range(0, count, step):
+        if stopped():
+            return
+        rows = np.arange(begin, min(begin + step, count), dtype=np.int64)
+        if _failure(reader, rows, columns) is not None:
+            yield from _named(reader, rows, columns, stopped)
+
+
+def _named(
+    reader: ShardReader, rows: Ids, columns: Sequence[str], stopped: Callable[[], bool]
+) -> Iterator[tuple[int, str | None, str]]:
+    bad = [name for name in columns if _failure(reader, rows, [name]) is not None]
+    found = False
+    for row in rows.tolist():
+        if stopped():
+            return
+        here = np.array([row], dtype=np.int64)
+        failures = {name: message for name in bad if (message := _failure(reader, here, [name])) is not None}
+        found = found or bool(failures)
+        if len(failures) == len(columns) > 1:
+            yield row, None, next(iter(failures.values()))
+        else:
+            yield from ((row, name, message) for name, message in failures.items())
+    if not found:  # together they fail, alone they do not
+        yield int(rows[0]), None, _failure(reader, rows, columns) or "samples decode one by one, but not together"
+
+
+def _failure(reader: ShardReader, rows: Ids, columns: Sequence[str]) -> str | None:
+    """Why these values do not decode; ``None`` where they do."""
+    try:
+        for values in reader.read(rows, columns).values():
+            if isinstance(values, list):
+                _load(values)
+    except MissingPackageError:
+        raise
+    except StokerError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _load(values: list[Any]) -> None:
+    """Images are opened when they are read, and decoded when somebody looks at them; that is now."""
+    for value in values:
+        if isinstance(value, list):
+            _load(value)
+        elif hasattr(value, "load") and hasattr(value, "getbands"):
+            value.load()

@@ -1,0 +1,239 @@
+"""``stoker inspect``, ``verify``, ``index`` and ``cache``: what they print, exit codes, Ctrl-C, terminals."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from packed_cases import tiny_image
+from stoker import MDSWriter, StreamingDataset
+from stoker.cli import COMMANDS, main
+from stoker.cli.inspect import half_blocks
+from support import environ, make_dataset
+
+SAMPLES = 300
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    make_dataset(tmp_path / "data", SAMPLES, hashes=["sha1", "xxh64"])
+    return tmp_path / "data"
+
+
+def stoker(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> str:
+    """Run the command in this process; what it says on stdout, or on stderr where it fails."""
+    try:
+        found = main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        found = int(end.code or 0)
+    said = capsys.readouterr()
+    assert found == code, said
+    return said.err if code in (1, 2) else said.out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: Any, code: int = 0) -> Any:
+    return json.loads(stoker(capsys, *arguments, "--json", code=code))
+
+
+def start(*arguments: Any, **streams: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "stoker", *map(str, arguments)],
+        env=environ(TERM="xterm-256color", COLORTERM="truecolor", COLUMNS="120"),
+        text=True,
+        start_new_session=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    )
+
+
+def test_verify_ends_with_3_where_something_is_broken(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no problems" in stoker(capsys, "verify", data)
+    found = as_json(capsys, "verify", data, "--deep")
+    assert found.keys() == {
+        *("ok", "url", "format", "level", "shards", "samples", "bytes", "hashed", "problems", "strange"),
+        *("notes", "repaired", "stopped", "seconds"),
+    }
+    assert (found["ok"], found["samples"], found["level"], found["format"]) == (True, SAMPLES, "deep", "mds")
+    victim = data / "shard.00002.mds"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    said = stoker(capsys, "verify", data, code=3)
+    assert said.startswith(f"size: shard 2: {victim} has ")
+    found = as_json(capsys, "verify", data, code=3)
+    assert [problem.keys() for problem in found["problems"]] == [
+        {"kind", "where", "message", "key", "shard", "row", "sample", "column"}
+    ]
+    assert (found["problems"][0]["shard"], found["problems"][0]["key"]) == (2, "shard.00002.mds")
+    assert stoker(capsys, "verify", data / "nowhere", code=1).startswith("stoker verify: ")
+    assert "unrecognized" in stoker(capsys, "verify", data, "--nonsense", code=2)
+    assert "not allowed" in stoker(capsys, "verify", data, "--deep", "--quick", code=2)
+
+
+def test_verify_repairs_indexes_and_caches(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = tmp_path / "cache"
+    for _ in StreamingDataset(remote=str(data), local=cache):
+        pass
+    (cache / "shard.00001.mds").write_bytes(b"damaged")
+    stoker(capsys, "verify", data, "--local", cache, code=3)
+    assert "repaired: " in stoker(capsys, "verify", data, "--local", cache, "--repair")
+    stoker(capsys, "verify", data, "--local", cache)
+    (data / "index.json").unlink()
+    assert "--repair" in stoker(capsys, "verify", data, code=3)
+    assert "made anew" in stoker(capsys, "verify", data, "--repair")
+    stoker(capsys, "verify", data)
+
+
+def test_inspect_tells_the_schema_and_shows_samples(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = stoker(capsys, "inspect", data, "--samples", 2)
+    for text in ("ndarray:int32:6", "(6,)", "sha1, xxh64", f"{SAMPLES}", "number 1", "sample 1"):
+        assert text in said
+    assert "sample 2" not in said
+    found = as_json(capsys, "inspect", data, "--samples", 1)
+    assert found["columns"][2] == {"name": "row", "type": "ndarray:int32:6", "shape": [6]}
+    assert (found["samples"], found["indexed"], found["hashes"]) == (SAMPLES, True, ["sha1", "xxh64"])
+    assert found["preview"][0]["row"]["shape"] == [6]
+    assert stoker(capsys, "inspect", data / "nowhere", code=1).startswith("stoker inspect: ")
+
+
+def test_index_is_made_and_merged(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = json.loads((data / "index.json").read_text())
+    assert "exists" in stoker(capsys, "index", data, code=1)
+    (data / "index.json").unlink()
+    assert f"{SAMPLES} samples" in stoker(capsys, "index", data)
+    assert json.loads((data / "index.json").read_text()) == before
+    root = tmp_path / "root"
+    for name in ("a", "b"):
+        make_dataset(root / name, 50)
+    found = as_json(capsys, "index", "--merge", root / "b", root / "a", "-o", root)
+    assert found["samples"] == 100
+    assert len(list(StreamingDataset(local=root))) == 100
+    (root / "index.json").unlink()
+    assert as_json(capsys, "index", "--merge", root)["kept"] == f"{root}/index.json"
+    assert "-o URL" in stoker(capsys, "index", "--merge", root / "a", root / "b", code=1)
+
+
+def test_index_of_others_files_is_kept_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    np.save(tmp_path / "a.npy", np.arange(10))
+    found = as_json(capsys, "index", tmp_path)
+    assert (found["format"], found["samples"], found["kept"]) == ("npy", 10, f"{tmp_path}/.stoker")
+    assert [path.suffix for path in (tmp_path / ".stoker").iterdir()] == [".json"]
+
+
+def test_cache_lists_prunes_and_clears(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = tmp_path / "cache"
+    for _ in StreamingDataset(remote=str(data), local=cache):
+        pass
+    (found,) = as_json(capsys, "cache", "list", cache)
+    assert (found["origin"], found["files"]) == (str(data), len(list(cache.glob("*.mds"))))
+    assert f"  {data}  " in stoker(capsys, "cache", "list", cache)
+    assert "--older-than" in stoker(capsys, "cache", "prune", cache, code=1)
+    assert as_json(capsys, "cache", "prune", cache, "--older-than", "1h")["files"] == 0
+    done = as_json(capsys, "cache", "prune", cache, "--to", "8kb")
+    assert 0 < done["left_bytes"] <= 8192
+    assert "would be removed" in stoker(capsys, "cache", "clear", cache, "--dry-run")
+    assert list(cache.glob("*.mds"))
+    stoker(capsys, "cache", "clear", cache)
+    assert not list(cache.glob("*.mds"))
+    assert "like 30d" in stoker(capsys, "cache", "prune", cache, "--older-than", "soon", code=2)
+
+
+def test_help_names_every_command_and_loads_none() -> None:
+    script = (
+        "import sys\nfrom stoker.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('numpy', 'pyarrow', 'rich', 'torch') if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert all(f"    {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stoker(capsys, name, "--help").startswith(f"usage: stoker {name} ")
+
+
+def test_pictures_are_half_blocks() -> None:
+    from PIL import Image
+
+    image = Image.new("RGB", (100, 50), (255, 0, 0))
+    text = half_blocks(image, 20)
+    lines = text.plain.splitlines()
+    assert [len(line) for line in lines] == [20] * 5
+    assert set(text.plain) == {"\u2580", "\n"}
+    assert str(text.spans[0].style) == "rgb(255,0,0) on rgb(255,0,0)"
+
+
+def on_terminal(*arguments: Any) -> str:
+    """What a command writes on a terminal."""
+    leader, follower = pty.openpty()
+    process = start(*arguments, stdout=follower, stderr=follower)
+    os.close(follower)
+    said = b""
+    while True:
+        try:
+            piece = os.read(leader, 1 << 16)
+        except OSError as error:  # all that had it open have ended
+            if error.errno != errno.EIO:
+                raise
+            break
+        if not piece:
+            break
+        said += piece
+    os.close(leader)
+    assert process.wait(60) == 0, said
+    return said.decode()
+
+
+@pytest.mark.processes
+def test_a_terminal_gets_pictures_and_progress_and_others_do_not(data: Path, tmp_path: Path) -> None:
+    with MDSWriter({"image": "png"}, tmp_path / "images") as writer:
+        writer.write({"image": tiny_image(1, "png")})
+    assert "\u2580" in on_terminal("inspect", tmp_path / "images", "--pictures")
+    assert "\u2580" not in on_terminal("inspect", tmp_path / "images")
+    said = on_terminal("verify", data)
+    assert "verifying" in said
+    assert "B/s" in said
+    assert "verifying" not in on_terminal("verify", data, "--json")
+    out, err = start("verify", data).communicate(timeout=60)
+    assert "no problems" in out
+    assert err == ""
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("no_debris")
+def test_ctrl_c_ends_with_130_one_line_and_nothing_left(tmp_path: Path) -> None:
+    # Files with holes take no disk, and long to hash.
+    size = 128 << 20
+    make_dataset(tmp_path, 3, hashes=["sha3_512"])
+    entry = json.loads((tmp_path / "index.json").read_text())["shards"][0]
+    shards = []
+    for number in range(60):
+        name = f"shard.{number:05}.mds"
+        with (tmp_path / name).open("ab") as file:
+            file.truncate(size)
+        wrong = {"sha3_512": hashlib.sha3_512(b"").hexdigest()}
+        shards.append({**entry, "raw_data": {"basename": name, "bytes": size, "hashes": wrong}})
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    process = start("verify", tmp_path, "--threads", 2)
+    maps = Path(f"/proc/{process.pid}/maps")
+    end = time.monotonic() + 60
+    while "shard.0000" not in maps.read_text():
+        assert time.monotonic() < end, "it never began"
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "stoker verify: interrupted; nothing was changed\n"
