@@ -1,4 +1,4 @@
-"""Make the environments of the libraries that ``compare.py`` and ``parquet_tokens.py`` measure stoker against.
+"""Make the environments of the libraries that ``compare.py``, ``parquet_tokens.py`` and ``dlio.py`` measure stoker against.
 
     python benchmarks/setup_peers.py            # make what is missing
     python benchmarks/setup_peers.py --clear    # make all anew
@@ -23,8 +23,18 @@ PINS: dict[str, dict[str, str]] = {
     "mosaic": {"torch": "2.13.0", "mosaicml-streaming": "0.13.0"},
     "litdata": {"torch": "2.13.0", "litdata": "0.2.76", "webdataset": "1.0.2"},
     "hf": {"torch": "2.13.0", "datasets": "5.2.0"},
+    "dlio": {"torch": "2.13.0", "dlio_benchmark": "2.0.0", "pydftracer": "1.0.2", "tensorflow-cpu": "2.21.0"},
 }
-IMPORTS = {"mosaic": ("streaming",), "litdata": ("litdata", "webdataset"), "hf": ("datasets",)}
+# DLIO requires DALI, which PyPI does not have, and does not import it for what is measured here; TensorFlow it imports
+# always. So it is installed without what it requires, and what it imports with it: MPI itself is a package, too.
+ALONE = ("dlio_benchmark",)
+MORE = {"dlio": ("mpi4py", "mpich", "h5py", "omegaconf", "hydra-core", "pandas", "psutil", "pillow", "pyyaml")}
+IMPORTS = {
+    "mosaic": ("streaming",),
+    "litdata": ("litdata", "webdataset"),
+    "hf": ("datasets",),
+    "dlio": ("dlio_benchmark.main",),
+}
 
 # The peers require torchvision for datasets that are not measured here. Where the registry offers a
 # torchvision built for CUDA next to a CPU-only torch, its compiled operators do not load, and then it
@@ -90,7 +100,11 @@ def make(name: str) -> None:
     wanted = [f"{pin}=={version}" for pin, version in PINS[name].items()]
     print(f"{name}: installing {', '.join(wanted)} into {VENVS / name}", flush=True)
     venv.create(VENVS / name, with_pip=True, clear=True)
-    subprocess.run([python_of(name), "-m", "pip", "install", "--quiet", *wanted], check=True)
+    install = [python_of(name), "-m", "pip", "install", "--quiet"]
+    alone = [one for one in wanted if one.startswith(ALONE)]
+    subprocess.run([*install, *(one for one in wanted if one not in alone), *MORE.get(name, ())], check=True)
+    if alone:
+        subprocess.run([*install, "--no-deps", *alone], check=True)
 
 
 def shim(name: str) -> None:

@@ -18,6 +18,7 @@ from stoker.errors import StokerError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final[dict[str, str]] = {
+    "bench": "measure whether accelerators would wait for storage and loader",
     "cache": "list, prune or clear the caches of this machine",
     "convert": "make one format of another, in parallel",
     "generate": "make a synthetic data set",

@@ -1,0 +1,294 @@
+"""A rank's checkpoints: its part of each is saved and loaded here, together with all other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from stoker.bench import pagecache, usage
+from stoker.bench.checkpoint import manifest as manifests
+from stoker.bench.checkpoint.content import Content, blocks, draw_seed
+from stoker.bench.checkpoint.layout import Layout, layout_of
+from stoker.bench.checkpoint.manifest import Manifest, SavedFile, folder_of
+from stoker.bench.checkpoint.transfer import Mover, Moving
+from stoker.bench.plan import Plan
+from stoker.bench.rendezvous import Link
+from stoker.cluster import World
+from stoker.errors import ConfigError, StorageFullError
+from stoker.storage import is_local, open_store
+
+__all__ = ["Saver", "place_of"]
+
+_NAP: Final = 0.05
+
+
+def place_of(plan: Plan) -> str:
+    """Where a run's checkpoints are."""
+    return plan.workload.checkpoint.url or f"{plan.url.rstrip('/')}/checkpoints"
+
+
+class Saver:
+    """What a rank saves and loads.
+
+    Args:
+        plan: the run.
+        world: this rank.
+        link: to the other ranks.
+        record: this rank's, where what was measured is added, entry by entry.
+        note: writes the record down.
+
+    Raises:
+        ConfigError: the ranks do not fit the model's parallelism, or the place can not be used.
+        StorageFullError: there is not enough space for what is to be saved.
+    """
+
+    def __init__(
+        self, plan: Plan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
+    ) -> None:
+        self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, note
+        settings = plan.workload.checkpoint
+        self._settings = settings
+        place = place_of(plan)
+        self._local = bool(is_local(place))
+        options = None if self._local else settings.options or plan.workload.storage.options or None
+        self._store = open_store(place, options)
+        self._layout = layout_of(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
+        self._seed = draw_seed(plan.run, plan.workload.dataset.seed)
+        self._mover = Mover(
+            self._store,
+            threads=settings.threads,
+            direct=settings.direct,
+            fsync=settings.fsync,
+            verify=settings.verify,
+            check=link.check,
+        )
+        self._number = 0
+        self._kept: list[int] = []
+        record["checkpoint_layout"] = _described(self._layout, world.world_size)
+        record["checkpoint_place"] = {"url": self._store.url, "local": self._local}
+
+    # -- the stage -------------------------------------------------------------------------------------------------
+
+    def stage(self) -> None:
+        """The checkpoints that are written and read apart from training."""
+        settings = self._settings
+        self._enough_space()
+        written = []
+        for _ in range(settings.writes):
+            self._pause()
+            written.append(self.save({"place": "stage"}))
+        kept = [folder_of(self._plan.run, one) for one in self._kept] if settings.writes else None
+        for folder in self._to_read(kept):
+            self._pause()
+            self.load(folder)
+
+    def _pause(self) -> None:
+        """As long as training takes until the next checkpoint; the end of another rank ends it."""
+        end = time.monotonic() + self._settings.pause_seconds
+        while (left := end - time.monotonic()) > 0:
+            self._link.check()
+            time.sleep(min(_NAP, left))
+
+    def _to_read(self, kept: list[str] | None) -> list[str]:
+        """Folders, the same ones on all ranks: of this run, or else the latest at the place."""
+        wanted = self._settings.reads
+        if not wanted:
+            return []
+        if kept is None:
+            found = manifests.find(self._store) if self._world.rank == 0 else None
+            kept = self._link.gather("checkpoints", found)[0] or []
+            kept = kept[-wanted:]
+        if len(kept) < wanted:
+            raise ConfigError(
+                f"{self._store.url} has {len(kept)} whole checkpoints, checkpoint.reads asks for {wanted}: write more first"
+            )
+        return kept[:wanted]
+
+    def _enough_space(self) -> None:
+        """Look before hours are spent, at what this host alone will write."""
+        settings = self._settings
+        if not (self._local and settings.writes and self._world.rank % self._world.local_world_size == 0):
+            return
+        first = self._world.rank
+        mine = self._layout.files[first : first + self._world.local_world_size]
+        at_once = min(settings.writes, settings.keep + 1 if settings.keep else settings.writes)
+        needed = at_once * sum(one.bytes for files in mine for one in files)
+        path = self._store.url
+        while not os.path.exists(path):
+            path = os.path.dirname(path)
+        status = os.statvfs(path)
+        free = status.f_bavail * status.f_frsize
+        if free < needed:
+            raise StorageFullError(
+                f"{self._store.url}: {at_once} checkpoints of this host's ranks need {needed / 1e9:.4g} GB, "
+                f"{free / 1e9:.4g} GB are free. Write fewer, or set checkpoint.keep, which has one more for a moment.",
+                url=self._store.url,
+            )
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def save(self, where: dict[str, Any]) -> int:
+        """Save one, on all ranks; its number.
+
+        Args:
+            where: for the record: ``place``, and of training ``repeat``, ``epoch`` and ``step``.
+
+        Raises:
+            StorageError: this rank could not write its part. What it wrote is removed, and the checkpoint does not count.
+            RankFailedError: another rank failed.
+        """
+        number, rank = self._number, self._world.rank
+        self._number += 1
+        folder = folder_of(self._plan.run, number)
+        files = self._saved_files(rank)
+        entry = self._entry("save", number, where, sum(file.bytes for file in files), len(files))
+        content = Content(self._seed, number, self._layout.ranks, rank)
+        # Who has said that its part is saved no longer removes it: the manifest may be there. Rank 0 knows.
+        removes = True
+        try:
+            self._link.barrier("save")
+            before, begun = usage.measure(), time.perf_counter()
+            self._mover.spent()
+            try:
+                for file in files:
+                    self._mover.save(Moving(f"{folder}/{file.name}", file.bytes, content, file.first_block))
+                if files:
+                    self._mover.sync_folder(folder)
+            finally:
+                self._timed(entry, begun, before)
+            done = time.perf_counter()
+            removes = rank == 0
+            self._link.barrier("saved")
+            if rank == 0:
+                manifests.write(self._store, self._manifest(number))
+            removes = False
+            self._link.barrier("counts")
+            entry["commit_seconds"] = time.perf_counter() - done
+            entry["complete"] = True
+        except BaseException:
+            if removes:
+                with contextlib.suppress(Exception):
+                    manifests.remove(self._store, folder, [file.name for file in files], all_=rank == 0)
+            raise
+        finally:
+            self._note()
+        self._kept.append(number)
+        self._forget_oldest()
+        return number
+
+    def _saved_files(self, rank: int) -> list[SavedFile]:
+        found, block = [], 0
+        for file in self._layout.files[rank]:
+            found.append(SavedFile(f"{file.name}.bin", file.bytes, rank, block))
+            block += blocks(file.bytes)
+        return found
+
+    def _manifest(self, number: int) -> Manifest:
+        ranks = self._world.world_size
+        files = tuple(file for rank in range(ranks) for file in self._saved_files(rank))
+        return Manifest(self._plan.run, number, time.time(), self._seed, ranks, self._layout.ranks, files)
+
+    def _forget_oldest(self) -> None:
+        """Remove the checkpoints that are more than are to be kept; their manifests go first."""
+        while self._settings.keep and len(self._kept) > self._settings.keep:
+            folder = folder_of(self._plan.run, self._kept.pop(0))
+            if self._world.rank == 0:
+                self._store.delete(f"{folder}/{manifests.NAME}")
+            self._link.barrier("forgotten")
+            manifests.remove(
+                self._store, folder, [file.name for file in self._saved_files(self._world.rank)], all_=False
+            )
+
+    # -- loading ---------------------------------------------------------------------------------------------------
+
+    def load(self, folder: str) -> None:
+        """Load one, on all ranks.
+
+        Raises:
+            CorruptDataError: it is not what was saved.
+            StorageError: this rank could not read its part.
+            RankFailedError: another rank failed.
+        """
+        world = self._world
+        found = manifests.read(self._store, folder)
+        if found.ranks != world.world_size:
+            raise ConfigError(
+                f"{self._store.url_of(folder)} was saved by {found.ranks} ranks: start as many to load it, "
+                f"not {world.world_size}"
+            )
+        source = source_rank(self._settings.shift, world)
+        files = found.of_rank(source)
+        where = {"place": "stage", "source_rank": source}
+        entry = self._entry("load", found.number, where, sum(file.bytes for file in files), len(files))
+        content = Content(found.seed, found.number, found.whole, source)
+        try:
+            entry["cache"] = self._drop(folder)
+            self._link.barrier("load")
+            before, begun = usage.measure(), time.perf_counter()
+            self._mover.spent()
+            try:
+                for file in files:
+                    self._mover.load(Moving(f"{folder}/{file.name}", file.bytes, content, file.first_block))
+            finally:
+                self._timed(entry, begun, before)
+            self._link.barrier("loaded")
+            entry["complete"] = True
+        finally:
+            self._note()
+
+    def _drop(self, folder: str) -> dict[str, Any] | None:
+        """Let the checkpoint leave this host's page cache."""
+        if not self._local or self._plan.workload.storage.cache != "drop":
+            return None
+        self._link.barrier("before dropping")
+        if self._world.rank % self._world.local_world_size:
+            return None
+        done = pagecache.drop(self._store.url_of(folder))
+        return {"files": done.files, "bytes": done.bytes, "resident": done.resident}
+
+    # -- the record ------------------------------------------------------------------------------------------------
+
+    def _entry(self, kind: str, number: int, where: dict[str, Any], size: int, files: int) -> dict[str, Any]:
+        entry = {
+            "kind": kind,
+            "number": number,
+            "repeat": None,
+            "epoch": None,
+            "step": None,
+            **where,
+            "bytes": size,
+            "files": files,
+            "complete": False,
+        }
+        self._record["checkpoints"].append(entry)
+        return entry
+
+    def _timed(self, entry: dict[str, Any], begun: float, before: usage.Usage) -> None:
+        entry["seconds"] = time.perf_counter() - begun
+        spent = self._mover.spent()
+        entry["fsync_seconds"], entry["io_seconds"] = spent.fsync, spent.io
+        entry["fill_seconds"], entry["verify_seconds"] = spent.fill, spent.verify
+        entry["usage"] = usage.measure().since(before)
+
+
+def source_rank(shift: int | str, world: World) -> int:
+    """Whose part a rank loads: that of the rank ``shift`` further on; of ``"host"``, of the next host's."""
+    by = world.local_world_size if shift == "host" else int(shift)
+    return (world.rank + by) % world.world_size
+
+
+def _described(layout: Layout, ranks: int) -> dict[str, Any]:
+    sizes = [sum(one.bytes for one in files) for files in layout.files[:ranks]]
+    return {
+        "ranks": ranks,
+        "whole_ranks": layout.ranks,
+        "bytes": sum(sizes),
+        "whole_bytes": layout.total(),
+        "model_bytes": layout.total("model"),
+        "optimizer_bytes": layout.total("optimizer"),
+        "least_rank_bytes": min(sizes),
+        "most_rank_bytes": max(sizes),
+    }

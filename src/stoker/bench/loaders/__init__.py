@@ -1,0 +1,112 @@
+"""Loaders under test by name: stoker's own, and those that other packages name in entry points ``stoker.bench.loaders``."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.bench.clients import find_client
+from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport, LoaderUnderTest, OpenLoader
+from stoker.bench.schema import nearest
+from stoker.bench.workload import Workload
+from stoker.errors import ConfigError, MissingPackageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "GROUP",
+    "Job",
+    "LoadedBatch",
+    "LoaderReport",
+    "LoaderUnderTest",
+    "OpenLoader",
+    "check_client",
+    "get_loader",
+    "loader_names",
+]
+
+GROUP: Final = "stoker.bench.loaders"
+"""Group of entry points: the name is the loader's, the object a class of :class:`LoaderUnderTest`'s shape."""
+
+_OWN: Final[dict[str, tuple[str, str]]] = {
+    "huggingface": ("stoker.bench.loaders.huggingface", "HuggingFaceLoader"),
+    "litdata": ("stoker.bench.loaders.litdatas", "LitDataLoader"),
+    "mosaicml": ("stoker.bench.loaders.mosaicml", "MosaicLoader"),
+    "ray": ("stoker.bench.loaders.raydata", "RayDataLoader"),
+    "stoker": ("stoker.bench.loaders.pipeline", "StokerLoader"),
+    "synthetic": ("stoker.bench.loaders.synthetic", "SyntheticLoader"),
+    "torch": ("stoker.bench.loaders.torchfiles", "TorchLoader"),
+    "webdataset": ("stoker.bench.loaders.webdatasets", "WebDatasetLoader"),
+}
+
+
+def loader_names() -> tuple[str, ...]:
+    """Names of all loaders that there are, other packages' too."""
+    return tuple(sorted({*_OWN, *_others()}))
+
+
+def get_loader(name: str) -> LoaderUnderTest:
+    """The loader that is asked for, and no other.
+
+    Args:
+        name: of :func:`loader_names`, or ``module:Class``.
+
+    Raises:
+        ConfigError: there is none, or it is no loader.
+        MissingPackageError: it can not be used here; says what is missing.
+    """
+    if name in _OWN:
+        module, made = _OWN[name]
+        loader: Any = getattr(importlib.import_module(module), made)()
+    elif ":" in name:
+        loader = _imported(name)
+    elif name in _others():
+        entry = _others()[name]
+        try:
+            loader = entry.load()()
+        except Exception as error:  # another package's code
+            raise ConfigError(f"the loader {name!r} of {entry.value} can not be loaded: {error!r}") from error
+    else:
+        raise ConfigError(
+            f"there is no loader {name!r}{nearest(name, loader_names())} There are {', '.join(loader_names())}"
+        )
+    if not isinstance(loader, LoaderUnderTest):
+        raise ConfigError(f"{name!r} is no loader: it needs name, available() and open(job)")
+    missing = loader.available()
+    if missing is not None:
+        raise MissingPackageError(f"the loader {name!r} can not be used here: {missing}")
+    return loader
+
+
+def check_client(workload: Workload, url: str) -> None:
+    """Check before anything starts that the storage client that is asked for is the one that will read.
+
+    Raises:
+        ConfigError: the loader does not read through one, or the client not there.
+        MissingPackageError: the client can not be used here; says what is missing.
+    """
+    name, loader = workload.storage.client, workload.reader.loader
+    if name != "auto" and loader in _OWN and loader != "torch":
+        raise ConfigError(
+            f"storage.client: the loader {loader!r} fetches its files itself; the one that reads through {name} is torch"
+        )
+    if loader == "torch":
+        find_client(name, url)
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # the user's code
+        raise ConfigError(f"the loader {name!r} can not be loaded: {error!r}") from error
+
+
+@cache
+def _others() -> dict[str, EntryPoint]:
+    """Loaders of other packages. Stoker's own names are not theirs to take."""
+    from importlib.metadata import entry_points  # takes long
+
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}

@@ -1,0 +1,117 @@
+"""What a loader under test is: any iterable of batches, opened for one rank, that says what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from stoker.bench.workload import Workload
+from stoker.cluster import World
+
+__all__ = ["Job", "LoadedBatch", "LoaderReport", "LoaderUnderTest", "OpenLoader", "Split"]
+
+Split = Literal["train", "valid"]
+
+
+class LoadedBatch(NamedTuple):
+    """A batch.
+
+    Attributes:
+        samples: how many samples it holds.
+        bytes: bytes of what the accelerator gets: of arrays where samples are decoded, else of the files' or records' bytes.
+        data: arrays, tensors or bytes, in any nesting of dicts and lists; ``None`` only where the loader makes none.
+    """
+
+    samples: int
+    bytes: int
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a rank is to read.
+
+    Attributes:
+        workload: all settings.
+        split: ``train`` or ``valid``: the folder below ``url``.
+        url: the data set, without the split.
+        world: this rank, and how many there are.
+        threads: how many threads or processes may read ahead; 0 for none.
+        batch_size: samples of a batch of this rank.
+        scratch: a folder of this host's ranks for what a loader keeps on disk; the harness removes it.
+    """
+
+    workload: Workload
+    split: Split
+    url: str
+    world: World
+    threads: int
+    batch_size: int
+    scratch: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the split's files are."""
+        return f"{self.url.rstrip('/')}/{self.split}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderReport:
+    """What a loader really does, for the result: what is not said here did not happen.
+
+    Attributes:
+        decoded: what became of the bytes: ``"arrays"``, ``"bytes"`` (nothing was decoded), or ``"none"`` (nothing was read).
+        parallel: such as ``"4 threads"`` or ``"2 processes"``.
+        order: what is known of the order of samples, such as ``"shuffled"``.
+        bytes_fetched: that came from remote storage so far; ``None`` where the loader does not know.
+        versions: of packages that did the work.
+        notes: all else that a reader of the result should know, such as samples that were left out.
+    """
+
+    decoded: Literal["arrays", "bytes", "none"]
+    parallel: str
+    order: str
+    bytes_fetched: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class OpenLoader(Protocol):
+    """A loader of one rank and split, for all epochs."""
+
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        """Batches of an epoch, from 0 on: this rank's part, which no other rank has."""
+
+    def release(self) -> None:
+        """Let go of files and of data that was read, so that the next epoch reads anew; called between epochs."""
+
+    def report(self) -> LoaderReport:
+        """What was done so far."""
+
+    def close(self) -> None:
+        """Stop all that runs, and let go of everything."""
+
+
+@runtime_checkable
+class LoaderUnderTest(Protocol):
+    """A kind of loader. A class of this shape is named in the entry points ``stoker.bench.loaders``, or as module:Class.
+
+    One that reads a format of its own may also have ``prepare(workload, url)``, which the stage ``generate`` calls on rank 0
+    when the files are there. One that does not read all formats may have ``formats``, their names, the usual one first.
+
+    Attributes:
+        name: for ``--loader``.
+    """
+
+    name: str
+
+    def available(self) -> str | None:
+        """``None`` where it can be used, else what is missing and how to get it. Imports nothing that takes long."""
+
+    def open(self, job: Job) -> OpenLoader:
+        """Open it. What the loader can not do of the job is an error here, never something else done silently.
+
+        Raises:
+            StokerError: it can not be opened.
+        """

@@ -1,0 +1,217 @@
+"""Samples of whole files, decoded by each format's usual library: what a plain loader does, and what it costs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
+from stoker.types import Array
+
+__all__ = ["FORMATS", "FileSamples", "byte_count", "open_samples", "resized", "suffixes"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSamples:
+    """The samples of a decoded file.
+
+    Attributes:
+        count: how many there are.
+        get: sample by number: an array, bytes, or a dict of arrays.
+    """
+
+    count: int
+    get: Callable[[int], Any]
+
+
+def open_samples(format: str, data: Any, samples: int, where: str, columns: Sequence[str] | None) -> FileSamples:  # noqa: A002
+    """Decode a file.
+
+    Args:
+        format: of :data:`FORMATS`.
+        data: the file: bytes, or a buffer of them.
+        samples: how many samples it should hold, which tells whether the first or the last axis of an array counts them.
+        where: the file, for messages.
+        columns: of a table, those to decode; ``None`` for all.
+
+    Raises:
+        ConfigError: there is no such format here.
+        CorruptDataError: the file is none of the format, or holds less.
+        MissingPackageError: the format's library is not installed.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"plain files of {format!r} are not read by this loader; those of {', '.join(FORMATS)} are")
+    try:
+        found = FORMATS[format](data, samples, columns)
+    except ImportError as error:
+        raise MissingPackageError(f"decoding {format} needs {error.name}: pip install {error.name}") from error
+    except (ConfigError, MissingPackageError):
+        raise
+    except Exception as error:  # whatever a library raises at bytes that are none of its
+        raise CorruptDataError(
+            f"{where}: not a {format} file that can be decoded: {type(error).__name__}: {error}"
+        ) from error
+    if found.count < samples:
+        raise CorruptDataError(f"{where}: holds {found.count} samples, the workload says {samples}")
+    return found
+
+
+def _rows(array: Array, samples: int) -> FileSamples:
+    """Along the first axis, or the last, as DLIO's generator has it; one sample may be all of the array."""
+    if array.ndim and array.shape[0] == samples:
+        return FileSamples(samples, lambda row: array[row])
+    if array.ndim and array.shape[-1] == samples:
+        return FileSamples(samples, lambda row: array[..., row])
+    if samples == 1:
+        return FileSamples(1, lambda row: array)  # noqa: ARG005
+    return FileSamples(array.shape[0] if array.ndim else 1, lambda row: array[row])
+
+
+def _npz(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        names = [name for name in archive.files if columns is None or name in columns]
+        parts = {name: _rows(archive[name], samples) for name in names}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return FileSamples(
+        min(part.count for part in parts.values()), lambda row: {n: one.get(row) for n, one in parts.items()}
+    )
+
+
+def _npy(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:  # noqa: ARG001
+    return _rows(np.load(io.BytesIO(data), allow_pickle=False), samples)
+
+
+def _image(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:  # noqa: ARG001
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        pixels = np.asarray(image)
+    return FileSamples(1, lambda row: pixels)  # noqa: ARG005
+
+
+def _hdf5(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:
+    import h5py
+
+    arrays: dict[str, Array] = {}
+    with h5py.File(io.BytesIO(data), "r") as file:
+        for name in file:
+            if columns is None or name in columns:
+                arrays[name] = file[name][()]
+    parts = {name: _rows(array, samples) for name, array in arrays.items()}
+    return FileSamples(
+        min(part.count for part in parts.values()), lambda row: {n: one.get(row) for n, one in parts.items()}
+    )
+
+
+def _tfrecord(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:  # noqa: ARG001
+    from stoker.formats.example import feature_values, split_example
+    from stoker.formats.tfrecord import read_frames
+
+    offsets = read_frames(data, None, "the file")
+
+    def get(row: int) -> Any:
+        record = data[int(offsets[row]) + 12 : int(offsets[row + 1]) - 4]
+        try:
+            found = split_example(record)
+            return {name.decode(): feature_values(record, *parts) for name, parts in found.items()}
+        except Exception:  # noqa: BLE001 - no Example, so its bytes are the sample
+            return record
+
+    return FileSamples(len(offsets) - 1, get)
+
+
+def _parquet(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:  # noqa: ARG001
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.BufferReader(data))
+    starts = np.cumsum([0, *(file.metadata.row_group(at).num_rows for at in range(file.num_row_groups))])
+    held: dict[int, Any] = {}
+
+    def get(row: int) -> Any:
+        group = int(np.searchsorted(starts, row, side="right")) - 1
+        if group not in held:
+            held.clear()
+            table = file.read_row_group(group, columns=None if columns is None else list(columns), use_threads=False)
+            held[group] = {name: table.column(name).combine_chunks() for name in table.column_names}
+        at = row - int(starts[group])
+        return {name: _arrow_value(column, at) for name, column in held[group].items()}
+
+    return FileSamples(int(starts[-1]), get)
+
+
+def _arrow_value(column: Any, row: int) -> Any:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        return column[row].values.to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return np.frombuffer(column[row].as_buffer(), np.uint8)
+    value = column[row]
+    return value.as_py() if pa.types.is_string(kind) else np.asarray(value.as_py())
+
+
+def _whole(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:  # noqa: ARG001
+    return FileSamples(1, lambda row: data)  # noqa: ARG005
+
+
+FORMATS: Final[dict[str, Callable[[bytes, int, Sequence[str] | None], FileSamples]]] = {
+    "npz": _npz,
+    "npy": _npy,
+    "jpeg": _image,
+    "png": _image,
+    "hdf5": _hdf5,
+    "tfrecord": _tfrecord,
+    "parquet": _parquet,
+    "files": _whole,
+}
+"""Formats that are decoded here, by name."""
+
+
+def suffixes(format: str) -> tuple[str, ...]:  # noqa: A002
+    """Ends of the names of a format's files; none for any file."""
+    if format == "parquet":
+        return (".parquet",)
+    from stoker.formats.registry import get_format
+
+    return tuple(getattr(get_format(format), "suffixes", ()))
+
+
+def resized(sample: Any, size: int) -> Any:
+    """A sample's bytes, cut or filled with zeros to ``size``: uint8 of shape ``(size,)``. All of it is there before."""
+    if isinstance(sample, dict):
+        sample = next(iter(sample.values()))
+    if isinstance(sample, list | tuple):
+        sample = sample[0]
+    if isinstance(sample, bytes | memoryview | bytearray):
+        flat = np.frombuffer(sample, np.uint8)
+    else:
+        flat = np.ascontiguousarray(sample).reshape(-1).view(np.uint8)
+    out = np.empty(size, np.uint8)
+    out[: len(flat)] = flat[:size]
+    out[len(flat) :] = 0
+    return out
+
+
+def byte_count(data: Any) -> int:
+    """Bytes of what a batch holds: of arrays, tensors, bytes and texts, in any nesting."""
+    if isinstance(data, dict):
+        return sum(byte_count(value) for value in data.values())
+    size = getattr(data, "nbytes", None)
+    if size is not None and getattr(getattr(data, "dtype", None), "kind", "") != "O":
+        return int(size)
+    if isinstance(data, bytes | bytearray):
+        return len(data)
+    if isinstance(data, str):
+        return len(data.encode())
+    if isinstance(data, list | tuple):
+        if data and isinstance(data[0], bytes):
+            return sum(map(len, data))
+        return sum(byte_count(value) for value in data)
+    return 8 if isinstance(data, int | float) else 0

@@ -1,0 +1,182 @@
+"""stoker's own pipeline: a ``StreamingDataset`` over the workload's files, in whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resized, suffixes
+from stoker.bench.loaders.npzviews import npz_views
+from stoker.dataset.streams import Stream
+from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.loader.stats import StreamStats
+from stoker.storage import is_local, open_store
+from stoker.streaming import StreamingDataset
+from stoker.types import Sample
+
+__all__ = ["StokerLoader"]
+
+_INDEXED: Final = frozenset({"mds"})
+_ALONE: Final = frozenset({"npz", "npy"})
+"""Formats whose files, with a sample each, may have another shape each."""
+_IMAGES: Final = frozenset({"jpeg", "png"})
+"""Formats that the data set reads as images that are not decoded before they are looked at."""
+
+
+def _decode(sample: Sample, *, format: str, size: int) -> Sample:  # noqa: A002
+    """A file as it is to a sample, on a reading thread."""
+    data = sample["data"]
+    # Its checksums are left to those who read with zipfile; of what is cut to size only the first array is looked at.
+    views = npz_views(memoryview(data)) if format == "npz" else None
+    if views:
+        if size:
+            return {"data": resized(next(iter(views.values())), size)}
+        return {name if len(views) > 1 else "data": array.copy() for name, array in views.items()}
+    decoded = open_samples(format, data, 1, str(sample.get("path", "a file")), None).get(0)
+    if size:
+        return {"data": resized(decoded, size)}
+    return decoded if isinstance(decoded, dict) else {"data": decoded}
+
+
+def _resize(sample: Sample, *, size: int) -> Sample:
+    return {"data": resized(sample, size)}
+
+
+class _Open:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._fetched = 0
+        self._notes: list[str] = []
+        self._local = bool(is_local(job.url))
+        dataset, reader = job.workload.dataset, job.workload.reader
+        self._format, self._transform = self._plan()
+        options = dict(reader.options)
+        self._format_options: Mapping[str, Any] | None = options.pop("format_options", None)
+        self._options = options
+        self._made: StreamingDataset | None = None
+        self._seed = job.workload.train.seed
+        if self._transform is not None and not dataset.resize_bytes and dataset.record_bytes_stdev:
+            self._notes.append("samples of different sizes are handed over as a list, not stacked")
+        self._open(0)
+
+    def _plan(self) -> tuple[str | None, Any]:
+        """How files are read: the format's name, or ``None`` where there is an index; and what is done to a sample."""
+        job = self._job
+        dataset, reader = job.workload.dataset, job.workload.reader
+        size = dataset.resize_bytes
+        if open_store(job.place, job.workload.storage.options or None).exists("index.json"):
+            if not reader.decode:
+                raise ConfigError(f"reader.decode: false: {job.place} has an index.json, and shards are always decoded")
+            return None, partial(_resize, size=size) if size else None
+        if dataset.format in _INDEXED:
+            raise ConfigError(
+                f"{job.place} has no index.json, which {dataset.format} needs: generate the data, or index it"
+            )
+        alone = dataset.samples_per_file == 1 and dataset.format in FORMATS
+        if not reader.decode:
+            if not alone and dataset.format != "files":
+                raise ConfigError(
+                    f"reader.decode: false reads files as they are, which must be samples; "
+                    f"{dataset.format} has {dataset.samples_per_file} a file"
+                )
+            return "files", partial(_resize, size=size) if size else None
+        if alone and (dataset.format in _IMAGES or (dataset.format in _ALONE and (size or dataset.record_bytes_stdev))):
+            return "files", partial(_decode, format=dataset.format, size=size)
+        return dataset.format, partial(_resize, size=size) if size else None
+
+    def _open(self, epoch: int) -> StreamingDataset:
+        job, workload = self._job, self._job.workload
+        place: str | list[str] = job.place
+        columns = workload.dataset.read_columns
+        if self._format == "files":
+            place, columns = self._files(), ("data",)
+        stream = Stream(
+            place,
+            None if self._local else f"{job.scratch}/{job.split}-{epoch}",
+            format=self._format,
+            format_options=self._format_options,
+            storage_options=None if self._local else workload.storage.options or None,
+            name=job.split,
+        )
+        try:
+            self._made = StreamingDataset(
+                streams=[stream],
+                batch_size=job.batch_size,
+                shuffle=workload.reader.shuffle and job.split == "train",
+                shuffle_seed=self._seed + (epoch if workload.train.reshuffle else 0),
+                columns=None if columns is None else list(columns),
+                transform=self._transform,
+                world=job.world,
+                remainder="drop" if workload.reader.last_batch == "drop" else "uneven",
+                read_threads=job.threads,
+                # What a transform makes is its own; without one, samples are handed over that outlive the file.
+                views=self._transform is not None,
+                **self._options,
+            )
+        except TypeError as error:
+            raise ConfigError(f"reader.options: {error}") from None
+        return self._made
+
+    def _files(self) -> list[str]:
+        """The files of the data set's format, for reading as they are."""
+        job = self._job
+        ends = suffixes(job.workload.dataset.format)
+        store = open_store(job.place, job.workload.storage.options or None)
+        found = [store.url_of(one.key) for one in store.list() if not ends or one.key.lower().endswith(ends)]
+        if not found:
+            raise ObjectNotFoundError(
+                f"{job.place} has no {job.workload.dataset.format} files: generate them first", url=job.place
+            )
+        return found
+
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        dataset = self._made or self._open(number)
+        for batch in dataset.batches():
+            yield LoadedBatch(len(next(iter(batch.values()))), byte_count(batch), batch)
+
+    def release(self) -> None:
+        if self._made is None:
+            return
+        self._fetched += StreamStats.of(self._made._feed.pool.counts).bytes_fetched
+        self._made.close()
+        self._made = None
+
+    def report(self) -> LoaderReport:
+        from stoker import __version__
+
+        fetched = self._fetched
+        if self._made is not None:
+            fetched += StreamStats.of(self._made._feed.pool.counts).bytes_fetched
+        workload = self._job.workload
+        notes = list(self._notes)
+        if not self._local:
+            notes.append("each epoch begins with an empty cache")
+        return LoaderReport(
+            "arrays" if workload.reader.decode else "bytes",
+            f"{self._job.threads} threads",
+            "shuffled, each sample once"
+            if workload.reader.shuffle and self._job.split == "train"
+            else "by number, each once",
+            None if self._local else fetched,
+            {"stoker": __version__},
+            tuple(notes),
+        )
+
+    def close(self) -> None:
+        self.release()
+
+
+class StokerLoader:
+    """``StreamingDataset.batches()``, with threads that read ahead."""
+
+    name = "stoker"
+
+    def available(self) -> str | None:
+        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
+        return None
+
+    def open(self, job: Job) -> _Open:
+        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
+        return _Open(job)

@@ -1,0 +1,92 @@
+"""``summary.json`` with the keys and the units of DLIO's, for the tools that read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.bench.checkpoint.outcome import checkpoint_summary
+
+__all__ = ["dlio_summary"]
+
+_MIB: Final = float(1 << 20)
+_GIB: Final = float(1 << 30)
+
+
+def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result in DLIO's words.
+
+    Its MB are MiB and its GB GiB, as DLIO's are. I/O is samples a second times the nominal size of a sample. Utilization is
+    in percent; standard deviations are the population's, over epochs.
+    """
+    workload = result["plan"]["workload"]
+    dataset = workload["dataset"]
+    ranks = result["ranks"]
+    hosts = result["world"]["hosts"] or ["unknown"]
+    record = _nominal(dataset)
+    files = dataset["files"] * dataset["samples_per_file"]
+    per_host = files * record / _GIB / len(hosts)
+    memory = [_first(ranks, host, "memory_bytes") / _GIB for host in hosts]
+    metric: dict[str, Any] = {}
+    for kind, name in (("train", "train"), ("valid", "eval")):
+        epochs = [one for one in result["epochs"] if one["kind"] == kind and one["au"] is not None]
+        if not epochs:
+            continue
+        au = [100 * one["au"] for one in epochs]
+        rate = [one["samples_per_second"] for one in epochs]
+        passed = _mean(au) >= 100 * workload["metric"]["au"]
+        metric |= {
+            f"{name}_au_percentage": au,
+            f"{name}_au_mean_percentage": _mean(au),
+            f"{name}_au_meet_expectation": "success" if passed else "fail",
+            f"{name}_au_stdev_percentage": _stdev(au),
+            f"{name}_throughput_samples_per_second": rate,
+            f"{name}_throughput_mean_samples_per_second": _mean(rate),
+            f"{name}_throughput_stdev_samples_per_second": _stdev(rate),
+            f"{name}_io_mean_MB_per_second": _mean(rate) * record / _MIB,
+            f"{name}_io_stdev_MB_per_second": _stdev(rate) * record / _MIB,
+        }
+    metric |= checkpoint_summary(result)
+    return {
+        "start": result["began"],
+        "end": result["began"],
+        "num_accelerators": result["world"]["ranks"],
+        "num_hosts": len(hosts),
+        "hostname": hosts[0],
+        "metric": metric,
+        "num_files_train": dataset["files"],
+        "num_files_eval": dataset["files_eval"],
+        "num_samples_per_file": dataset["samples_per_file"],
+        "host_cpu_count": [_first(ranks, host, "processors") for host in hosts],
+        "host_processor_name": result["environment"]["processor"],
+        "host_memory_GB": memory,
+        "data_size_per_host_GB": per_host,
+        "potential_caching": [int(one > per_host) for one in memory],
+        "epochs": sum(one["kind"] == "train" for one in result["epochs"]),
+    }
+
+
+def _nominal(dataset: Mapping[str, Any]) -> int:
+    columns = dataset["columns"]
+    if not columns:
+        return int(dataset["record_bytes"])
+    return sum(
+        (1 if one["dtype"] in {"string", "bytes"} else np.dtype(one["dtype"]).itemsize) * math.prod(one["shape"])
+        for one in columns
+    )
+
+
+def _first(ranks: list[dict[str, Any]], host: str, name: str) -> float:
+    return next((float(one[name]) for one in ranks if one["host"] == host), 0.0)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _stdev(values: list[float]) -> float:
+    middle = _mean(values)
+    return float(_mean([(value - middle) ** 2 for value in values]) ** 0.5)

@@ -1,0 +1,294 @@
+"""Loaders of other packages, and storage clients: they deliver what was generated, and nothing is exchanged silently."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from s3server import Bucket
+from stoker.bench.clients import CLIENTS, Place, find_client, open_client
+from stoker.bench.generation import make_data
+from stoker.bench.loaders import Job, check_client, get_loader
+from stoker.bench.loaders.npzviews import npz_views
+from stoker.bench.run import run_benchmark
+from stoker.bench.sources import read_workload
+from stoker.bench.workload import Workload
+from stoker.cli import main
+from stoker.cluster import World
+from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError
+
+PEERS = {
+    "huggingface": ("parquet", "datasets"),
+    "litdata": ("npz", "litdata"),
+    "mosaicml": ("mds", "streaming"),
+    "ray": ("parquet", "pandas"),  # without which Ray Data can not be imported
+    "webdataset": ("tar", "webdataset"),
+}
+SMALL = ("dataset.files=4", "dataset.samples_per_file=6", "dataset.record_bytes=512", "reader.batch_size=3")
+COLUMNS = "dataset.columns=[{name: x, dtype: float32, shape: [3, 5]}, {name: label, dtype: int64}]"
+
+
+def workload(loader: str, *more: str) -> Workload:
+    fixed = ("compute.seconds=0", "reader.threads=0", f"reader.loader={loader}")
+    return read_workload(None, [*SMALL, *fixed, *more], environ={}, dotenv=None).workload
+
+
+def opened(made: Workload, url: Path, rank: int = 0, ranks: int = 1, threads: int = 0) -> Any:
+    scratch = url.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    loader = get_loader(made.reader.loader)
+    return loader.open(Job(made, "train", str(url), World(rank, ranks, ranks, "local"), threads, 3, str(scratch)))
+
+
+def rows(opened: Any, epoch: int) -> list[bytes]:
+    """Each sample's values as bytes, in the order of the names."""
+    found = []
+    for batch in opened.epoch(epoch):
+        columns = [np.asarray(batch.data[name]) for name in sorted(batch.data)]
+        assert {len(column) for column in columns} == {batch.samples}
+        assert batch.bytes == sum(column.nbytes for column in columns)
+        found += [b"".join(column[row].tobytes() for column in columns) for row in range(batch.samples)]
+    return found
+
+
+def truth(made: Workload, url: Path) -> list[bytes]:
+    """The same samples as stoker reads them, from another format's files of the same specification."""
+    from dataclasses import replace
+
+    plain = replace(made, dataset=replace(made.dataset, format="npz"), reader=replace(made.reader, loader="stoker"))
+    make_data(plain, str(url))
+    return rows(opened(plain, url), 0)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages' own
+@pytest.mark.parametrize("more", [(), (COLUMNS,)], ids=["bytes", "columns"])
+@pytest.mark.parametrize("name", sorted(PEERS))
+def test_each_sample_comes_once_decoded_and_in_another_order_each_epoch(
+    name: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    kind, module = PEERS[name]
+    pytest.importorskip(module)
+    made = workload(name, f"dataset.format={kind}", *more)
+    make_data(made, str(tmp_path / "data"))
+    prepare = getattr(get_loader(name), "prepare", None)
+    if prepare is not None:
+        prepare(made, str(tmp_path / "data"))
+    run = opened(made, tmp_path / "data")
+    try:
+        first = rows(run, 0)
+        run.release()
+        second = rows(run, 1)
+    finally:
+        run.close()
+    expected = Counter(truth(made, tmp_path / "truth"))
+    assert len(expected) == 24
+    assert Counter(first) == Counter(second) == expected
+    assert first != second
+    report = run.report()
+    assert report.decoded == "arrays"
+    assert report.versions
+
+
+def test_webdataset_s_ranks_share_the_files(tmp_path: Path) -> None:
+    made = workload("webdataset", "dataset.format=tar", COLUMNS)
+    make_data(made, str(tmp_path / "data"))
+    parts = [rows(opened(made, tmp_path / "data", rank, 2), 0) for rank in range(2)]
+    assert [len(part) for part in parts] == [12, 12]
+    assert len({*parts[0], *parts[1]}) == 24
+
+
+@pytest.mark.processes
+def test_a_table_compares_loaders_over_the_same_workload(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    arguments = ["bench", "run", str(tmp_path / "w.yaml"), "--data", str(tmp_path / "data")]
+    (tmp_path / "w.yaml").write_text(
+        "dataset: {format: parquet, files: 4, samples_per_file: 6, record_bytes: 512}\n"
+        "reader: {batch_size: 2, threads: 0}\nmetric: {exclude_start: 0}\n"
+    )
+    arguments += ["--loader", "stoker", "--loader", "webdataset", "--stages", "generate,train"]
+    assert main([*arguments, "--results", str(tmp_path / "out")]) in (None, 0, 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["stoker", "parquet", "arrays"],
+        ["webdataset", "tar", "arrays"],
+    ]
+    for name in ("stoker", "webdataset"):
+        result = json.loads((tmp_path / "out" / name / "results.json").read_text())
+        assert result["epochs"][0]["samples"] == 24
+        assert result["plan"]["workload"]["reader"]["loader"] == name
+
+
+def test_what_is_missing_is_an_error_at_the_start_and_nothing_else_is_run(tmp_path: Path) -> None:
+    absent = [name for name, (_, module) in PEERS.items() if importlib.util.find_spec(module) is None]
+    absent = absent or pytest.skip("all are installed here")
+    for name in absent:
+        resolved = read_workload(None, [*SMALL, f"reader.loader={name}"], environ={}, dotenv=None)
+        with pytest.raises(MissingPackageError, match=rf"the loader '{name}' can not be used here: .*pip install"):
+            run_benchmark(resolved, results=tmp_path / "out", url=str(tmp_path), accelerators=1, stages=("train",))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("reader.loader=webdataset", "dataset.format=npz"), "webdataset reads tar, not 'npz'"),
+        (("reader.loader=webdataset", "dataset.format=tar", "dataset.resize_bytes=9"), "resize_bytes"),
+    ],
+)
+def test_what_a_loader_can_not_do_is_an_error(more: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    made = workload("webdataset", *more)
+    make_data(made, str(tmp_path / "data"))
+    with pytest.raises(ConfigError, match=said):
+        opened(made, tmp_path / "data")
+
+
+# -- storage clients -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3_000_001])
+@pytest.mark.parametrize("name", ["buffered", "direct", "mmap"])
+def test_a_client_of_files_reads_all_bytes(name: str, size: int, tmp_path: Path) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    (tmp_path / "file").write_bytes(data)
+    client = open_client(name, Place(str(tmp_path), {}))
+    try:
+        found = client.read("file")
+    except ConfigError as error:
+        assert name == "direct"
+        assert "refuses O_DIRECT" in str(error)  # noqa: PT017 - some file systems do
+        return
+    assert bytes(memoryview(found)) == data
+    with pytest.raises(ObjectNotFoundError, match="generate the data first"):
+        client.read("none")
+
+
+def test_direct_reads_leave_the_page_cache_alone(tmp_path: Path) -> None:
+    from stoker.bench.pagecache import _resident
+
+    (tmp_path / "file").write_bytes(os.urandom(1 << 20))
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        before = _resident(descriptor, 1 << 20)
+        if before is None or before[0]:
+            pytest.skip("this file system keeps files in memory")
+        try:
+            open_client("direct", Place(str(tmp_path), {})).read("file")
+        except ConfigError:
+            pytest.skip("this file system refuses O_DIRECT")
+        after = _resident(descriptor, 1 << 20)
+        assert after is not None
+        assert after[0] == 0
+        open_client("buffered", Place(str(tmp_path), {})).read("file")
+        there = _resident(descriptor, 1 << 20)
+        assert there is not None
+        assert there[0] == there[1]
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("name", ["obstore", "s3dlio", "s3torchconnector", "minio"])
+def test_a_client_of_objects_reads_all_bytes(name: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name)
+    for variable in [one for one in os.environ if one.startswith("AWS_")]:
+        monkeypatch.delenv(variable)  # and what the client sets is taken back with them
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    data = os.urandom(3_000_001)
+    bucket.server.client().put_object(Bucket=bucket.name, Key="data/train/file", Body=data)
+    options = dict(bucket.storage_options) | ({"allow_http": True} if name == "obstore" else {})
+    client = open_client(name, Place(f"{bucket.url}/data/train", options, 4))
+    assert bytes(memoryview(client.read("file"))) == data
+    with pytest.raises(ObjectNotFoundError, match=f"{bucket.url}/data/train/none"):
+        client.read("none")
+    client.close()
+
+
+@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize("name", ["buffered", "direct", "mmap"])
+def test_torch_reads_through_the_client_that_was_asked_for(name: str, decode: bool, tmp_path: Path) -> None:
+    made = workload(
+        "torch", "dataset.samples_per_file=1", f"storage.client={name}", f"reader.decode={str(decode).lower()}"
+    )
+    make_data(made, str(tmp_path / "data"))
+    run = opened(made, tmp_path / "data")
+    try:
+        batches = list(run.epoch(0))
+    except ConfigError as error:
+        assert "refuses O_DIRECT" in str(error)  # noqa: PT017 - some file systems do
+        return
+    finally:
+        run.close()
+    assert sum(batch.samples for batch in batches) == 3  # of 4: the last batch is not full
+    whole = sorted(path.stat().st_size for path in (tmp_path / "data" / "train").glob("*.npz"))
+    assert batches[0].bytes == (3 * 512 if decode else sum(whole[:3]))
+    assert any(name in note for note in run.report().notes)
+
+
+def test_a_client_that_can_not_read_there_or_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the loader 'stoker' fetches its files itself"):
+        check_client(workload("stoker", "storage.client=direct"), str(tmp_path))
+    with pytest.raises(ConfigError, match="does not read s3://b/x; obstore, s3dlio, s3torchconnector, minio do"):
+        find_client("mmap", "s3://b/x")
+    with pytest.raises(ConfigError, match="did you mean 'minio'"):
+        find_client("mini", "s3://b/x")
+    for name in CLIENTS:
+        if name not in ("buffered", "direct", "mmap") and importlib.util.find_spec(name) is None:
+            with pytest.raises(MissingPackageError, match=f"pip install {name}"):
+                check_client(workload("torch", f"storage.client={name}"), "s3://b/x")
+
+
+# -- NPZ without zipfile -------------------------------------------------------------------------------------------
+
+ARRAYS = st.dictionaries(
+    st.text("abcxyzé", min_size=1, max_size=4),
+    st.builds(
+        lambda kind, shape, fortran: np.array(
+            np.arange(int(np.prod(shape)), dtype=kind).reshape(shape), order="F" if fortran else "C"
+        ),
+        st.sampled_from(["u1", "<i4", ">f8", "<f2"]),
+        st.lists(st.integers(0, 4), max_size=3).map(tuple),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(ARRAYS, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=3))
+@settings(deadline=None, max_examples=120)
+def test_npz_views_are_what_numpy_reads_and_damage_makes_no_other_error(
+    arrays: dict[str, Any], flips: list[tuple[float, int]]
+) -> None:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    data = bytearray(file.getvalue())
+    found = npz_views(memoryview(data))
+    assert found is not None
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+    for place, value in flips:
+        data[int(place * len(data))] = value
+    npz_views(memoryview(data))
+    npz_views(memoryview(data)[: len(data) // 2])
+
+
+def test_npz_views_leave_compressed_archives_to_numpy() -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.zeros(1000))
+    assert npz_views(memoryview(file.getvalue())) is None

@@ -1,0 +1,172 @@
+"""Ranks meet, and none waits for one that is gone."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stoker.bench import world as worlds
+from stoker.bench.rendezvous import Link, RankFailedError, Server
+from stoker.bench.world import find_world, read_threads
+from stoker.cluster import World
+from stoker.errors import ConfigError
+
+Join = Callable[..., Link]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(3, "token", "digest", join_seconds=30)
+    yield made
+    made.close()
+
+
+def join(server: Server, rank: int, digest: str = "digest", token: str = "token") -> Link:
+    return Link(lambda: ("127.0.0.1", server.port, token), rank, digest, join_seconds=5)
+
+
+def test_all_ranks_get_what_all_ranks_gave(server: Server) -> None:
+    links = [join(server, rank) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for turn in range(50):
+            got = list(pool.map(lambda link, turn=turn: link.gather("x", [link.rank, turn]), links))
+            assert got == [[[rank, turn] for rank in range(3)]] * 3
+    for link in links:
+        link.close()
+    assert server.failure is None
+
+
+def test_a_rank_that_dies_is_an_error_on_those_that_wait_and_on_those_that_work(server: Server) -> None:
+    links = [join(server, rank) for rank in range(3)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(links[0].gather, "x")
+        links[2]._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does it for a killed process
+        with pytest.raises(RankFailedError, match=r"rank 2 \(.*process \d+\) ended without a word"):
+            waiting.result(timeout=30)
+    assert server.failed.wait(30)
+    for _ in range(3000):
+        if links[1]._failure is not None:
+            break
+        threading.Event().wait(0.01)
+    with pytest.raises(RankFailedError, match="rank 2"):
+        links[1].check()
+    with pytest.raises(RankFailedError, match="rank 2"):
+        links[1].barrier()
+
+
+def test_a_rank_s_own_reason_is_what_all_are_told(server: Server) -> None:
+    links = [join(server, rank) for rank in range(3)]
+    links[1].fail("no such bucket")
+    with pytest.raises(RankFailedError, match=r"rank 1 .*: no such bucket"):
+        links[0].barrier()
+
+
+def test_a_rank_that_leaves_while_others_wait_is_an_error(server: Server) -> None:
+    links = [join(server, rank) for rank in range(3)]
+    links[0].close()
+    with pytest.raises(RankFailedError, match=r"rank 0 ended while others wait"):
+        links[1].barrier()
+
+
+@pytest.mark.processes
+def test_a_rank_that_waits_in_its_loader_ends_when_another_one_dies() -> None:
+    """Such as one whose storage never answers; it would not look whether the run goes on."""
+    server = Server(2, "token", "digest", join_seconds=60)
+    code = (
+        "import sys, time; from stoker.bench.rendezvous import Link\n"
+        "Link(lambda: ('127.0.0.1', int(sys.argv[1]), 'token'), 0, 'digest', fatal=True, grace=0.2).barrier()\n"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(server.port)], stderr=subprocess.PIPE, text=True) as stuck:
+        other = join(server, 1)
+        other.barrier()
+        other._connection.shutdown(socket.SHUT_RDWR)
+        said = stuck.communicate(timeout=60)[1]
+    assert stuck.returncode == 1
+    assert "rank 1" in said
+    assert "was busy for 0.2 s more, and is ended" in said
+    server.close()
+
+
+def test_other_settings_are_refused(server: Server) -> None:
+    first = join(server, 0)
+    second = join(server, 1, digest="other")
+    with pytest.raises(RankFailedError, match=r"rank 1 .* was started with other settings"):
+        second.barrier()
+    with pytest.raises(RankFailedError, match="rank 1"):
+        first.barrier()
+
+
+def test_a_stranger_without_the_token_harms_nobody(server: Server) -> None:
+    links = [join(server, rank) for rank in range(2)]
+    stranger = join(server, 2, token="guess")
+    with pytest.raises(RankFailedError):
+        stranger.barrier()
+    links.append(join(server, 2))
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda link: link.gather("x", link.rank), links)) == [[0, 1, 2]] * 3
+
+
+def test_ranks_that_never_come_are_named() -> None:
+    server = Server(3, "token", "digest", join_seconds=0.2)
+    try:
+        link = join(server, 0)
+        with pytest.raises(RankFailedError, match=r"rank 1 has not started, nor 1 others"):
+            link.barrier()
+    finally:
+        server.close()
+
+
+def test_nobody_at_the_address_is_an_error_that_says_where(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(RankFailedError, match=f"rank 1: rank 0 did not answer for 0.2 s .*{port}"):
+        Link(lambda: ("127.0.0.1", port, ""), 1, "", join_seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, None),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (3, 8, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 2, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, (1, 4, 2)),
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_PROCID": "2",
+                "SLURM_STEP_NUM_TASKS": "4",
+                "SLURM_NTASKS_PER_NODE": "2",
+            },
+            (2, 4, 2),
+        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),  # in a batch script, which is no rank
+    ],
+)
+def test_ranks_are_found_where_a_launcher_started_them(
+    environ: dict[str, str], place: tuple[int, int, int] | None
+) -> None:
+    found = find_world(environ)
+    assert (None if found is None else (found.rank, found.world_size, found.local_world_size)) == place
+
+
+def test_threads_are_shared_by_the_ranks_of_the_host_and_not_of_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worlds, "processors", lambda: 64)
+    assert read_threads("auto", 8) == 8
+    assert read_threads("auto", 16) == 4
+    assert read_threads("auto", 200) == 1
+    assert read_threads(1, 1) == 1  # one is one, and no word for "as you like"
+    assert read_threads(0, 8) == 0
+
+
+def test_an_address_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STOKER_BENCH_COORDINATOR", "host")
+    with pytest.raises(ConfigError, match="must be host:port, got 'host'"):
+        worlds.meet(World(0, 2, 1), tmp_path, "digest")

@@ -1,0 +1,235 @@
+"""The measured loop: where a rank's time goes, and that it all goes somewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import repeat
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.bench.clock import Clock
+from stoker.bench.compute import SimulatedStep, TorchStep, make_step
+from stoker.bench.duration import Duration
+from stoker.bench.loaders import LoadedBatch
+from stoker.bench.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
+from stoker.bench.steps import Block, Steps, run_steps
+from stoker.cluster import World
+from stoker.errors import ConfigError
+
+BATCH = LoadedBatch(4, 400, None)
+
+
+class Slow:
+    """A loader that makes its caller wait, and keeps count of it."""
+
+    def __init__(self, steps: int, seconds: float) -> None:
+        self.left, self.seconds, self.waits, self.clock = steps, seconds, list[int](), Clock()
+
+    def __iter__(self) -> Iterator[LoadedBatch]:
+        return self
+
+    def __next__(self) -> LoadedBatch:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        begun = time.perf_counter_ns()
+        self.clock.wait_until(begun + round(self.seconds * 1e9))
+        self.waits.append(time.perf_counter_ns() - begun)
+        return BATCH
+
+
+def accelerator(seconds: float, rank: int = 0, **more: float) -> SimulatedStep:
+    step = SimulatedStep(Duration(mean=seconds) if not more else Duration("normal", mean=seconds, **more), 7, rank)
+    step.begin(0)
+    return step
+
+
+@pytest.mark.parametrize(("wait", "compute"), [(0.004, 0.002), (0.0, 0.003), (0.003, 0.0)])
+def test_all_of_a_block_s_time_is_in_its_parts(wait: float, compute: float) -> None:
+    steps = Steps()
+    run_steps(Slow(40, wait), accelerator(compute), steps)
+    got = block_metrics(steps, steps.blocks[0], 1, 0)
+    assert got.counted == 39
+    # The wall time is another clock's, read outside of the loop, so that the sum could be wrong.
+    parts = got.compute + got.stall + got.barrier + got.overhead
+    assert parts == pytest.approx(got.seconds, rel=1e-3, abs=2e-5)
+    row = got.as_dict()
+    assert row["au"] + row["stall_part"] + row["barrier_part"] + row["overhead_part"] == pytest.approx(
+        1, abs=1e-3 + 2e-5 / got.seconds
+    )
+
+
+def test_a_loader_that_stalls_by_a_known_amount_is_measured_to_two_percent() -> None:
+    loader, steps = Slow(60, 0.005), Steps()
+    run_steps(loader, accelerator(0.001), steps)
+    got = block_metrics(steps, steps.blocks[0], 1, 0)
+    known = sum(loader.waits[1:]) * 1e-9
+    assert got.stall == pytest.approx(known, rel=0.02)
+    assert got.stall >= 59 * 0.005
+    waits = stalls(steps, 1, 0)
+    assert waits.sum() == pytest.approx(known, rel=0.02)
+    found = stall_percentiles(waits)
+    assert found is not None
+    assert found["p50"] == pytest.approx(np.median(loader.waits[1:]) * 1e-9, rel=0.02)
+
+
+def test_compute_is_as_long_as_was_drawn_and_not_shorter() -> None:
+    steps, compute = Steps(), accelerator(0.002, stdev=0.0005)
+    run_steps(repeat(BATCH, 50), compute, steps)
+    again = Duration("normal", mean=0.002, stdev=0.0005).draw(4096, np.random.default_rng((7, 0, 0)))[:50]
+    took = (steps.ended - steps.begun)[:50]
+    assert (took >= again).all()
+    assert len(set(again.tolist())) > 40
+
+
+def test_draws_differ_between_ranks_and_epochs_and_are_the_same_again() -> None:
+    def drawn(rank: int, epoch: int) -> list[int]:
+        step = SimulatedStep(Duration("exponential", scale=1e-7), 7, rank)
+        step.begin(epoch)
+        step(0, None)
+        return list(step._drawn)
+
+    assert drawn(0, 0) == drawn(0, 0)
+    assert len({tuple(drawn(rank, epoch)) for rank in range(3) for epoch in range(3)}) == 9
+
+
+def test_an_epoch_that_ends_early_still_has_its_numbers() -> None:
+    """A loop that broke at its top left its last block open, and all metrics 0."""
+    steps = Steps()
+    run_steps(repeat(BATCH, 100), accelerator(0.0001), steps, limit=10)
+    assert (steps.count, steps.complete, len(steps.blocks)) == (10, True, 1)
+    got = block_metrics(steps, steps.blocks[0], 1, 0)
+    assert got.au is not None
+    assert got.au > 0
+    assert got.samples == 9 * 4
+
+
+def test_a_loader_that_fails_leaves_what_was_measured_until_then() -> None:
+    def broken() -> Iterator[LoadedBatch]:
+        yield from repeat(BATCH, 5)
+        raise OSError("gone")
+
+    steps = Steps()
+    with pytest.raises(OSError, match="gone"):
+        run_steps(broken(), accelerator(0.0), steps)
+    assert (steps.count, steps.complete) == (5, False)
+    assert steps.blocks[0].wall > 0
+    assert block_metrics(steps, steps.blocks[0], 1, 0).counted == 4
+
+
+def test_blocks_end_at_checkpoints_which_are_in_none_of_them() -> None:
+    steps, saved = Steps(), list[int]()
+
+    def save(step: int) -> None:
+        saved.append(step)
+        time.sleep(0.05)
+
+    begun = time.monotonic_ns()
+    run_steps(repeat(BATCH, 10), accelerator(0.001), steps, block_steps=4, at_block_end=save)
+    took = time.monotonic_ns() - begun
+    assert saved == [4, 8]
+    assert [(block.first, block.last) for block in steps.blocks] == [(0, 4), (4, 8), (8, 10)]
+    assert took - sum(block.wall for block in steps.blocks) >= 2 * 50_000_000
+    counted = [block_metrics(steps, block, 1, 0).counted for block in steps.blocks]
+    assert counted == [3, 3, 1]
+
+
+def test_no_block_of_nothing_follows_data_that_ends_with_one() -> None:
+    steps = Steps()
+    run_steps(repeat(BATCH, 8), accelerator(0.0), steps, block_steps=4, at_block_end=lambda step: None)
+    assert [(block.first, block.last) for block in steps.blocks] == [(0, 4), (4, 8)]
+
+
+def test_waiting_for_other_ranks_is_a_part_of_its_own() -> None:
+    steps = Steps()
+    run_steps(repeat(BATCH, 10), accelerator(0.001), steps, barrier=lambda: time.sleep(0.003))
+    got = block_metrics(steps, steps.blocks[0], 0, 0)
+    assert got.barrier >= 10 * 0.003
+    assert got.barrier == pytest.approx(steps.barrier[:10].sum() * 1e-9)
+
+
+def test_arrays_grow_without_losing_steps() -> None:
+    steps = Steps(3)
+    run_steps((LoadedBatch(number, 0, None) for number in range(100)), accelerator(0.0), steps)
+    assert steps.arrays()["samples"].tolist() == list(range(100))
+    assert (np.diff(steps.arrays()["asked"]) > 0).all()
+
+
+def test_an_epoch_without_steps_has_no_numbers_instead_of_wrong_ones() -> None:
+    steps = Steps()
+    run_steps(iter(()), accelerator(0.0), steps)
+    got = block_metrics(steps, steps.blocks[0], 1, 0)
+    assert (got.steps, got.counted, got.au) == (0, 0, None)
+    assert epoch_metrics([got])["au"] is None
+    assert stall_percentiles(stalls(steps, 1, 0)) is None
+
+
+def dlio(steps: Steps, block: Block, start: int, end: int, batch: int) -> tuple[float, float]:
+    """AU and samples a second by statscounter.py's compute_metrics_train, with its window for the count of samples."""
+    proc = (steps.ended - steps.asked)[block.first : block.last] * 1e-9
+    compute = (steps.ended - steps.begun)[block.first : block.last] * 1e-9
+    last = len(proc) - 1 - end
+    total = block.wall * 1e-9 - proc[:start].sum() - proc[last + 1 :].sum()
+    kept = compute[start : last + 1]
+    return kept.sum() / total, len(kept) * batch / total
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 1000)] * 4), min_size=3, max_size=30),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 500),
+)
+def test_utilization_and_rate_are_dlio_s(
+    parts: list[tuple[int, int, int, int]], start: int, end: int, tail: int
+) -> None:
+    steps, now = Steps(len(parts)), 1000
+    for at, (wait, before, compute, after) in enumerate(parts):
+        steps.asked[at], steps.arrived[at] = now, now + wait
+        steps.begun[at] = now + wait + before
+        steps.ended[at] = now + wait + before + compute
+        now += wait + before + compute + after
+        steps.samples[at] = 4
+    steps.count = len(parts)
+    block = Block(0, len(parts), 990, now + tail, tail, now + tail - 990)
+    got = block_metrics(steps, block, start, end)
+    if not got.counted or not got.seconds:
+        assert got.au is None
+        return
+    au, rate = dlio(steps, block, start, end, 4)
+    assert got.au == pytest.approx(au)
+    assert got.as_dict()["samples_per_second"] == pytest.approx(rate)
+    assert got.residue == pytest.approx(0, abs=1e-12)
+    assert got.overhead >= 0
+
+
+def test_blocks_are_weighted_by_their_steps() -> None:
+    steps = Steps()
+    run_steps(repeat(BATCH, 9), accelerator(0.0005), steps, block_steps=6, at_block_end=lambda step: None)
+    blocks = [block_metrics(steps, block, 1, 0) for block in steps.blocks]
+    first, second = (block.au for block in blocks)
+    assert first is not None
+    assert second is not None
+    assert epoch_metrics(blocks)["au"] == pytest.approx((6 * first + 3 * second) / 9)
+
+
+def test_a_real_step_computes_on_the_batch_whatever_it_holds() -> None:
+    pytest.importorskip("torch")
+    from stoker.bench.sources import read_workload
+
+    workload = read_workload(None, ["compute.kind=torch", "compute.hidden=8"], environ={}, dotenv=None).workload
+    step = make_step(workload, World())
+    assert isinstance(step, TorchStep)
+    before = [parameter.clone() for parameter in step._model.parameters()]
+    batch = {"x": np.full((4, 100), 200, np.uint8), "y": [b"abc"], "z": np.full((2, 600), np.nan, np.float32)}
+    now = time.perf_counter_ns()
+    assert step(0, batch) > now
+    after = list(step._model.parameters())
+    assert any(bool((one != two).any()) for one, two in zip(before, after, strict=True))
+    assert all(bool(one.isfinite().all()) for one in after)
+    with pytest.raises(ConfigError, match=r"compute.device: 'quantum' can not be used here"):
+        TorchStep("quantum", 8, 0, World())
