@@ -207,7 +207,7 @@ def test_an_error_in_one_thread_ends_all_and_leaves_only_whole_files(tmp_path: P
     left = [path for path in tmp_path.iterdir() if path.name != MANIFEST]
     assert 0 < len(left) < 40
     assert all(path.stat().st_size == len(content(spec, 0)) for path in left)
-    assert threading.active_count() == 1
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("stoker-generate")]
     report = generate(spec, tmp_path)
     assert (report.kept, report.made) == (len(left), 40 - len(left))
 
