@@ -215,7 +215,7 @@ class StreamingShardLoader:
         """Where to go on, all that was delivered taken for done. Save it with what else the job has to save.
 
         Of leased work it is that of all workers: what is committed. This worker's delivered samples are committed first, but
-        not where commits are explicit.
+        not where commits are explicit; so the thread that takes the samples must call it.
         """
         if isinstance(self._worker, Leased):
             if self.config.commit == "next":

@@ -274,7 +274,7 @@ def test_npz_views_are_what_numpy_reads_and_damage_makes_no_other_error(
     arrays: dict[str, Any], flips: list[tuple[float, int]]
 ) -> None:
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, **arrays)
     data = bytearray(file.getvalue())
     found = npz_views(memoryview(data))
     assert found is not None

@@ -19,8 +19,9 @@ from PIL import Image
 from packed_cases import tiny_image
 from s3server import Bucket
 from stoker import StreamingDataset
+from stoker.dataset.asked import files_address
 from stoker.dataset.cache import CacheSettings
-from stoker.dataset.foreign import foreign_address, open_foreign
+from stoker.dataset.foreign import open_foreign
 from stoker.dataset.place import Place
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import iterate_samples, read_samples
@@ -211,7 +212,7 @@ def test_files_patterns_lists_and_splits(tmp_path: Path) -> None:
     listed = [tmp_path / "train" / "part-2.npy", tmp_path / "train" / "part-0.npy"]
     assert read(open_foreign(listed, "npy"), "data") == [*range(40, 60), *range(20)]
     assert read(open_foreign(None, "npy", local=tmp_path / "train"), "data") == list(range(60))
-    assert foreign_address(tmp_path, None, "train").in_place
+    assert files_address(tmp_path, None, "train").in_place
 
 
 @pytest.mark.s3

@@ -2,12 +2,11 @@
 
 The "model" is what all ranks have summed up of the samples' ids. Rank 0 saves it with the loader's checkpoint every few
 steps, in one file. Rank 1 kills itself once. Each rank notes every step that it has finished, in one file before that and
-in another after it: by what has happened, not by how often torchrun began, as on a busy machine it may begin once more.
+in another after it.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import signal
@@ -27,11 +26,7 @@ BATCH = 6
 
 
 def main(data: str, cache: str, folder: str) -> None:
-    # On a busy machine gloo now and then loses the connection that it is making, and waits for it long after its timeout.
-    # Who ends here is begun anew by torchrun.
-    faulthandler.dump_traceback_later(20, exit=True)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    faulthandler.cancel_dump_traceback_later()
     rank, world = dist.get_rank(), dist.get_world_size()
     saved, killed = Path(folder, "saved.json"), Path(folder, "killed")
     life = int(killed.exists())

@@ -29,6 +29,9 @@ class Key:
     ignored: bool = False
 
 
+_OLD_NAME: Final = "DLIO 2.0.0's name of record_length_bytes{}, which later versions ignore: give both for both"
+
+
 def _format(value: Any) -> Any:
     return {"indexed_binary": "megatron", "mmap_indexed_binary": "megatron", "synthetic": "npz"}.get(value, value)
 
@@ -119,9 +122,9 @@ KEYS: Final[dict[str, Key]] = {
     "dataset.record_length_bytes": Key("dataset.record_bytes", _whole),
     "dataset.record_length_bytes_stdev": Key("dataset.record_bytes_stdev", _whole),
     "dataset.record_length_bytes_resize": Key("dataset.resize_bytes", _whole),
-    "dataset.record_length": Key(
-        said="DLIO's own key is record_length_bytes, so that this has no effect there", ignored=True
-    ),
+    "dataset.record_length": Key(said=_OLD_NAME.format("")),
+    "dataset.record_length_stdev": Key(said=_OLD_NAME.format("_stdev")),
+    "dataset.record_length_resize": Key(said=_OLD_NAME.format("_resize")),
     "dataset.num_subfolders_train": Key("dataset.subfolders"),
     "dataset.num_subfolders_eval": Key(said="one number for both, dataset.subfolders"),
     "dataset.file_prefix": Key("dataset.prefix"),

@@ -9,10 +9,10 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
 from stoker.dataset.destination import OutPath, open_destination
+from stoker.dataset.finishing import Finishing
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.progress import Progress
 from stoker.dataset.writer import WriterOptions, check_hash_names
@@ -34,7 +34,7 @@ _THREADS: Final = 3
 _WAITING: Final = 8
 
 
-class ImageWriter:
+class ImageWriter(Finishing):
     """Base of the writers of images: ``<label>/000000017.jpeg``, or ``000000017.jpeg`` without labels.
 
     Use it in a ``with`` statement. The index is written at its end, after every image is stored; after an exception it is not
@@ -103,7 +103,6 @@ class ImageWriter:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-write")
         self._room = threading.Semaphore(threads * _WAITING)
         self._error: BaseException | None = None
-        self._closed: str | None = None
 
     @property
     def samples_written(self) -> int:
@@ -180,17 +179,6 @@ class ImageWriter:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._close("aborted")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.abort()
-        elif self._closed is None:
-            self.finish()
-
     def _store(self, name: str, data: bytes, entry: dict[str, Any]) -> None:
         if self._error is None:
             entry["hashes"] = {algorithm: hash_hex(algorithm, data) for algorithm in self._hashes}
@@ -206,8 +194,7 @@ class ImageWriter:
     def _check_open(self) -> None:
         if self._error is not None and self._closed is None:
             raise self._error
-        if self._closed is not None:
-            raise ConfigError(f"this writer is {self._closed}: make a new one, with append=True to add to its dataset")
+        self._check_unclosed()
 
     def _close(self, how: str) -> None:
         self._closed = how

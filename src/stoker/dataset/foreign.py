@@ -13,25 +13,25 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from stoker.dataset.asked import files_asked_for, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.foreign_facts import ForeignFile, load_facts, save_facts
 from stoker.dataset.foreign_files import find_foreign
 from stoker.dataset.foreign_shards import describe_file, whole_file
 from stoker.dataset.foreign_survey import FetchedFiles, survey_files
 from stoker.dataset.index import Index
-from stoker.dataset.parquet_files import FoundFile, Source, source_of
-from stoker.dataset.place import Address, Place, address_of, default_cache
+from stoker.dataset.parquet_files import FoundFile, Source
+from stoker.dataset.place import Place, address_of
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, folder_of
 from stoker.formats.registry import get_format
 from stoker.formats.survey import only_settings
-from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
+from stoker.storage import RetryPolicy, Store, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["cached_names", "foreign_address", "open_foreign"]
+__all__ = ["cached_names", "open_foreign"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,22 +75,14 @@ def open_foreign(
     reader: Any = get_format(format)
     if settings.validate_hash:
         raise ConfigError("validate_hash: files without an index have no hashes")
-    given = local if remote is None else remote
-    if given is None:
-        raise ConfigError("give remote= or local=: where the files are")
-    if split is not None:
-        if not isinstance(given, str | os.PathLike):
-            raise ConfigError("split= needs one directory, not a list of files")
-        given = join_url(given, split)
+    asked, cache_root = files_asked_for(remote, local, split)
     if not isinstance(reader, FileFormat) and not hasattr(reader, "survey"):
         raise ConfigError(f"format={format!r} is read only from datasets that have an index.json")
 
     def open_root(root: str) -> Store:
         return open_store(root, storage_options, retry=retry, stall_timeout=stall_timeout)
 
-    asked = source_of(given)
-    cache_root = None if local is None or remote is None else os.path.join(os.path.expanduser(local), split or "")
-    keep = _keep(asked.root, cache_root, storage_options, beside=remote is None)
+    keep = side_places(asked.root, cache_root, storage_options, beside=remote is None)
     name = _side_name(asked, format, format_settings)
     known = load_facts(keep, name)
     try:
@@ -130,22 +122,6 @@ def open_foreign(
     place = ShardCache(address.root, None if address.in_place else store, settings, index.file_sizes)
     place.early = cache.early
     return Place(index, place, keep)
-
-
-def foreign_address(
-    remote: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
-    local: str | os.PathLike[str] | None,
-    split: str | None,
-    storage_options: StorageOptions | None = None,
-) -> Address:
-    """Where :func:`open_foreign` would read from, before anything is read."""
-    given = local if remote is None else remote
-    if given is None:
-        raise ConfigError("give remote= or local=: where the files are")
-    if split is not None and isinstance(given, str | os.PathLike):
-        given = join_url(given, split)
-    root = None if local is None or remote is None else os.path.join(os.path.expanduser(local), split or "")
-    return address_of(source_of(given).root, root, None, storage_options)
 
 
 def _images(reader: FileFormat, files: Sequence[FoundFile], settings: Mapping[str, Any]) -> list[ForeignFile]:
@@ -221,14 +197,6 @@ def cached_names(name: str, facts: Sequence[ForeignFile]) -> Iterator[str]:
         if one.samples:
             for shard in describe_file(name, one, one.spec, in_place=False):
                 yield from (file.basename for file in shard.raw)
-
-
-def _keep(root: str, cache_root: str | None, options: StorageOptions | None, *, beside: bool) -> tuple[Path, ...]:
-    """Directories for what is known of the files, the best first."""
-    directory = is_local(root)
-    default = default_cache(root, options) if directory is None else default_cache(os.path.realpath(directory), None)
-    first = [Path(cache_root)] if cache_root is not None else [directory] if beside and directory is not None else []
-    return tuple(dict.fromkeys([*first, default]))
 
 
 def _side_name(source: Source, name: str, settings: Mapping[str, Any]) -> str:

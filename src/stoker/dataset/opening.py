@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from stoker.dataset.asked import files_address
 from stoker.dataset.cache import CacheSettings
-from stoker.dataset.foreign import foreign_address, open_foreign
+from stoker.dataset.foreign import open_foreign
 from stoker.dataset.headers import index_or_headers
-from stoker.dataset.parquet import Files, OnBadFiles, open_parquet, parquet_address
+from stoker.dataset.parquet import Files, OnBadFiles, open_parquet
 from stoker.dataset.place import Address, Place, address_of, open_place
 from stoker.dataset.synthetic import open_synthetic, synthetic_address
 from stoker.errors import ConfigError
@@ -79,14 +80,12 @@ def format_address(
 ) -> Address:
     """Where the dataset lies, before anything is read."""
     name = format_name(format)
-    if name == "parquet":
-        return parquet_address(remote, local, split, storage_options)
     if name == _MADE:
         return synthetic_address()
     if name in (None, _INDEXED):
         assert remote is None or isinstance(remote, str | os.PathLike)
         return address_of(remote, local, split, storage_options)
-    return foreign_address(remote, local, split, storage_options)
+    return files_address(remote, local, split, storage_options)
 
 
 def open_format(

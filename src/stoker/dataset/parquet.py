@@ -9,23 +9,23 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from stoker.dataset.asked import files_asked_for, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.index import Index
-from stoker.dataset.parquet_files import FoundFile, Source, find_files, kinds_of, partitions_of, source_of
+from stoker.dataset.parquet_files import FoundFile, Source, find_files, kinds_of, partitions_of
 from stoker.dataset.parquet_footers import BadFile, FooterReader
 from stoker.dataset.parquet_shards import describe_row_groups
 from stoker.dataset.parquet_side import load_facts, save_facts
-from stoker.dataset.place import Address, Place, address_of, default_cache
+from stoker.dataset.place import Place, address_of
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.parquet.facts import FileFacts
 from stoker.formats.parquet.predicate import Filters, Predicate
-from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
+from stoker.storage import RetryPolicy, Store, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["Files", "OnBadFiles", "index_parquet", "open_parquet", "parquet_address"]
+__all__ = ["Files", "OnBadFiles", "index_parquet", "open_parquet"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,20 +100,12 @@ def open_parquet(
     if on_bad_files not in ("error", "skip"):
         raise ConfigError(f"on_bad_files={on_bad_files!r}: expected 'error' or 'skip'")
     wanted = _Wanted(None if columns is None else tuple(columns), filters, hive, on_bad_files)
-    given = local if remote is None else remote
-    if given is None:
-        raise ConfigError("give remote= or local=: where the Parquet files are")
-    if split is not None:
-        if not isinstance(given, str | os.PathLike):
-            raise ConfigError("split= needs one directory, not a list of files")
-        given = join_url(given, split)
+    asked, cache_root = files_asked_for(remote, local, split)
 
     def open_root(root: str) -> Store:
         return open_store(root, storage_options, retry=retry, stall_timeout=stall_timeout)
 
-    asked = source_of(given)
-    cache_root = None if local is None or remote is None else os.path.join(os.path.expanduser(local), split or "")
-    keep = _keep(asked.root, cache_root, storage_options, beside=remote is None)
+    keep = side_places(asked.root, cache_root, storage_options, beside=remote is None)
     name = _side_name(asked, wanted)
     known = load_facts(keep, name)
     try:
@@ -142,22 +134,6 @@ def open_parquet(
         with contextlib.suppress(OSError):
             cache.sweep()
     return Place(index, cache, keep)
-
-
-def parquet_address(
-    remote: Files | None,
-    local: str | os.PathLike[str] | None,
-    split: str | None,
-    storage_options: StorageOptions | None = None,
-) -> Address:
-    """Where :func:`open_parquet` would read from, before anything is read."""
-    given = local if remote is None else remote
-    if given is None:
-        raise ConfigError("give remote= or local=: where the Parquet files are")
-    if split is not None and isinstance(given, str | os.PathLike):
-        given = join_url(given, split)
-    root = None if local is None or remote is None else os.path.join(os.path.expanduser(local), split or "")
-    return address_of(source_of(given).root, root, None, storage_options)
 
 
 def index_parquet(remote: Files, **options: Any) -> Index:
@@ -248,14 +224,6 @@ def _remove_replaced(
             for path in (cache.root / key).glob("*.chunks"):
                 if f"{key}/{path.name}" not in names:
                     path.unlink(missing_ok=True)
-
-
-def _keep(root: str, cache_root: str | None, options: StorageOptions | None, *, beside: bool) -> tuple[Path, ...]:
-    """Directories for what is computed from the files, the best first."""
-    directory = is_local(root)
-    default = default_cache(root, options) if directory is None else default_cache(os.path.realpath(directory), None)
-    first = [Path(cache_root)] if cache_root is not None else [directory] if beside and directory is not None else []
-    return tuple(dict.fromkeys([*first, default]))
 
 
 def _side_name(source: Source, wanted: _Wanted) -> str:

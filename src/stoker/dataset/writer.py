@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.dataset.background import Press
 from stoker.dataset.destination import OutPath, open_destination
+from stoker.dataset.finishing import Finishing
 from stoker.dataset.index import INDEX_NAME, Index
 from stoker.dataset.progress import Progress
 from stoker.errors import ConfigError, EncodingError, FormatError
@@ -62,7 +62,7 @@ class WriterOptions(TypedDict, total=False):
     storage_options: StorageOptions | None
 
 
-class DatasetWriter:
+class DatasetWriter(Finishing):
     """Base of the writers: everything but how a format encodes samples.
 
     Use it in a ``with`` statement. The index, without which nobody can read the dataset, is written at its end, after
@@ -117,7 +117,6 @@ class DatasetWriter:
         )
         self._encode = self._encoder.encode
         self._sample_cost = self._encoder.sample_cost
-        self._closed: str | None = None
         self._stopped = False
         self._at: int = 0
         self._bound: int = -1
@@ -229,17 +228,6 @@ class DatasetWriter:
             self._press.cancel()
             self._close("aborted")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.abort()
-        elif self._closed is None:
-            self.finish()
-
     # -- how it works ----------------------------------------------------------------------------------------------
 
     def _prepare(self, options: WriterOptions) -> list[ShardInfo]:
@@ -329,7 +317,7 @@ class DatasetWriter:
     def _refuse(self) -> None:
         """Raise why the writer takes nothing more."""
         self._press.check()
-        raise ConfigError(f"this writer is {self._closed}: make a new one, with append=True to add to its dataset")
+        self._check_unclosed()
 
     def _close(self, how: str) -> None:
         self._closed = how

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +17,7 @@ import numpy as np
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.gather import gather_rows
-from stoker.formats.merge import read_each
-from stoker.formats.packed import PackedFormat, PackedShard, decode_fixed
+from stoker.formats.packed import PackedFormat, PackedShard, decode_fixed, read_gathered
 from stoker.formats.packing import fixed_kind
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -114,24 +114,7 @@ class ArrayFormat(PackedFormat):
         self, shards: Sequence[ArrayShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
         """See :class:`stoker.formats.base.Format`."""
-        if len(shards) == 1 or not len(rows):
-            return read_each(shards, which, rows, columns)
-        counts = np.array([shard.samples for shard in shards], dtype=np.int64)
-        # The gather below reads memory by address: nothing unchecked may reach it.
-        if int(rows.min()) < 0 or (rows >= counts[which]).any():
-            raise IndexError("row outside its shard")
-        batch: Batch = {}
-        rest: list[str] = []
-        names = shards[0].wanted(columns)
-        for name in names:
-            taken = _gather(shards, which, rows, name)
-            if taken is None:
-                rest.append(name)
-            else:
-                batch[name] = shards[0].finish(name, rows, taken)
-        if rest:
-            batch.update(read_each(shards, which, rows, rest))
-        return {name: batch[name] for name in names}
+        return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
 
 def _gather(shards: Sequence[ArrayShard], which: Ids, rows: Ids, name: str) -> Array | None:

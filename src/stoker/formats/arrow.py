@@ -16,7 +16,7 @@ from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow_layout import arrow_layout
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.mds.encodings import Encoding
-from stoker.formats.merge import read_each, scatter
+from stoker.formats.merge import scatter
 from stoker.formats.packed import (
     PackedFormat,
     PackedShard,
@@ -25,6 +25,7 @@ from stoker.formats.packed import (
     decode_fixed,
     decode_values,
     only_settings,
+    read_gathered,
     read_offsets,
 )
 from stoker.formats.packing import PackedEncoder, fixed_kind, flatten
@@ -262,24 +263,7 @@ class ArrowFormat(PackedFormat):
         self, shards: Sequence[ArrowShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
         """See :class:`stoker.formats.base.Format`."""
-        if len(shards) == 1 or not len(rows):
-            return read_each(shards, which, rows, columns)
-        counts = np.array([shard.samples for shard in shards], dtype=np.int64)
-        # The gather below reads memory by address: nothing unchecked may reach it.
-        if int(rows.min()) < 0 or (rows >= counts[which]).any():
-            raise IndexError("row outside its shard")
-        names = shards[0].wanted(columns)
-        batch: Batch = {}
-        rest: list[str] = []
-        for name in names:
-            gathered = _gather(shards, which, rows, name)
-            if gathered is None:
-                rest.append(name)
-            else:
-                batch[name] = shards[0].finish(name, rows, gathered)
-        if rest:
-            batch.update(read_each(shards, which, rows, rest))
-        return {name: batch[name] for name in names}
+        return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
 
 def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> Array | None:

@@ -32,7 +32,7 @@ def crc32c_function() -> Callable[[bytes], int]:
         except ImportError:
             continue
         return found
-    raise MissingPackageError("TFRecord needs google-crc32c, for its checksums: pip install 'stoker[tfrecord]'")
+    raise MissingPackageError("TFRecord needs a package for its checksums: pip install 'stoker[tfrecord]'")
 
 
 def mask(crc: int) -> int:

@@ -15,20 +15,20 @@ A shard that others wrote is described by ``survey``, from its own headers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import CorruptDataError, FormatError, IndexFileError, UnsafeDataError
+from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.checks import parse_files, parse_samples
 from stoker.formats.mds.encodings import Encoding, get_encoding
-from stoker.formats.mds.spec import mds_spec
+from stoker.formats.mds.spec import parse_columns
 from stoker.formats.merge import read_each
 from stoker.formats.survey import Survey, SurveyedFormat, check_count, only_settings
-from stoker.types import Batch, Buffer, Column, Ids
+from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = [
     "DECODE_ERRORS",
@@ -57,6 +57,40 @@ DECODE_ERRORS: Final = (
 )
 
 
+def read_gathered(
+    shards: Sequence[Any],
+    which: Ids,
+    rows: Ids,
+    columns: Sequence[str] | None,
+    gather: Callable[[str], Array | None],
+) -> Batch:
+    """``read_many`` for formats that gather some columns of several shards at once.
+
+    Args:
+        shards: with ``wanted`` and ``finish``, as :class:`~stoker.formats.arrays.ArrayShard` has them.
+        which, rows, columns: see :meth:`stoker.formats.base.Format.read_many`.
+        gather: the chosen rows of a column, shape ``(rows, ...)``; ``None`` where they are read shard by shard. It may read
+            memory by address: no row outside its shard reaches it.
+
+    Raises:
+        IndexError: a row is outside its shard.
+    """
+    if len(shards) == 1 or not len(rows):
+        return read_each(shards, which, rows, columns)
+    counts = np.array([shard.samples for shard in shards], dtype=np.int64)
+    if int(rows.min()) < 0 or (rows >= counts[which]).any():
+        raise IndexError("row outside its shard")
+    names = shards[0].wanted(columns)
+    batch: Batch = {}
+    for name in names:
+        taken = gather(name)
+        if taken is not None:
+            batch[name] = shards[0].finish(name, rows, taken)
+    if rest := [name for name in names if name not in batch]:
+        batch.update(read_each(shards, which, rows, rest))
+    return {name: batch[name] for name in names}
+
+
 class PackedFormat(SurveyedFormat, ABC):
     """Base of formats whose shards are single files in a layout that others know, too.
 
@@ -69,17 +103,7 @@ class PackedFormat(SurveyedFormat, ABC):
         """See :class:`stoker.formats.base.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""
         samples = parse_samples(obj, where)
         raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
-        names = string_list(obj, "column_names", where)
-        encodings = string_list(obj, "column_encodings", where)
-        sizes = tuple(require(obj, "column_sizes", list, where))
-        try:
-            spec, _ = mds_spec(names, encodings, sizes, *parse_settings(obj, where))
-        except IndexFileError as error:
-            raise IndexFileError(f"{where}: {error}") from None
-        except FormatError as error:
-            raise FormatError(f"{where}: {error}") from None
-        except TypeError:  # unhashable, so neither int nor null
-            refuse(where, "'column_sizes' should hold integers and nulls")
+        spec, _ = parse_columns(obj, where)
         more = self.parse_more(obj, where)
         return ShardInfo(self.name, samples, raw, zipped, compression, {**spec, **more} if more else spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Final
 
@@ -42,9 +43,9 @@ class _LineLayout(Layout):
         """The file's first line."""
         return b""
 
+    @abstractmethod
     def marks(self) -> list[bytes]:
         """What comes before each value, and behind the last."""
-        raise NotImplementedError
 
     def size(self, number: int) -> int | None:
         """See :class:`~stoker.generate.layout.Layout`."""

@@ -31,6 +31,7 @@ of which there are up to ``C - 1``. A sample is mixed with all of its node's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, Protocol, get_args
@@ -203,7 +204,7 @@ class Line:
         return _SpanPass(order, runs, settings)
 
 
-class _Pass:
+class _Pass(ABC):
     """One time through all samples. What is common: where a place of the shards' line lies."""
 
     def __init__(self, order: Ids, runs: Runs) -> None:
@@ -211,9 +212,9 @@ class _Pass:
         self._runs = runs
         self.total = int(runs.starts[-1])
 
+    @abstractmethod
     def places(self, numbers: Ids) -> Ids:
         """Place on the line of each number in ``[0, total)``."""
-        raise NotImplementedError
 
     def locate(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
         """Write shard and row of each number into the last two arguments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -36,7 +37,7 @@ class Division:
     labels: Array | None
 
 
-class _Static:
+class _Static(ABC):
     """What the static strategies share. Each says which part a rank has, and how large all are."""
 
     name: ClassVar[str]
@@ -68,11 +69,11 @@ class _Static:
         """The strategy by name and arguments, JSON-serialisable."""
         return {"name": self.name} | asdict(self)  # type: ignore[call-overload, no-any-return]  # all are dataclasses
 
-    def _part(self, division: Division, rank: int) -> Selection:
-        raise NotImplementedError
+    @abstractmethod
+    def _part(self, division: Division, rank: int) -> Selection: ...
 
-    def _sizes(self, division: Division) -> Ids:
-        raise NotImplementedError
+    @abstractmethod
+    def _sizes(self, division: Division) -> Ids: ...
 
     def _division(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None) -> Division:
         total = int(whole.sizes.sum())

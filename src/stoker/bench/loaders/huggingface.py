@@ -9,10 +9,17 @@ from typing import Any
 import numpy as np
 
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
-from stoker.bench.loaders.peers import array_of, data_files, local_folder, missing, need_format, versions
+from stoker.bench.loaders.peers import (
+    array_of,
+    data_files,
+    local_folder,
+    missing,
+    need_format,
+    refuse_settings,
+    versions,
+)
 from stoker.bench.loaders.torchloading import collate, data_loader, loaded, stop_workers
 from stoker.bench.workload import Dataset
-from stoker.errors import ConfigError
 
 __all__ = ["HuggingFaceLoader"]
 
@@ -52,10 +59,7 @@ class _Open:
         need_format(job, "huggingface", "parquet")
         folder = local_folder(job, "huggingface")
         workload = job.workload
-        if not workload.reader.decode:
-            raise ConfigError("reader.decode: false: the loader huggingface always decodes Parquet")
-        if workload.dataset.resize_bytes:
-            raise ConfigError("dataset.resize_bytes: the loader huggingface hands samples over as they are")
+        refuse_settings(job, "huggingface", decodes=True)
         files = [f"{folder}/{name}" for name in data_files(job)]
         options = dict(workload.reader.options)
         self._window = int(options.pop("shuffle_window", _WINDOW))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport, Split
 from stoker.bench.loaders.decode import FORMATS, open_samples, suffixes
-from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, versions
+from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, refuse_settings, versions
 from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
 from stoker.bench.workload import Workload
 from stoker.errors import ConfigError, ObjectNotFoundError
@@ -60,10 +60,7 @@ class _Open:
     def __init__(self, job: Job) -> None:
         import litdata
 
-        if not job.workload.reader.decode:
-            raise ConfigError("reader.decode: false: litdata always decodes samples")
-        if job.workload.dataset.resize_bytes:
-            raise ConfigError("dataset.resize_bytes: the loader litdata hands samples over as they are")
+        refuse_settings(job, "litdata", decodes=True)
         folder = _folder(job.url, job.split)
         if not (folder / _DONE).is_file():
             raise ObjectNotFoundError(

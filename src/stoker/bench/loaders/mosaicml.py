@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
-from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, need_format, versions
+from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, need_format, refuse_settings, versions
 from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
 from stoker.errors import ConfigError
 from stoker.storage import is_local
@@ -26,10 +26,7 @@ _KEYS = {
 class _Open:
     def __init__(self, job: Job) -> None:
         need_format(job, "mosaicml", "mds")
-        if not job.workload.reader.decode:
-            raise ConfigError("reader.decode: false: mosaicml-streaming always decodes samples")
-        if job.workload.dataset.resize_bytes:
-            raise ConfigError("dataset.resize_bytes: the loader mosaicml hands samples over as they are")
+        refuse_settings(job, "mosaicml", decodes=True)
         self._job = job
         self._folder = is_local(job.place)
         if self._folder is None:

@@ -23,6 +23,7 @@ __all__ = [
     "meet_in_torch",
     "missing",
     "need_format",
+    "refuse_settings",
     "set_rank_variables",
     "versions",
 ]
@@ -66,6 +67,23 @@ def need_format(job: Job, loader: str, *formats: str) -> None:
         raise ConfigError(
             f"the loader {loader} reads {', '.join(formats)}, not {found!r}: set dataset.format, and generate it"
         )
+
+
+def refuse_settings(job: Job, loader: str, *, decodes: bool) -> None:
+    """Refuse settings that a package has nothing like.
+
+    Args:
+        job: what is to be read.
+        loader: its name.
+        decodes: whether it decodes samples whatever it is told.
+
+    Raises:
+        ConfigError: one of them is set; names it.
+    """
+    if decodes and not job.workload.reader.decode:
+        raise ConfigError(f"reader.decode: false: the loader {loader} always decodes samples")
+    if job.workload.dataset.resize_bytes:
+        raise ConfigError(f"dataset.resize_bytes: the loader {loader} hands samples over as they are")
 
 
 def data_files(job: Job) -> list[str]:

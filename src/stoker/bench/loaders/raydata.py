@@ -10,7 +10,15 @@ import numpy as np
 
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
 from stoker.bench.loaders.decode import byte_count
-from stoker.bench.loaders.peers import array_of, data_files, local_folder, missing, need_format, versions
+from stoker.bench.loaders.peers import (
+    array_of,
+    data_files,
+    local_folder,
+    missing,
+    need_format,
+    refuse_settings,
+    versions,
+)
 from stoker.bench.workload import Dataset
 from stoker.errors import ConfigError
 
@@ -27,10 +35,7 @@ class _Open:
         need_format(job, "ray", "parquet")
         folder = local_folder(job, "ray")
         workload = job.workload
-        if not workload.reader.decode:
-            raise ConfigError("reader.decode: false: the loader ray always decodes Parquet")
-        if workload.dataset.resize_bytes:
-            raise ConfigError("dataset.resize_bytes: the loader ray hands samples over as they are")
+        refuse_settings(job, "ray", decodes=True)
         world = job.world
         files = [f"{folder}/{name}" for name in data_files(job)]
         self._left = len(files) % world.world_size

@@ -7,7 +7,15 @@ from functools import partial
 from typing import Any
 
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
-from stoker.bench.loaders.peers import array_of, data_files, local_folder, missing, need_format, versions
+from stoker.bench.loaders.peers import (
+    array_of,
+    data_files,
+    local_folder,
+    missing,
+    need_format,
+    refuse_settings,
+    versions,
+)
 from stoker.bench.loaders.torchloading import collate, data_loader, loaded, stop_workers
 from stoker.bench.workload import Dataset
 from stoker.errors import ConfigError
@@ -45,8 +53,7 @@ class _Open:
         folder = local_folder(job, "webdataset")
         files = [f"{folder}/{name}" for name in data_files(job)]
         world, reader, dataset = job.world, job.workload.reader, job.workload.dataset
-        if dataset.resize_bytes:
-            raise ConfigError("dataset.resize_bytes: the loader webdataset hands samples over as they are")
+        refuse_settings(job, "webdataset", decodes=False)
         mine = files[world.rank :: world.world_size]
         if not mine:
             raise ConfigError(

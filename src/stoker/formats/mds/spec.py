@@ -26,21 +26,31 @@ def parse_mds_shard(obj: Mapping[str, Any], where: str) -> ShardInfo:
     """
     samples = parse_samples(obj, where)
     raw, zipped, compression = parse_files(obj, ("data",), where)
+    spec, width = parse_columns(obj, where)
+    need = 8 + samples * (4 + width)
+    if raw[0].bytes < need:
+        refuse(where, f"{samples} samples need at least {need} bytes, but the shard has {raw[0].bytes}")
+    return ShardInfo("mds", samples, raw, zipped, compression, spec)
+
+
+def parse_columns(obj: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], int]:
+    """The columns that an entry of the index tells; see :func:`mds_spec`.
+
+    Raises:
+        IndexFileError: they are incomplete or contradict themselves.
+        FormatError: an encoding is unknown.
+    """
     names = string_list(obj, "column_names", where)
     encodings = string_list(obj, "column_encodings", where)
     sizes = tuple(require(obj, "column_sizes", list, where))
     try:
-        spec, width = mds_spec(names, encodings, sizes, *parse_settings(obj, where))
+        return mds_spec(names, encodings, sizes, *parse_settings(obj, where))
     except IndexFileError as error:
         raise IndexFileError(f"{where}: {error}") from None
     except FormatError as error:
         raise FormatError(f"{where}: {error}") from None
     except TypeError:  # unhashable, so neither int nor null
         refuse(where, "'column_sizes' should hold integers and nulls")
-    need = 8 + samples * (4 + width)
-    if raw[0].bytes < need:
-        refuse(where, f"{samples} samples need at least {need} bytes, but the shard has {raw[0].bytes}")
-    return ShardInfo("mds", samples, raw, zipped, compression, spec)
 
 
 @lru_cache(maxsize=256)

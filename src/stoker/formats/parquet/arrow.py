@@ -45,4 +45,6 @@ def _load(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MissingPackageError(f"reading Parquet needs pyarrow ({error}): pip install 'stoker[parquet]'") from error
+        raise MissingPackageError(
+            f"reading Parquet needs pyarrow ({error}), which stoker installs: pip install 'pyarrow>=23.0.1'"
+        ) from error
