@@ -2,12 +2,18 @@
 
     python benchmarks/setup_peers.py dlio
     python benchmarks/dlio.py --rounds 3 --json dlio.json
+    python benchmarks/dlio.py --case many               # files of several samples alone
 
-Two questions, each over npz files on the local disk that stay in the page cache, one accelerator, alternating in one run:
+Two questions, each over files on the local disk that stay in the page cache, one accelerator, alternating in one run:
 
 * ``compute``: steps take 323 ms, as unet3d's on an H100, far more than reading does. DLIO's torch loader against stoker's
   ``torch``, which is of the same kind: is the utilization, and are the samples a second, the same?
-* ``loader``: steps take no time. DLIO's torch loader against stoker's own pipeline: how many samples a second come?
+* ``loader``: steps take no time. DLIO's loader against stoker's own pipeline: how many samples a second come?
+
+Once with npz files of one sample; then, as ``many-npz``, ``many-hdf5`` and ``many-tfrecord``, with 16 samples a file, and
+steps of 100 ms in ``compute``. Of npz and HDF5 DLIO's torch loader opens the file anew for each sample, which is its default
+(``read_type: on_demand``), and of npz it then reads all of it. TFRecord it reads by TensorFlow, as it has no torch reader for
+it. Whatever it has read, it hands over one array that it made at the start.
 
 Both are counted alike, from each step's time without the first step of an epoch, over all epochs but the first, in which
 worker processes start: samples a second from the steps' durations, utilization as the nominal computing time in them.
@@ -35,18 +41,19 @@ DLIO = HERE / ".venvs" / "dlio" / "bin"
 # DLIO 2.0.0 calls a sample's size record_length; later versions, and stoker, record_length_bytes.
 YAML = """\
 model: {{name: same, type: cnn}}
-framework: pytorch
+framework: {framework}
 workflow: {{generate_data: False, train: True, checkpoint: False}}
 dataset:
   data_folder: {data}
-  format: npz
+  format: {format}
   num_files_train: {files}
   num_samples_per_file: {samples}
   record_length: {size}
   record_length_bytes: {size}
   record_length_resize: {resized}
   record_length_bytes_resize: {resized}
-reader: {{data_loader: pytorch, batch_size: {batch}, read_threads: {threads}, file_shuffle: seed, sample_shuffle: seed}}
+  generation_buffer_size: 4000000
+reader: {{data_loader: {framework}, batch_size: {batch}, read_threads: {threads}, file_shuffle: seed, sample_shuffle: seed}}
 train: {{epochs: {epochs}, computation_time: {seconds}}}
 metric: {{au: 0.9}}
 """
@@ -66,14 +73,24 @@ class Case:
     seconds: float
     epochs: int = 3
     threads: int = 1
+    format: str = "npz"
 
     def yaml(self, data: Path) -> str:
-        return YAML.format(**{**self.__dict__, "data": data})
+        framework = "tensorflow" if self.format == "tfrecord" else "pytorch"
+        return YAML.format(**{**self.__dict__, "data": data, "framework": framework})
 
 
 CASES = (
     Case("compute", "torch", 140, 1, 1 << 20, 150_000, 7, 0.323),
     Case("loader", "stoker", 2048, 1, 150_528, 150_528, 32, 0.0),
+    *(
+        case
+        for kind in ("npz", "hdf5", "tfrecord")
+        for case in (
+            Case(f"many-{kind}-compute", "torch", 16, 16, 150_528, 150_528, 8, 0.1, format=kind),
+            Case(f"many-{kind}-loader", "stoker", 128, 16, 150_528, 150_528, 32, 0.0, format=kind),
+        )
+    ),
 )
 
 
@@ -91,7 +108,13 @@ def run_dlio(case: Case, work: Path, *, generate: bool) -> dict[str, float]:
     ]
     if generate:
         command += ["++workload.workflow.generate_data=True", "++workload.workflow.train=False"]
-    environ = {**os.environ, "PATH": f"{DLIO}:{os.environ['PATH']}"}
+    if generate and case.format == "tfrecord":
+        # A script of DALI's makes an index, which is for DALI's own reader: the one that is measured never looks at it.
+        script = out / "bin" / "tfrecord2idx"
+        script.parent.mkdir()
+        script.write_text('#!/bin/sh\n: > "$2"\n')
+        script.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{out / 'bin'}:{DLIO}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=out, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"DLIO ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")

@@ -1,7 +1,9 @@
 """Flux's Parquet, rows of 2.16 MB, as arrays: stoker's pipeline against pyarrow, and how many accelerators it feeds.
 
     python benchmarks/flux.py /dev/shm/flux --files 4 --samples 96 --json flux.json
-    python benchmarks/flux.py s3://bucket/flux --options '{"endpoint": "http://...", ...}' --layout binary
+    python benchmarks/flux.py --s3 --files 2 --samples 96          # from the S3 server that STOKER_TEST_S3_ENDPOINT names
+    python benchmarks/flux.py /dev/shm/flux --files 48 --samples 12 --rounds 0 --accelerators 1 2 4 8 --results flux-au
+    stoker bench report flux-au                                    # the plot
 
 Generates the columns of MLPerf Storage's workload (``stoker bench run flux-b200``) in files of fewer rows, unless they are
 there, in two layouts:
@@ -17,37 +19,52 @@ and by second:
 * ``stoker``: ``StreamingDataset.batches()`` of 48 rows, shuffled over two row groups, as NumPy arrays that are the caller's;
 * ``raw``: the files' bytes by ``read()``, which is what is left where nothing is decoded.
 
+With ``--s3`` (``STOKER_TEST_S3_ENDPOINT``, ``_KEY`` and ``_SECRET``) the files lie in a bucket of their own, which goes at
+the end, in the layout ``binary``. CPU seconds are those of the reading process and all of
+its threads, not those of the server:
+
+* ``objects`` of one file, ``arrow``: as above, through ``pyarrow.fs.S3FileSystem``, and once more as ``objects-obstore`` and
+  ``arrow-obstore``, whole files by ``obstore.get``, decoded from memory;
+* ``stoker``: from the URL, through a cache that is empty at the begin of each pass, in ``--cache``;
+* ``raw``: the files' bytes by ``obstore.get``, dropped.
+
 Then, with ``--accelerators``, ``stoker bench`` with steps of ``--seconds`` for 12 rows, not of the workload's 1.35 s for 48:
 utilization against the number of simulated accelerators, with decoding, and without: whole files as bytes, which compute as
-long as their rows would. Its figures are for a plot: ``--json``.
+long as their rows would. ``--results`` keeps all runs, for ``stoker bench report``, which plots them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
+import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.bench.generation import make_data
 from stoker.bench.run import run_benchmark
 from stoker.bench.sources import Resolved, read_workload
 from stoker.dataset.streams import Stream
 from stoker.streaming import StreamingDataset
 
 BATCH = 48
+Ways = dict[str, tuple[Callable[..., int], tuple[Any, ...]]]
 
 
 def workload(files: int, samples: int, *settings: str) -> Resolved:
@@ -76,38 +93,146 @@ def as_lists(source: Path, target: Path) -> None:
             writer.close()
 
 
-def objects(folder: Path) -> int:
-    table = pq.ParquetFile(min(folder.glob("*.parquet")), memory_map=True).read_row_group(0, use_threads=False)
+def row_group_objects(file: pq.ParquetFile, number: int = 0) -> int:
+    table = file.read_row_group(number, use_threads=False)
     rows = table.to_pylist()
     assert len(rows) == table.num_rows
     return int(table.nbytes)
 
 
+def whole_objects(file: pq.ParquetFile) -> int:
+    return sum(row_group_objects(file, number) for number in range(file.num_row_groups))
+
+
+def row_group_tables(file: pq.ParquetFile) -> int:
+    return sum(file.read_row_group(number, use_threads=False).nbytes for number in range(file.num_row_groups))
+
+
+# -- of a directory --------------------------------------------------------------------------------------------------
+
+
+def mapped(folder: Path) -> list[pq.ParquetFile]:
+    return [pq.ParquetFile(path, memory_map=True) for path in sorted(folder.glob("*.parquet"))]
+
+
+def objects(folder: Path) -> int:
+    return row_group_objects(mapped(folder)[0])
+
+
 def arrow(folder: Path) -> int:
-    total = 0
-    for path in sorted(folder.glob("*.parquet")):
-        file = pq.ParquetFile(path, memory_map=True)
-        total += sum(file.read_row_group(number, use_threads=False).nbytes for number in range(file.num_row_groups))
-    return total
+    return sum(map(row_group_tables, mapped(folder)))
 
 
 def raw(folder: Path) -> int:
     return sum(len(path.read_bytes()) for path in sorted(folder.glob("*.parquet")))
 
 
-def stoker(place: str, options: dict[str, Any] | None) -> int:
-    with tempfile.TemporaryDirectory() as cache:
-        stream = Stream(place, None if options is None else cache, format="parquet", storage_options=options)
-        dataset = StreamingDataset(
-            streams=[stream],
-            batch_size=BATCH,
-            shuffle=True,
-            shuffle_block_size=2 * BATCH,
-            decoded_limit="400mb",  # less than there is: as in the data set's real size, nothing comes twice from memory
-            read_threads=0,
-        )
-        total = sum(np.asarray(column).nbytes for batch in dataset.batches() for column in batch.values())
-        dataset.close()
+# -- of a bucket -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Files of a bucket, and what opens it."""
+
+    bucket: str
+    names: tuple[str, ...]
+    options: dict[str, str]
+
+    def by_pyarrow(self, name: str) -> pq.ParquetFile:
+        files = file_system(*self.options.items())
+        return pq.ParquetFile(files.open_input_file(f"{self.bucket}/{name}"), pre_buffer=True)
+
+    def fetched(self, name: str) -> Any:
+        return obstore_of(f"s3://{self.bucket}", *self.options.items()).get(name).bytes()
+
+    def by_obstore(self, name: str) -> pq.ParquetFile:
+        return pq.ParquetFile(pa.BufferReader(pa.py_buffer(self.fetched(name))))
+
+
+@cache
+def file_system(*given: tuple[str, str]) -> Any:
+    from pyarrow.fs import S3FileSystem
+
+    options = dict(given)
+    endpoint = urlsplit(options["endpoint"])
+    return S3FileSystem(
+        access_key=options["access_key_id"],
+        secret_key=options["secret_access_key"],
+        region=options["region"],
+        scheme=endpoint.scheme,
+        endpoint_override=endpoint.netloc,
+    )
+
+
+@cache
+def obstore_of(url: str, *given: tuple[str, str]) -> Any:
+    from obstore.store import from_url
+
+    return from_url(url, client_options={"allow_http": True}, **dict(given))
+
+
+def s3_objects(place: Objects) -> int:
+    return whole_objects(place.by_pyarrow(place.names[0]))
+
+
+def s3_objects_obstore(place: Objects) -> int:
+    return whole_objects(place.by_obstore(place.names[0]))
+
+
+def s3_arrow(place: Objects) -> int:
+    return sum(row_group_tables(place.by_pyarrow(name)) for name in place.names)
+
+
+def s3_arrow_obstore(place: Objects) -> int:
+    return sum(row_group_tables(place.by_obstore(name)) for name in place.names)
+
+
+def s3_raw(place: Objects) -> int:
+    return sum(len(place.fetched(name)) for name in place.names)
+
+
+@contextlib.contextmanager
+def bucket_of_its_own() -> Iterator[tuple[str, dict[str, str]]]:
+    """A bucket's URL and its options; at the end it goes, with all that is in it."""
+    import boto3
+
+    options = {"endpoint": os.environ["STOKER_TEST_S3_ENDPOINT"], "access_key_id": os.environ["STOKER_TEST_S3_KEY"]}
+    options |= {"secret_access_key": os.environ["STOKER_TEST_S3_SECRET"], "region": "us-east-1"}
+    name = f"stoker-flux-{os.getpid()}"
+    client = boto3.client(
+        "s3",
+        endpoint_url=options["endpoint"],
+        aws_access_key_id=options["access_key_id"],
+        aws_secret_access_key=options["secret_access_key"],
+        region_name=options["region"],
+    )
+    client.create_bucket(Bucket=name)
+    try:
+        yield f"s3://{name}", options
+    finally:
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=name):
+            for item in page.get("Contents", []):
+                client.delete_object(Bucket=name, Key=item["Key"])
+        client.delete_bucket(Bucket=name)
+
+
+# -- of both ---------------------------------------------------------------------------------------------------------
+
+
+def stoker(place: str, options: dict[str, Any] | None, cache: str) -> int:
+    local = (
+        None if options is None else tempfile.mkdtemp(dir=cache)
+    )  # whoever started this removes it: that is not timed
+    dataset = StreamingDataset(
+        streams=[Stream(place, local, format="parquet", storage_options=options)],
+        batch_size=BATCH,
+        shuffle=True,
+        shuffle_block_size=2 * BATCH,
+        decoded_limit="400mb",  # less than there is: as in the data set's real size, nothing comes twice from memory
+        read_threads=0,
+    )
+    total = sum(np.asarray(column).nbytes for batch in dataset.batches() for column in batch.values())
+    dataset.close()
     return total
 
 
@@ -120,13 +245,17 @@ def timed(way: Callable[..., int], arguments: tuple[Any, ...]) -> tuple[float, f
     return size / (time.process_time() - cpu), size / (time.perf_counter() - wall)
 
 
-def rates(ways: dict[str, tuple[Callable[..., int], tuple[Any, ...]]], rounds: int) -> dict[str, dict[str, float]]:
+def rates(
+    ways: dict[str, tuple[Callable[..., int], tuple[Any, ...]]], rounds: int, cache: Path
+) -> dict[str, dict[str, float]]:
     """Bytes by CPU second and by second of each, the median of rounds, each in a process of its own."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
                 found[name].append(process.submit(timed, *way).result())
+            for one in cache.iterdir():
+                shutil.rmtree(one)
     made = {}
     for name, pairs in found.items():
         made[name] = {"cpu": statistics.median(c for c, _ in pairs), "wall": statistics.median(w for _, w in pairs)}
@@ -135,88 +264,131 @@ def rates(ways: dict[str, tuple[Callable[..., int], tuple[Any, ...]]], rounds: i
 
 
 def utilization(
-    place: str, counts: list[int], files: int, samples: int, seconds: float, options: str
+    place: str, counts: list[int], files: int, samples: int, seconds: float, options: str, results: Path
 ) -> list[dict[str, Any]]:
-    """AU against accelerators, with and without decoding."""
+    """AU against accelerators, with and without decoding; mean of three epochs, as ``stoker bench report`` shows it."""
     found = []
     for accelerators in counts:
+        steps = files * samples // 12 // accelerators
         for decode in (True, False):
             settings = [
                 f"compute.seconds={seconds}",
-                "train.epochs=2",
-                "reader.threads=1",
-                f"reader.decode={str(decode).lower()}",
-            ]
-            settings += [
-                "storage.cache=keep",
+                "train.epochs=3",
                 "train.barrier=false",
-                f"storage.options={options}",
+                f"metric.exclude_start={max(1, steps // 3)}",  # what was read ahead hides for so long what comes too late
+                "reader.threads=1",
                 "reader.batch_size=12",
+                f"reader.decode={str(decode).lower()}",
+                "storage.cache=keep",
+                f"storage.options={options}",
             ]
             if not decode:  # a file is then a sample
                 settings += ["reader.batch_size=1", "dataset.columns=[]", f"compute.seconds={seconds * samples / 12}"]
             resolved = workload(files, samples if decode else 1, *settings)
-            with tempfile.TemporaryDirectory() as results:
-                result = run_benchmark(
-                    resolved, results=Path(results) / "r", url=place, accelerators=accelerators, stages=("train",)
-                )
-            last = result["epochs"][-1]
-            if last["au"] is None:
-                raise SystemExit(f"{accelerators} accelerators have too few steps: give more --files")
-            found.append(
-                {
-                    "accelerators": accelerators,
-                    "decode": decode,
-                    "au": last["au"],
-                    "bytes_per_second": last["bytes_per_second"],
-                }
+            result = run_benchmark(
+                resolved,
+                results=results / f"{accelerators:03d}-{'arrays' if decode else 'bytes'}",
+                url=place,
+                accelerators=accelerators,
+                stages=("train",),
+                command=sys.argv,
             )
-            told = f"AU {last['au']:.2%}  {last['bytes_per_second'] / 1e9:.2f} GB/s"
+            train = result["train"]
+            if train["au"] is None:
+                raise SystemExit(f"{accelerators} accelerators have too few steps: give more --files")
+            one = {"au": train["au"]["mean"], "bytes_per_second": train["bytes_per_second"]["mean"]}
+            found.append({"accelerators": accelerators, "decode": decode, **one})
+            told = f"AU {one['au']:.2%}  {one['bytes_per_second'] / 1e9:.2f} GB/s"
             print(f"{accelerators:3} accelerators, decode {decode!s:5}  {told}", flush=True)
     return found
 
 
+def ways_of(layout: str, place: str, options: dict[str, str] | None, cache: str) -> dict[str, Any]:
+    """What is measured: names to functions and their arguments."""
+    where = f"{place.rstrip('/')}/train"
+    if options is not None:
+        from stoker.storage import open_store
+
+        bucket = where.removeprefix("s3://").partition("/")[0]
+        keys = sorted(f"train/{one.key}" for one in open_store(where, options).list() if one.key.endswith(".parquet"))
+        held = (Objects(bucket, tuple(keys), options),)
+        return {
+            "objects": (s3_objects, held),
+            "objects-obstore": (s3_objects_obstore, held),
+            "arrow": (s3_arrow, held),
+            "arrow-obstore": (s3_arrow_obstore, held),
+            "raw": (s3_raw, held),
+            "stoker": (stoker, (where, options, cache)),
+        }
+    folder = Path(where)
+    if layout == "list":
+        folder = Path(place) / "list"
+        if not folder.exists():
+            as_lists(Path(where), folder)
+    return {
+        "objects": (objects, (folder,)),
+        "arrow": (arrow, (folder,)),
+        "raw": (raw, (folder,)),
+        "stoker": (stoker, (str(folder), None, cache)),
+    }
+
+
+def measure(place: str, options: dict[str, str] | None, chosen: argparse.Namespace) -> dict[str, Any]:
+    """All that was asked for."""
+    given = json.dumps(options or {})
+    resolved = workload(chosen.files, chosen.samples, f"storage.options={given}")
+    with tempfile.TemporaryDirectory() as told:
+        made = run_benchmark(resolved, results=told, url=place, stages=("generate",))["generate"]
+    print(f"{made['files']} files, {made['samples']} rows")
+    result: dict[str, Any] = {"files": made["files"], "rows": made["samples"], "pyarrow": pa.__version__}
+    result |= {"from": "s3" if options else "directory", "rates": {}, "ratios": {}}
+    layouts = ("binary",) if options else ("binary", "list") if chosen.layout == "both" else (chosen.layout,)
+    for layout in layouts if chosen.rounds else ():
+        with tempfile.TemporaryDirectory(dir=chosen.cache) as cache:
+            ways = ways_of(layout, place, options, cache)
+            found = result["rates"][layout] = rates(ways, chosen.rounds, Path(cache))
+        for name, one in found.items():
+            print(f"{layout:7} {name:15} {one['cpu'] / 1e9:7.3f} GB a CPU second   {one['wall'] / 1e9:7.3f} GB/s")
+        over = {name: found["stoker"]["cpu"] / one["cpu"] for name, one in found.items() if name != "stoker"}
+        print(
+            f"{layout:7} stoker has, by CPU second, "
+            + ", ".join(f"{ratio:.2f} x {name}" for name, ratio in over.items())
+        )
+        result["ratios"][layout] = over
+    if chosen.accelerators:
+        with contextlib.ExitStack() as stack:
+            results = chosen.results or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            result["utilization"] = utilization(
+                place, chosen.accelerators, chosen.files, chosen.samples, chosen.seconds, given, results
+            )
+        if chosen.results:
+            print(f"stoker bench report {chosen.results}")
+    return result
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("place", help="a directory, best on a disk in memory, or a URL; with train/ below")
+    parser.add_argument("place", nargs="?", help="a directory, best on a disk in memory; with train/ below")
+    parser.add_argument("--s3", action="store_true", help="from an S3 server, instead of a directory")
     parser.add_argument("--files", type=int, default=4)
     parser.add_argument("--samples", type=int, default=96, help="rows of a file; flux has 288")
     parser.add_argument("--layout", choices=["binary", "list", "both"], default="both")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--options", default="{}", help="storage options of a URL, as JSON")
+    parser.add_argument("--rounds", type=int, default=5, help="of the rates; 0: none")
+    parser.add_argument(
+        "--cache", help="where stoker's cache of a bucket is made; default: the folder for temporary files"
+    )
     parser.add_argument("--accelerators", type=int, nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=0.05, help="of a step of 12 rows")
+    parser.add_argument("--results", type=Path, help="a directory, for the results of all runs with --accelerators")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    remote = "://" in chosen.place
-    options = json.loads(chosen.options) if remote else None
-    resolved = workload(chosen.files, chosen.samples, f"storage.options={chosen.options}")
-    made = make_data(resolved.workload, chosen.place)
-    print(f"{made['files']} files, {made['samples']} rows")
-    result: dict[str, Any] = {"files": made["files"], "rows": made["samples"], "pyarrow": pa.__version__, "rates": {}}
-    for layout in ("binary",) if remote else ("binary", "list") if chosen.layout == "both" else (chosen.layout,):
-        place = f"{chosen.place.rstrip('/')}/train"
-        ways: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {}
-        if not remote:
-            folder = Path(place)
-            if layout == "list":
-                folder = Path(chosen.place) / "list"
-                if not folder.exists():
-                    as_lists(Path(place), folder)
-                place = str(folder)
-            ways = {"objects": (objects, (folder,)), "arrow": (arrow, (folder,)), "raw": (raw, (folder,))}
-        ways["stoker"] = (stoker, (place, options))
-        found = result["rates"][layout] = rates(ways, chosen.rounds)
-        for name, one in found.items():
-            print(f"{layout:7} {name:8} {one['cpu'] / 1e9:7.3f} GB a CPU second   {one['wall'] / 1e9:7.3f} GB/s")
-        if not remote:
-            over = {name: found["stoker"]["cpu"] / found[name]["cpu"] for name in ("objects", "arrow", "raw")}
-            print(f"{layout:7} stoker has " + ", ".join(f"{ratio:.2f} x {name}" for name, ratio in over.items()))
-            result.setdefault("ratios", {})[layout] = over
-    if chosen.accelerators:
-        result["utilization"] = utilization(
-            chosen.place, chosen.accelerators, chosen.files, chosen.samples, chosen.seconds, chosen.options
-        )
+    if chosen.s3 == (chosen.place is not None):
+        parser.error("give a directory, or --s3")
+    if chosen.s3:
+        with bucket_of_its_own() as (place, options):
+            result = measure(place, options, chosen)
+    else:
+        result = measure(chosen.place, None, chosen)
     if chosen.json:
         chosen.json.write_text(json.dumps(result, indent=1))
     return 0

@@ -13,7 +13,8 @@ how many tokens a second of processor time makes, start included, which other wo
 * ``bare``: ``pyarrow.parquet.ParquetFile.read_row_group`` of the column, all row groups, one thread, results dropped;
 * ``bare, 2 threads``: the same on two threads, each with a file of its own: what the machine has;
 * ``loader``: ``StreamingParquetLoader``, 16 x 2,048, shuffled, int64 ids and shifted labels, as it comes;
-* ``loader, 2 threads``: the same with ``decode_threads=2``; ``int32``: in int32; ``in order``: unshuffled;
+* ``loader, 2 threads``: the same with ``decode_threads=2``; ``int32``: in int32; ``in order``: unshuffled; ``ids``: without
+  labels, as torch tensors: what ``hf torch`` delivers, which makes none;
 * ``packed``: ``layout="pack"`` of documents of mixed lengths (log-normal, mean 500; a file of its own), eos put behind each;
   only tokens count, and the padding is printed;
 * ``hf ...``: ``datasets.load_dataset(streaming=True)``, in batches of 16 as torch tensors, NumPy arrays, Arrow; and in rows.
@@ -106,10 +107,16 @@ def bare(path: Path, threads: int = 1) -> dict[str, Any]:
 def loader(path: Any, **options: Any) -> dict[str, Any]:
     from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
 
+    if options.get("labels") == "none":
+        import torch  # noqa: F401
+
     opened = StreamingParquetLoader(path, ShardConfig.single(), BATCH, SEQ, **options)
     began = time.perf_counter()
     for batch in opened:
-        assert batch.labels.shape == batch.input_ids.shape
+        if options.get("labels") == "none":
+            assert batch.torch("input_ids")["input_ids"].shape[1] == SEQ
+        else:
+            assert batch.labels.shape == batch.input_ids.shape
     seconds = time.perf_counter() - began
     stats = opened.stats
     return {"rate": stats.tokens / seconds, "padding": stats.padding_waste, "tokens": stats.tokens}
@@ -269,7 +276,9 @@ def local(folder: Path, options: argparse.Namespace) -> None:
         "loader": lambda: measure("loader", path),
         "loader, int32": lambda: measure("loader", path, dtype="int32"),
         "loader, in order": lambda: measure("loader", path, shuffle=False),
+        "loader, ids": lambda: measure("loader", path, labels="none"),
         "loader, 2 threads": lambda: measure("loader", path, decode_threads=2),
+        "loader, 2 threads, ids": lambda: measure("loader", path, decode_threads=2, labels="none"),
         "loader, 2 threads, int32": lambda: measure("loader", path, decode_threads=2, dtype="int32"),
         "packed": lambda: measure("loader", documents, **packed),
         "packed, 2 threads": lambda: measure("loader", documents, decode_threads=2, **packed),

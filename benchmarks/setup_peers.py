@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -76,10 +77,16 @@ def installed(name: str) -> dict[str, str]:
         return {}
     code = (
         "import sys, json; from importlib.metadata import distributions\n"
-        "print(json.dumps({d.metadata['Name'].lower(): d.version for d in distributions()}))"
+        "print(json.dumps([(d.metadata['Name'], d.version) for d in distributions()]))"
     )
-    found = json.loads(subprocess.check_output([python_of(name), "-c", code], text=True))
-    return {pin: found.get(pin, "") for pin in PINS[name]}
+    listed = json.loads(subprocess.check_output([python_of(name), "-c", code], text=True))
+    found = {normal(one): version for one, version in listed}
+    return {pin: found.get(normal(pin), "") for pin in PINS[name]}
+
+
+def normal(package: str) -> str:
+    """A package's name as all spellings of it are compared: ``tensorflow-cpu`` calls itself ``tensorflow_cpu``."""
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def right(name: str) -> bool:

@@ -6,15 +6,15 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 from stoker.cluster.coordination import Progress, WorkerHealth
 from stoker.dataset.streams import Stream
 from stoker.errors import ConfigError, StokerError
 from stoker.loader.adaptive import Adaptive, adaptive_course, planned_course
-from stoker.loader.arrays import ArrayRows, array_course
+from stoker.loader.arrays import ArrayRows
 from stoker.loader.checkpoint import Checkpoint, CheckpointFolder
+from stoker.loader.chosen import changed_course, course_of_arrays
 from stoker.loader.config import StreamingConfig
 from stoker.loader.leased import Leased
 from stoker.loader.lockstep import FILLER, Lockstep
@@ -23,8 +23,6 @@ from stoker.loader.reading import PoolRows, Rows
 from stoker.loader.replayed import Replayed
 from stoker.loader.stats import StreamStats
 from stoker.order.course import Course
-from stoker.order.native import NativeCourse
-from stoker.order.partition import Elastic, Partition, RoundRobin
 from stoker.streaming import StreamingDataset
 from stoker.types import Transform
 
@@ -70,7 +68,7 @@ class StreamingShardLoader:
             batch_size = config.batch_size or dataset.batch_size or 1
         elif isinstance(dataset, Mapping):
             rows = ArrayRows(dataset, transform)
-            course = _of_arrays(rows, config)
+            course = course_of_arrays(rows, config)
         elif isinstance(dataset, Sequence) and all(isinstance(one, Stream) for one in dataset):
             rows, course = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
         else:
@@ -340,45 +338,5 @@ def _forget(worker: Leased) -> None:
 
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolRows, Course]:
-    feed = dataset._feed  # the loader is a second reader of what the dataset has opened
-    course: Course = feed.course
-    partition = config.adaptive.base if config.adaptive is not None else config.partition
-    chosen = (partition, config.shuffle_seed, config.ends)
-    if any(value is not None for value in chosen):
-        if not isinstance(course, NativeCourse):
-            raise ConfigError(
-                "partition=, shuffle_seed= and ends= change stoker's own orders, not those of mosaicml-streaming: leave them "
-                "out of the config, or use shuffle_algo='block'"
-            )
-        course = _changed(course, partition, config)
-    return PoolRows(feed.pool, feed.settings, dataset.world.local_world_size), course
-
-
-def _changed(course: NativeCourse, partition: Partition | Adaptive | None, config: StreamingConfig) -> NativeCourse:
-    settings = course.settings
-    if partition is not None:
-        assert not isinstance(partition, Adaptive)
-        column = partition.column
-        if column is not None and (
-            settings.partition.column != column or type(partition) is not type(settings.partition)
-        ):
-            raise ConfigError(
-                f"partition {partition.name!r} needs the values of column {column!r}, which the dataset reads: give the "
-                f"StreamingDataset partition={partition.name} too"
-            )
-        settings = replace(settings, partition=partition)
-    if config.shuffle_seed is not None:
-        shuffle = "block" if settings.shuffle == "none" else settings.shuffle
-        settings = replace(settings, shuffle=shuffle, seed=config.shuffle_seed)
-    if config.ends is not None:
-        settings = replace(settings, remainder="uneven" if config.ends == "join" else config.ends)
-    return NativeCourse(course.sources, settings, course.origin)
-
-
-def _of_arrays(rows: ArrayRows, config: StreamingConfig) -> NativeCourse:
-    given = config.adaptive.base if config.adaptive is not None else config.partition
-    assert not isinstance(given, Adaptive)
-    alone = config.world_size == 1 or config.global_batch_size is not None
-    partition: Partition = given or (Elastic() if alone else RoundRobin())
-    ends = "uneven" if config.ends in (None, "join") else config.ends
-    return array_course(rows, partition, config.shuffle_seed, ends)
+    feed = dataset.feed  # the loader is a second reader of what the dataset has opened
+    return PoolRows(feed.pool, feed.settings, dataset.world.local_world_size), changed_course(feed.course, config)

@@ -231,6 +231,11 @@ class StreamingDataset(TorchIterable[Any]):
         return self._table.total
 
     @property
+    def feed(self) -> Feed:
+        """What is opened, and how it is read: for stoker's other loaders, which read it in ways of their own."""
+        return self._feed
+
+    @property
     def epoch_size(self) -> int:
         """Number of samples in an epoch, over all ranks."""
         return self._feed.course.epoch_size

@@ -11,6 +11,7 @@ from itertools import repeat
 import numpy as np
 
 from stoker.bench.loaders import Job, LoadedBatch, LoaderReport
+from stoker.errors import MissingPackageError, StorageError
 
 
 class _Open:
@@ -72,6 +73,68 @@ class Missing(Killed):
 
     def available(self) -> str | None:
         return "nolib is not installed: pip install nolib"
+
+
+class Lacks(Killed):
+    """Rank 1 finds, when it opens the data, that its host has not what others have."""
+
+    name = "lacks"
+
+    def open(self, job: Job) -> _Open:
+        if job.world.rank == 1:
+            raise MissingPackageError("nolib is not installed: pip install nolib")
+        return _Open(job, self.fails)
+
+
+class LacksAtOnce(Missing):
+    """Rank 1's host, as torchrun has it, lacks a library that others have."""
+
+    name = "lacks-at-once"
+
+    def available(self) -> str | None:
+        return super().available() if os.environ["RANK"] == "1" else None
+
+
+class _Stopping(_Open):
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        yield from super().epoch(number) if self.job.world.rank != 1 else self._one()
+
+    def _one(self) -> Iterator[LoadedBatch]:
+        yield LoadedBatch(2, 8, np.full(8, 1, np.uint8))
+        time.sleep(0.3)  # in which the others go on
+        raise StorageError("the disk is gone", url="/nothing")
+
+
+class Stops(Killed):
+    """Rank 1 has one batch, which does not count, and no more."""
+
+    name = "stops"
+
+    def open(self, job: Job) -> _Open:
+        return _Stopping(job, "")
+
+
+class _Stalling(_Open):
+    waited = 0
+
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        for k in range(80):
+            begun = time.perf_counter_ns()
+            time.sleep(0.004)
+            self.waited += (time.perf_counter_ns() - begun) * (k > 0)  # the first one is left out as warm-up
+            yield LoadedBatch(2, 8, np.full(8, self.job.world.rank, np.uint8))
+
+    def report(self) -> LoaderReport:
+        return LoaderReport("arrays", "nothing", "none", notes=(str(self.waited),))
+
+
+class Stalls(Killed):
+    """Makes each step wait for 4 ms, and tells in nanoseconds how long that really took."""
+
+    name = "stalls"
+
+    def open(self, job: Job) -> _Open:
+        return _Stalling(job, "")
 
 
 class Wrong:

@@ -15,9 +15,10 @@ import jsonschema
 import pytest
 
 from s3server import Bucket
+from stoker.bench.link import Link
 from stoker.bench.member import run_member
 from stoker.bench.plan import Plan
-from stoker.bench.rendezvous import Link, Server
+from stoker.bench.rendezvous import Server
 from stoker.bench.results import collect, schema
 from stoker.bench.sources import read_workload
 from stoker.cluster import World

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from stoker.bench import world as worlds
-from stoker.bench.rendezvous import Link, RankFailedError, Server
+from stoker.bench.link import Link, RankFailedError
+from stoker.bench.messages import Channel
+from stoker.bench.rendezvous import Server
 from stoker.bench.world import find_world, read_threads
 from stoker.cluster import World
 from stoker.errors import ConfigError
@@ -26,10 +29,16 @@ def server() -> Iterator[Server]:
     made = Server(3, "token", "digest", join_seconds=30)
     yield made
     made.close()
+    while OPENED:  # whose sockets would be left to the garbage collection, in whatever thread
+        OPENED.pop().close()
+
+
+OPENED: list[Link] = []
 
 
 def join(server: Server, rank: int, digest: str = "digest", token: str = "token") -> Link:
-    return Link(lambda: ("127.0.0.1", server.port, token), rank, digest, join_seconds=5)
+    OPENED.append(Link(lambda: ("127.0.0.1", server.port, token), rank, digest, join_seconds=5))
+    return OPENED[-1]
 
 
 def test_all_ranks_get_what_all_ranks_gave(server: Server) -> None:
@@ -80,13 +89,16 @@ def test_a_rank_that_waits_in_its_loader_ends_when_another_one_dies() -> None:
     """Such as one whose storage never answers; it would not look whether the run goes on."""
     server = Server(2, "token", "digest", join_seconds=60)
     code = (
-        "import sys, time; from stoker.bench.rendezvous import Link\n"
+        "import sys, time; from stoker.bench.link import Link\n"
         "Link(lambda: ('127.0.0.1', int(sys.argv[1]), 'token'), 0, 'digest', fatal=True, grace=0.2).barrier()\n"
-        "time.sleep(600)"
+        "print('loading', flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(server.port)], stderr=subprocess.PIPE, text=True) as stuck:
+    command = [sys.executable, "-c", code, str(server.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as stuck:
         other = join(server, 1)
         other.barrier()
+        assert stuck.stdout is not None
+        assert stuck.stdout.readline() == "loading\n"
         other._connection.shutdown(socket.SHUT_RDWR)
         said = stuck.communicate(timeout=60)[1]
     assert stuck.returncode == 1
@@ -170,3 +182,24 @@ def test_an_address_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("STOKER_BENCH_COORDINATOR", "host")
     with pytest.raises(ConfigError, match="must be host:port, got 'host'"):
         worlds.meet(World(0, 2, 1), tmp_path, "digest")
+
+
+def test_a_failure_never_lands_in_the_middle_of_an_answer() -> None:
+    """Of many MB, which one thread writes while another one tells why the run ends."""
+    ours, theirs = socket.socketpair()
+
+    def write(size: int) -> None:
+        for _ in range(60):
+            channel.send({"value": "x" * size})
+            threading.Event().wait(0.001)
+
+    with ours, theirs:
+        channel = Channel(ours)
+        writers = [threading.Thread(target=write, args=[size]) for size in (1_000_000, 3)]
+        for one in writers:
+            one.start()
+        with theirs.makefile("rb") as lines:
+            sizes = [len(json.loads(lines.readline())["value"]) for _ in range(120)]
+        for one in writers:
+            one.join()
+    assert sorted(sizes) == [3] * 60 + [1_000_000] * 60

@@ -16,16 +16,20 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
+from stoker.bench.link import RankFailedError
 from stoker.bench.loaders import get_loader, loader_names
 from stoker.bench.loaders.base import Job
-from stoker.bench.rendezvous import RankFailedError
-from stoker.bench.results import schema
+from stoker.bench.plan import Plan
+from stoker.bench.results import collect, schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.sources import read_workload
 from stoker.bench.workload import Stage
 from stoker.cli import main
 from stoker.cluster import World
 from stoker.errors import ConfigError, MissingPackageError
+
+CLOCKS = 4e-6
+"""Seconds by which two clocks may differ that are read as one."""
 
 TINY = (
     "compute.seconds=0.002",
@@ -67,7 +71,12 @@ def check(result: dict[str, Any], results: Path) -> None:
         for rank in epoch["ranks"]:
             for block in rank["blocks"]:
                 parts = block["compute"] + block["stall"] + block["barrier"] + block["overhead"]
-                assert parts == pytest.approx(block["seconds"], rel=2e-3, abs=2e-5)
+                assert parts == pytest.approx(block["seconds"], rel=1e-3, abs=CLOCKS)
+        if epoch["au"] is not None:
+            whole = epoch["au"] + epoch["stall_part"] + epoch["barrier_part"] + epoch["overhead_part"]
+            least = min(block["seconds"] for rank in epoch["ranks"] for block in rank["blocks"])
+            assert whole == pytest.approx(1, abs=1e-3 + CLOCKS / least)
+    assert "identity" not in broken(result)
 
 
 @pytest.mark.processes
@@ -273,6 +282,41 @@ def test_a_missing_library_is_an_error_before_anything_starts(tmp_path: Path, mo
 def test_no_step_to_measure_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leaves no step to measure"):
         bench(tmp_path, "train.steps=1", "reader.loader=synthetic")
+
+
+@pytest.mark.processes
+def test_a_known_stall_is_measured_to_two_percent(tmp_path: Path) -> None:
+    """From the loader's own clock to the numbers of the results, through a rank of its own."""
+    result = bench(tmp_path, "reader.loader=bench_loaders:Stalls", "train.epochs=1", url="/nothing", ranks=1)
+    check(result, tmp_path)
+    epoch = result["epochs"][0]
+    known = int(epoch["loader"]["notes"][0]) * 1e-9
+    (block,) = epoch["ranks"][0]["blocks"]
+    assert known >= 79 * 0.004
+    assert block["stall"] == pytest.approx(known, rel=0.02)
+    assert epoch["stall_part"] == pytest.approx(known / block["seconds"], rel=0.02)
+    assert epoch["stall_seconds"]["mean"] == pytest.approx(known / 79, rel=0.02)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("missing", "valid"), [(0.0005, True), (0.002, False), (-0.002, False)])
+def test_time_that_is_in_no_part_makes_a_run_invalid(missing: float, valid: bool, tmp_path: Path) -> None:
+    """Or in two parts: as if a clock had jumped while a real run was under way."""
+    bench(tmp_path, "reader.loader=bench_loaders:Stalls", "train.epochs=1", url="/nothing", ranks=1)
+    path = tmp_path / "rank00000.json"
+    record = json.loads(path.read_text())
+    (block,) = record["epochs"][0]["blocks"]
+    lost = missing * block["seconds"]
+    block["overhead"] -= lost
+    block["residue"] += lost
+    path.write_text(json.dumps(record))
+    settings = [*TINY, "reader.loader=bench_loaders:Stalls", "train.epochs=1"]
+    workload = read_workload(None, settings, environ={}, dotenv=None).workload
+    result = collect(Plan(workload, "/nothing", str(tmp_path), "x"), tmp_path, 1, failure=None, began=0, launcher="x")
+    assert ("identity" not in broken(result)) is valid
+    if not valid:
+        assert not result["valid"]
+        assert "0.20% of a block's time is in no part of it" in noted(result)
 
 
 @pytest.mark.processes

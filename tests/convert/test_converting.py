@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import tarfile
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_every_sample_comes_back_from_every_format(source: Path, tmp_path: Path,
     back = run(tmp_path / "out", tmp_path / "back", select=sorted(COLUMNS))
     assert back.columns == COLUMNS
     assert ids_of(tmp_path / "back") == list(range(SAMPLES))
+
+
+def test_keys_of_a_tar_are_the_samples_numbers_whoever_writes_them(source: Path, tmp_path: Path) -> None:
+    done = run(source, tmp_path / "out", to="tar", select=["id"], shard_samples=40)
+    assert done.tasks > 1
+    keys: list[str] = []
+    for path in sorted((tmp_path / "out").rglob("*.tar")):
+        with tarfile.open(path) as archive:
+            keys += [name.partition(".")[0] for name in archive.getnames()]
+    assert keys == [f"{number:09}" for number in range(SAMPLES)]
 
 
 @pytest.mark.parametrize(

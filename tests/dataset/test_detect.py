@@ -28,6 +28,9 @@ def lay(root: Path, *names: str) -> Path:
     [
         (("a.parquet", "_SUCCESS", "README.md"), Detected("files", "parquet")),
         (("cat/1.jpg", "dog/2.JPEG", "classes.txt"), Detected("files", "jpeg")),
+        (("cat/1.jpg", "dog/2.png", "dog/3.PNG"), Detected("files", "images")),
+        (("a.jsonl.gz", "b.jsonl.zst"), Detected("files", "json")),
+        (("a.CSV.GZ", "about.txt"), Detected("files", "csv")),
         (("0.tar", "1.tar", "index.csv", "about.json"), Detected("files", "tar")),
         (("a.jsonl", "b.ndjson"), Detected("files", "json")),
         (("a.json",), Detected("files", "json")),

@@ -162,6 +162,33 @@ def test_every_format_is_read_from_every_place(
         assert not [path for path in (tmp_path / "data").rglob("*") if ".stoker" in path.parts]
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("name", "pieces"), [*((name, {}) for name in FILES), ("csv", {}), ("csv", {"piece_bytes": 9})]
+)
+def test_where_files_lie_has_no_part_in_the_order(
+    name: str, pieces: dict[str, Any], bucket: Bucket, tmp_path: Path
+) -> None:
+    """States and seeds go with a data set from disk to a bucket: both depend on its fingerprint."""
+    suffix, make = FILES.get(name) or (".csv", lambda numbers: "\n".join(["id", *map(str, numbers), ""]).encode())
+    for put in (into(tmp_path / "data"), open_store(f"{bucket.url}/data", bucket.storage_options).put):
+        for number in range(3):
+            put(f"{number}/part{suffix}", make(range(number * ROWS, number * ROWS + ROWS)))
+    there = {"remote": f"{bucket.url}/data", "storage_options": bucket.storage_options}
+    places = [
+        open_foreign(format=name, **pieces, **arguments)
+        for arguments in (
+            {"remote": str(tmp_path / "data")},
+            {"remote": str(tmp_path / "data"), "local": tmp_path / "near"},
+            {**there, "local": tmp_path / "far"},
+        )
+    ]
+    assert len({place.index.fingerprint for place in places}) == 1
+    assert len(places[0].index) == 3 if not pieces else len(places[0].index) > 3
+    (tmp_path / "data" / f"more{suffix}").write_bytes(make(range(ROWS)))
+    assert open_foreign(str(tmp_path / "data"), name, **pieces).index.fingerprint != places[0].index.fingerprint
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_second_start_opens_no_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(into(tmp_path), name)

@@ -206,26 +206,37 @@ def _images(kind: str) -> Callable[[range], dict[str, bytes]]:
     return lambda numbers: {f"class {n % 5}/{n:03}.{kind}": tiny_image(n, kind) for n in numbers}
 
 
+# Of formats whose files are found by listing them. What they write is read with format=; see tests/writers/test_filesets.py.
+LISTED: dict[str, str] = {"megatron": "MegatronShardWriter", "parquet": "ParquetWriter"}
+
 OTHERS: dict[str, Others] = {
     "arrow": Others(each(_arrow, ".arrow"), lambda s: int(s["id"]), "`.arrow`, `.feather`, `.ipc`"),
-    "csv": Others(each(_csv(","), ".csv"), lambda s: int(s["id"]), "`.csv`"),
+    "csv": Others(each(_csv(","), ".csv"), lambda s: int(s["id"]), "`.csv`¹"),
     "files": Others(
         lambda numbers: {f"{n % 3}/{n}": str(n).encode() for n in numbers}, lambda s: int(bytes(s["data"])), "all"
     ),
     "hdf5": Others(each(_hdf5, ".h5"), lambda s: int(s["id"]), "`.h5`, `.hdf5`, `.he5`"),
     "jpeg": Others(_images("jpeg"), lambda s: int(Path(s["path"]).stem), "`.jpg`, `.jpeg`, `.jpe`"),
-    "json": Others(each(_json, ".jsonl"), lambda s: int(s["id"]), "`.jsonl`, `.ndjson`, `.json`"),
+    "images": Others(
+        lambda numbers: {
+            f"class {n % 5}/{n:03}.{'jpg' if n % 2 else 'png'}": tiny_image(n, "jpeg" if n % 2 else "png")
+            for n in numbers
+        },
+        lambda s: int(Path(s["path"]).stem),
+        "those of `jpeg` and `png`",
+    ),
+    "json": Others(each(_json, ".jsonl"), lambda s: int(s["id"]), "`.jsonl`, `.ndjson`, `.json`¹"),
     "mds": Others(_mds, lambda s: int(s["id"]), "`.mds`"),
     "megatron": Others(_megatron, lambda s: int(s["tokens"][0]), "`.idx` with `.bin`"),
     "npy": Others(each(_npy, ".npy"), lambda s: int(s["data"][0]), "`.npy`"),
     "npz": Others(each(_npz, ".npz"), lambda s: int(s["id"]), "`.npz`"),
     "parquet": Others(each(_parquet, ".parquet"), lambda s: int(s["id"]), "`.parquet`, `.parq`, `.pq`"),
     "png": Others(_images("png"), lambda s: int(Path(s["path"]).stem), "`.png`"),
-    "tar": Others(each(_tar, ".tar"), lambda s: int(s["cls"]), "`.tar`"),
-    "tfrecord": Others(each(_tfrecord, ".tfrecord"), lambda s: int(s["id"]), "`.tfrecord`, `.tfrecords`, `.tfrec`"),
-    "tsv": Others(each(_csv("\t"), ".tsv"), lambda s: int(s["id"]), "`.tsv`"),
+    "tar": Others(each(_tar, ".tar"), lambda s: int(s["cls"]), "`.tar`¹"),
+    "tfrecord": Others(each(_tfrecord, ".tfrecord"), lambda s: int(s["id"]), "`.tfrecord`, `.tfrecords`, `.tfrec`¹"),
+    "tsv": Others(each(_csv("\t"), ".tsv"), lambda s: int(s["id"]), "`.tsv`¹"),
     "xsv": Others(
-        each(_csv("|"), ".psv"), lambda s: int(s["id"]), "`.psv`, `.txt`, `.csv`, `.tsv`", {"separator": "|"}
+        each(_csv("|"), ".psv"), lambda s: int(s["id"]), "`.psv`, `.txt`, `.csv`, `.tsv`¹", {"separator": "|"}
     ),
 }
 
@@ -248,6 +259,7 @@ SHARDS = {
     "files": "a file, which is a sample",
     "hdf5": "a file of datasets",
     "jpeg": "a file, which is a sample; its folder is its class",
+    "images": "a JPEG or PNG file, which is a sample; its folder is its class",
     "json": "lines, an object each",
     "mds": "a file",
     "megatron": "64 MiB of an indexed data set's tokens",
@@ -261,7 +273,7 @@ SHARDS = {
     "tsv": "lines, as `csv`",
     "xsv": "lines, as `csv`, of any separator",
 }
-EXTRAS = {"hdf5": "hdf5", "jpeg": "images", "png": "images"}
+EXTRAS = {"hdf5": "hdf5", "images": "images", "jpeg": "images", "png": "images"}
 
 
 def sample_of(number: int, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -284,7 +296,8 @@ def table() -> list[str]:
     for name in format_names():
         made = WRITTEN.get(name)
         others = OTHERS.get(name)
-        writer = f"`{made.make.__name__}`" if made else ""
+        writer = made.make.__name__ if made else LISTED.get(name, "")
+        writer = f"`{writer}`" if writer else ""
         cells = [f"`{name}`", SHARDS[name], writer, others.suffixes if others else "", VIEWS.get(name, "")]
         extra = EXTRAS.get(name)
         lines.append("| " + " | ".join([*cells, f"`stoker[{extra}]`" if extra else ""]) + " |")

@@ -97,11 +97,12 @@ def streams(draw: st.DrawFn, most: int) -> tuple[int, bytes, list[int]]:
     packed: st.SearchStrategy[tuple[bool, list[int]]]
     packed = st.tuples(st.just(True), st.lists(value, min_size=1, max_size=40))
     plain = st.tuples(value, st.integers(1, 300)).map(_repeated)
+    long = st.tuples(value, st.sampled_from([8191, 8192])).map(_repeated)
     seeds = st.tuples(st.integers(0, 9), st.sampled_from([264, 504, 2000]))
     large = seeds.map(lambda chosen: (True, _random(*chosen, width)))
-    one = draw(st.lists(packed | plain | large, min_size=1, max_size=12))
+    one = draw(st.lists(packed | plain | large | long, min_size=1, max_size=12))
     repeated = draw(st.integers(1, 40))
-    runs = [run for run in one for _ in range(repeated if len(run[1]) > 200 else 1)]
+    runs = [run for run in one for _ in range(repeated if 200 < len(run[1]) < 8000 else 1)]
     if draw(st.booleans()):
         # Rows of one length have levels of one pattern, which goes on for a page, or breaks off.
         pattern = draw(st.lists(packed | plain, min_size=1, max_size=9))
@@ -127,6 +128,23 @@ def test_what_is_not_usual_is_found_in_streams(stream: tuple[int, bytes, list[in
     places, found = exceptions(memoryview(raw), count, width, usual)
     expected = [(place, value) for place, value in enumerate(values[:count]) if value != usual]
     assert list(zip(places.tolist(), found.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("long", [1 << 13, 1 << 20, 1 << 27])
+@pytest.mark.parametrize("before", [3, 100, 400_000])
+def test_long_runs_between_very_many_short_ones(before: int, long: int) -> None:
+    # The zero and seven ones, packed, then 500 ones: what documents of 508 tokens have as levels.
+    one, _ = encode([(True, [0] + [1] * 7), (False, [1] * 500)], 1)
+    between, length = bytearray(), long << 1
+    while length > 127:
+        between.append(length & 127 | 128)
+        length >>= 7
+    raw = one * before + bytes(between) + bytes([length, 1]) + one * 100
+    places, values = exceptions(memoryview(raw), 508 * (before + 100) + long, 1, 1)
+    begins = np.arange(before + 100) * 508
+    begins[before:] += long
+    assert (places == begins).all()
+    assert not values.any()
 
 
 @given(streams(24), st.data())

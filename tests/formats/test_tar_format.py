@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packed_cases import opened
-from stoker import StreamingDataset
+from stoker import MDSWriter, StreamingDataset
+from stoker.convert import convert
 from stoker.dataset.writers import TarWriter
-from stoker.errors import ConfigError, CorruptDataError, EncodingError
+from stoker.errors import ConfigError, CorruptDataError, EncodingError, IndexFileError
 from stoker.formats.base import ReadOptions
 
 COLUMNS = {"cls": "str_int", "jpg": "bytes", "json": "json", "seg.png": "bytes", "txt": "str"}
@@ -163,3 +164,53 @@ def test_an_archive_that_is_cut_off_or_damaged_is_refused() -> None:
     large[124:136] = b"\x80" + bytes(3) + b"\x7f" * 8
     with pytest.raises(CorruptDataError, match="past the archive's end"):
         opened(bytes(large), "tar")
+
+
+@pytest.mark.parametrize("kind", ["int", "uint8", "int32", "int64", "str_int"])
+@pytest.mark.parametrize("extension", ["cls", "id", "index"])
+def test_numbers_are_read_alike_with_and_without_the_index(kind: str, extension: str, tmp_path: Path) -> None:
+    rows: dict[str, Any] = {extension: np.arange(9, dtype=np.uint8), "txt": [f"t{n}" for n in range(9)]}
+    with TarWriter({extension: kind, "txt": "str"}, tmp_path) as writer:
+        writer.write_batch({name: list(column[:4]) for name, column in rows.items()})
+        for number in range(4, 9):
+            writer.write({extension: number, "txt": f"t{number}"})
+    indexed = StreamingDataset(local=tmp_path)
+    plain = StreamingDataset(remote=tmp_path, format="tar")
+    assert [sample[extension] for sample in indexed] == list(range(9))
+    assert [dict(sample) for sample in indexed] == [dict(sample) for sample in plain]
+    if kind != "str_int":  # of the type that was declared
+        column: Any = indexed.read(np.arange(9))[extension]
+        assert column.dtype == np.dtype("int64" if kind == "int" else kind)
+    # WebDataset's own decoder agrees.
+    wds = pytest.importorskip("webdataset")
+    decoded = wds.WebDataset([str(tmp_path / "shard.00000.tar")], shardshuffle=False).decode()
+    assert [sample[extension] for sample in decoded] == list(range(9)) or extension == "index"
+
+
+def test_numbers_of_a_conversion_are_read_without_the_index(tmp_path: Path) -> None:
+    with MDSWriter(columns={"id": "int", "n": "int"}, out=str(tmp_path / "mds")) as writer:
+        for number in range(7):
+            writer.write({"id": number, "n": number})
+    convert(tmp_path / "mds", tmp_path / "tar", to="tar")
+    plain = StreamingDataset(remote=f"{tmp_path}/tar/*.tar", format="tar")
+    assert [sample["id"] for sample in plain] == list(range(7))
+    # Of an extension that says nothing, a value is its bytes, which the index explains.
+    assert plain[5]["n"] == (5).to_bytes(8, "little")
+    assert StreamingDataset(local=tmp_path / "tar")[5]["n"] == 5
+
+
+def test_digits_that_fit_no_column_are_corrupt_and_foreign_claims_refused(tmp_path: Path) -> None:
+    with TarWriter({"id": "uint8"}, tmp_path) as writer:
+        with pytest.raises(EncodingError, match="column 'id' of sample 0"):
+            writer.write({"id": 256})
+        writer.write({"id": 255})
+    shard, index = tmp_path / "shard.00000.tar", tmp_path / "index.json"
+    assert b"255" in shard.read_bytes()
+    good = shard.read_bytes()
+    for wrong, message in ((b"256", "does not fit uint8"), (b"2x5", "does not decode")):
+        shard.write_bytes(good.replace(b"255", wrong))
+        with pytest.raises(CorruptDataError, match=rf"shard.00000.tar.*column 'id'.*{message}"):
+            list(StreamingDataset(local=tmp_path))
+    index.write_text(index.read_text().replace('"digit_columns": ["id"]', '"digit_columns": ["__key__"]'))
+    with pytest.raises(IndexFileError, match="'digit_columns' names '__key__'"):
+        StreamingDataset(local=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on(processes: int, tmp_pat
         while len(list(tmp_path.glob("*.jsonl"))) < 3:
             assert run.poll() is None
             time.sleep(0.01)
-        run.send_signal(signal.SIGINT)
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all of them
         _, said = run.communicate(timeout=60)
     finally:
         run.kill()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from stoker.errors import ConfigError, StorageError, StorageFullError
 from stoker.generate import DatasetSpec, file_names, generate
 from stoker.generate.marker import MANIFEST
 from stoker.storage import open_store
-from stoker.storage.stream import put_stream
 from support import environ
 
 HERE = Path(__file__).parent
@@ -293,32 +291,6 @@ def test_files_of_several_parts_reach_s3_whole_or_not_at_all(bucket: Bucket) -> 
 def test_a_bucket_that_is_not_there_is_told_as_such(bucket: Bucket) -> None:
     with pytest.raises(StorageError, match="bucket"):
         generate(small("npy"), f"{bucket.url}-other", storage_options=bucket.storage_options)
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_a_stream_is_put_whole_and_its_error_is_the_callers(large: bool, tmp_path: Path) -> None:
-    buffer = bytearray(1 << 20)
-
-    def chunks() -> Iterator[memoryview]:
-        for number in range(12):
-            buffer[:] = bytes([number]) * len(buffer)  # written over, as those who make files do
-            yield memoryview(buffer)
-
-    def failing() -> Iterator[memoryview]:
-        yield memoryview(buffer)
-        raise ZeroDivisionError
-
-    expected = b"".join(bytes([number]) * len(buffer) for number in range(12))
-    for url in (str(tmp_path), "memory://put-stream"):
-        store = open_store(url)
-        put_stream(store, "a/b", chunks, large=large)
-        assert store.get("a/b") == expected
-        with pytest.raises(ZeroDivisionError):
-            put_stream(store, "a/c", failing, large=large)
-        with pytest.raises(ZeroDivisionError):
-            put_stream(store, "a/b", failing, large=large)
-        assert [(item.key, item.size) for item in store.list()] == [("a/b", len(expected))]
-        assert store.get("a/b") == expected
 
 
 @pytest.mark.parametrize("arguments", [{"threads": 0}, {"processes": 0}, {"host": (2, 2)}, {"host": (-1, 2)}])

@@ -19,6 +19,7 @@ from s3server import Bucket
 from stoker import MDSWriter
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.compression import parse_compression
+from stoker.formats.parquet.heads import page_heads
 from stoker.inspection import Problem, VerifyReport, verify
 from stoker.storage import open_store
 
@@ -296,20 +297,79 @@ def test_it_goes_on_after_the_first_problem_and_stops_at_too_many(tmp_path: Path
     assert report.stopped
 
 
-def test_parquet_pages_are_checked_deep(tmp_path: Path) -> None:
+def test_parquet_values_are_checked_deep(tmp_path: Path) -> None:
     write_others("parquet", tmp_path)
     victim = tmp_path / "part-1.parquet"
-    where = pq.read_metadata(victim).row_group(1).column(0)
-    at = where.data_page_offset + where.total_compressed_size // 2
+    start, end = _pages_of(victim, 0)
     data = victim.read_bytes()
-    victim.write_bytes(data[:at] + bytes(range(100, 120)) + data[at + 20 :])
-    assert verify(tmp_path).ok
+    page = next(page_heads(data, start, end - start))
+    victim.write_bytes(data[: page.start] + b"\xff" * 8 + data[page.start + 8 :])  # Snappy's length of what comes out
+    assert verify(tmp_path).ok  # there is no checksum that could tell
     report = verify(tmp_path, deep=True)
     assert report.problems
     assert {(problem.key, problem.shard) for problem in report.problems} == {("part-1.parquet", 1)}
     assert "row group 1" in report.problems[0].message
     victim.write_bytes(data[:-5])
     assert kinds(verify(tmp_path)) == {"structure"}
+
+
+def _pages_of(path: Path, column: int) -> tuple[int, int]:
+    chunk = pq.read_metadata(path).row_group(1).column(column)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    return start, start + chunk.total_compressed_size
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "zstd", "brotli"])
+def test_a_changed_byte_of_a_parquet_page_with_a_checksum_is_found_without_decoding(
+    version: str, compression: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"id": range(400), "text": [["x", f"number {number % 7}"] for number in range(400)]})
+    pq.write_table(
+        table,
+        path,
+        row_group_size=200,
+        compression=compression,
+        data_page_version=version,
+        data_page_size=500,
+        write_page_checksum=True,
+        column_encoding={"id": "DELTA_BINARY_PACKED"},
+        use_dictionary=["text.list.element"],
+    )
+    report = verify(tmp_path)
+    assert report.ok
+    assert report.bytes > path.stat().st_size / 2
+    for column, name in ((0, "id"), (1, "text.list.element")):
+        _, end = _pages_of(path, column)
+        for at in (end - 9, end - 1):
+            flip(path, at)
+            assert verify(tmp_path, quick=True).ok
+            problems = verify(tmp_path).problems
+            assert {(one.kind, one.key) for one in problems} == {("structure", "a.parquet")}
+            assert f"row group 1, column '{name}': page " in problems[0].message
+            flip(path, at)
+
+
+def test_parquet_pages_that_are_not_those_of_the_footer_are_found(tmp_path: Path) -> None:
+    def written(name: str, rows: int) -> Path:
+        table = pa.table({"id": pa.array(range(rows)), "n": pa.array([7] * rows)})
+        pq.write_table(table, tmp_path / name, use_dictionary=["n"], compression="none", store_schema=False)
+        return tmp_path / name
+
+    # Pages of 99 rows where the footer tells of 100.
+    few, many = written("few", 99).read_bytes(), written("many", 100).read_bytes()
+    chunk, other = (pq.read_metadata(tmp_path / name).row_group(0).column(1) for name in ("many", "few"))
+    first, last = chunk.dictionary_page_offset, chunk.dictionary_page_offset + chunk.total_compressed_size
+    there = few[other.dictionary_page_offset : other.dictionary_page_offset + other.total_compressed_size]
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "a.parquet").write_bytes(many[:first] + there + many[first + len(there) :])
+    assert len(there) <= last - first
+    assert kinds(verify(root)) == {"structure"}
+    (root / "a.parquet").write_bytes(many[:first] + bytes(last - first) + many[last:])
+    (problem,) = verify(root).problems
+    assert "row group 0, column 'n': page 0: " in problem.message
 
 
 def test_bytes_that_belong_to_no_sample_are_told(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,6 +71,51 @@ def test_several_buffers_become_one_object(store: Store, size: int) -> None:
     assert store.get("b") == data
     store.put("c", [])
     assert store.get("c") == b""
+
+
+@pytest.mark.parametrize("chunks", [0, 3, 20])
+def test_a_stream_of_chunks_becomes_one_object(store: Store, chunks: int) -> None:
+    buffer = bytearray(1 << 20)
+
+    def making() -> Iterator[memoryview]:
+        for number in range(chunks):
+            buffer[:] = bytes([number]) * len(buffer)  # written over, as those who make data do
+            yield memoryview(buffer)
+
+    store.put_stream("a/b", making)
+    assert store.get("a/b") == b"".join(bytes([number]) * len(buffer) for number in range(chunks))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error"),
+    [(0, ZeroDivisionError()), (1, FileNotFoundError("mine")), (20, StorageError("mine")), (20, KeyboardInterrupt())],
+)
+def test_a_stream_that_fails_leaves_nothing_and_its_error_is_the_callers(
+    store: Store, tmp_path: Path, no_debris: None, request: pytest.FixtureRequest, chunks: int, error: BaseException
+) -> None:
+    store.put("a/b", b"before")
+
+    def failing() -> Iterator[bytes]:
+        for _ in range(chunks):
+            yield bytes(1 << 20)
+        raise error
+
+    for key in ("a/b", "a/c"):
+        with pytest.raises(type(error)) as caught:
+            store.put_stream(key, failing)
+        assert caught.value is error
+    assert [info.key for info in store.list()] == ["a/b"]
+    assert store.get("a/b") == b"before"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] in ([], ["b"])
+    if "bucket" in request.fixturenames:
+        bucket: Bucket = request.getfixturevalue("bucket")
+        assert not bucket.server.client().list_multipart_uploads(Bucket=bucket.name).get("Uploads")
+
+
+def test_an_error_of_the_store_in_the_middle_of_a_stream_is_the_stores(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "key").mkdir(parents=True)
+    with pytest.raises(StorageError, match="folder/key"):
+        open_store(tmp_path / "folder").put_stream("key", lambda: iter([b"x"]))
 
 
 @pytest.mark.parametrize("data", ["text", 3, [1, 2], None, memoryview(b"abcdef")[::2]])

@@ -43,6 +43,7 @@ _NO_BODY: list[Callable[[Store, Path], object]] = [
     lambda store, path: store.head("a"),
     lambda store, path: list(store.list()),
     lambda store, path: store.put("a", b"data"),
+    lambda store, path: store.put_stream("a", lambda: iter([b"da", b"ta"])),
     lambda store, path: store.delete("a"),
 ]
 
@@ -99,7 +100,7 @@ _LISTING = (
 _DELETED = b'<?xml version="1.0"?><DeleteResult><Deleted><Key>x/a</Key></Deleted></DeleteResult>'
 
 
-@pytest.mark.parametrize(("call", "body"), list(zip(_NO_BODY, [b"", _LISTING, b"", _DELETED], strict=True)))
+@pytest.mark.parametrize(("call", "body"), list(zip(_NO_BODY, [b"", _LISTING, b"", b"", _DELETED], strict=True)))
 def test_every_request_is_tried_again(call: Callable[[Store, Path], object], body: bytes, tmp_path: Path) -> None:
     with serve(_SLOW_DOWN, _SLOW_DOWN, status(200, body)) as server:
         call(s3(server), tmp_path)
@@ -189,6 +190,7 @@ def test_plain_http_reads_only(tmp_path: Path) -> None:
                 lambda: list(store.list()),
                 lambda: store.put("b", b""),
                 lambda: store.put_file("b", tmp_path / "t"),
+                lambda: store.put_stream("b", lambda: iter([b"x"])),
                 lambda: store.delete("a b%"),
             ]
             for call in writes:

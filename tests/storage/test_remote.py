@@ -114,6 +114,7 @@ def test_a_missing_bucket_is_told_from_a_missing_object(s3_server: S3Server, tmp
         lambda: store.head("a"),
         lambda: store.put("a", b""),
         lambda: store.put("a", b"x" * (20 << 20)),
+        lambda: store.put_stream("a", lambda: iter([b"x" * (5 << 20)] * 4)),
         lambda: store.delete("a"),
         lambda: list(store.list()),
         lambda: store.download("a", tmp_path / "t"),

@@ -68,6 +68,41 @@ def test_tensors_share_the_arrays_memory() -> None:
         batch.as_dict("tokens")
 
 
+@given(lengths_lists.filter(sum), settings_of(7), st.integers(1, 6), st.booleans())
+def test_batches_split_off_have_what_their_rows_had(
+    lengths: list[int], how: LMSettings, rows: int, joined: bool
+) -> None:
+    documents = ragged(numbered(lengths))
+    total = sum(lengths) + (how.eos_id is not None) * sum(map(bool, lengths))
+    whole = windows(documents, 0, -(-total // 7), how) if joined else pack(documents, how)
+    parts = whole.split(rows)
+    assert [len(part) for part in parts[:-1]] == [rows] * (len(parts) - 1)
+    assert sum(part.num_tokens for part in parts) == whole.num_tokens
+    for name in ("input_ids", "labels", "loss_mask", "attention_mask", "position_ids", "document_ids"):
+        assert np.concatenate([getattr(part, name) for part in parts]).tolist() == getattr(whole, name).tolist()
+    lengths_of = [np.diff(part.cu_seqlens) for part in parts]
+    assert np.concatenate(lengths_of).tolist() == np.diff(whole.cu_seqlens).tolist()
+    assert np.shares_memory(parts[-1].input_ids, whole.input_ids)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_labels_that_nobody_wants_are_not_made(joined: bool) -> None:
+    def make(**settings: Any) -> LMBatch:
+        how = LMSettings(4, pad_id=PAD, **settings)
+        return windows(ragged(numbered([8])), 0, 2, how) if joined else pack(ragged(numbered([3, 2])), how)
+
+    batch = make(labels="none")
+    assert batch.input_ids.tolist() == make().input_ids.tolist()
+    assert set(batch.as_dict()) == set(make().as_dict()) - {"labels", "loss_mask"}
+    for name in ("labels", "loss_mask", "shifted_labels"):
+        with pytest.raises(ConfigError, match="labels='none'"):
+            batch.as_dict("labels") if name == "labels" else getattr(batch, name)
+    for form in (batch.hugging_face, batch.megatron):
+        with pytest.raises(ConfigError, match="labels='none'"):
+            form()
+    assert len(LMBatch.concat(batch.split(1))) == len(batch)
+
+
 def test_ids_and_labels_do_not_share_memory() -> None:
     for batch in (example(), windows(ragged(numbered([8])), 0, 2, LMSettings(3))):
         assert not np.shares_memory(batch.input_ids, batch.labels)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loader_cases import FIRST, MemorySource, epoch_rows, rows_of
 
@@ -213,6 +213,43 @@ def test_rows_of_documents_that_are_as_long_as_rows(shuffle: bool, labels: Any, 
     if not shuffle:
         assert [row[0] for row in rows] == list(range(FIRST, FIRST + 65 * 7, 7))
     assert short.stats.tokens == 65 * 7
+
+
+@settings(deadline=None)
+@given(FILES, st.sampled_from(["concat", "pack", "truncate", "pad"]), st.sampled_from([None, EOS]), st.integers(1, 3))
+def test_batches_made_together_are_those_made_one_by_one(files: Any, layout: Any, eos: int | None, world: int) -> None:
+    source = MemorySource(files)
+    assume(useful(source))
+    chosen = {
+        "layout": layout,
+        "eos_id": eos,
+        "seq_len": 22 if layout == "pad" else 7,
+        "shuffle_tokens": 400,
+        "remainder": "uneven",
+    }
+    together = ranks(source, world, **chosen)
+    batches = [list(loader) for loader in together]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stoker.tokens.together._MOST", 1)
+        alone = ranks(source, world, **chosen)
+        singly = [list(loader) for loader in alone]
+    assert [[len(batch) for batch in of_rank] for of_rank in batches] == [
+        [len(b) for b in of_rank] for of_rank in singly
+    ]
+    for one, other in zip(itertools.chain(*batches), itertools.chain(*singly), strict=True):
+        assert rows_of([one]) == rows_of([other])
+        assert one.document_ids.tolist() == other.document_ids.tolist()
+        assert (one.num_tokens, one.cut_tokens) == (other.num_tokens, other.cut_tokens)
+    assert [loader.stats for loader in together] == [loader.stats for loader in alone]
+
+
+def test_labels_that_nobody_wants_are_left_out_of_the_same_rows() -> None:
+    source = MemorySource([[[3, 9, 14]] * 3, [[5] * 40]])
+    for layout in ("concat", "pack", "truncate"):
+        (full,), (bare,) = (ranks(source, 1, layout=layout, labels=labels) for labels in ("shifted", "none"))
+        for one, other in zip(full, bare, strict=True):
+            assert one.input_ids.tolist() == other.input_ids.tolist()
+            assert other.given_labels is None
 
 
 def test_rows_of_a_long_document_do_not_come_in_a_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from s3server import Bucket
 from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, TSVWriter, XSVWriter, register_encoding
 from stoker.dataset.destination import Destination
+from stoker.dataset.writers import TarWriter
 from stoker.errors import ConfigError, EncodingError
 from stoker.formats.mds.encodings import Encoding
 from stoker.storage import open_store
@@ -391,3 +393,28 @@ def test_text_formats_are_cut_compressed_and_read(tmp_path: Path, kind: Any, cod
     assert len(list(tmp_path.glob("shard*"))) >= 8
     assert numbers(tmp_path) == list(range(20))
     assert StreamingDataset(local=tmp_path)[7] == {"x": 7, "t": "text 7"}
+
+
+def test_a_shard_ends_where_its_writer_says(tmp_path: Path) -> None:
+    with MDSWriter({"x": "int"}, tmp_path) as writer:
+        for number in range(7):
+            writer.write({"x": number})
+            if number in (0, 4):
+                writer.end_shard()
+                writer.end_shard()  # of an empty shard nothing is made
+    assert [shard["samples"] for shard in json.loads((tmp_path / "index.json").read_text())["shards"]] == [1, 4, 2]
+    with pytest.raises(ConfigError, match="finished"):
+        writer.end_shard()
+
+
+def test_keys_of_a_tar_begin_where_its_writer_says(tmp_path: Path) -> None:
+    with TarWriter({"txt": "str"}, tmp_path, first=41) as writer:
+        writer.write_batch({"txt": ["a", "b"]})
+        writer.write({"txt": "c"})
+        writer.write_batch({"txt": ["d"]})
+    with TarWriter({"txt": "str"}, tmp_path, append=True) as writer:
+        writer.write({"txt": "e"})
+        writer.write_batch({"txt": ["f"]})
+    for shard, numbers in ((0, (41, 42, 43, 44)), (1, (4, 5))):
+        with tarfile.open(tmp_path / f"shard.{shard:05}.tar") as archive:
+            assert archive.getnames() == [f"{number:09}.txt" for number in numbers]

@@ -157,7 +157,7 @@ KEYS: Final[dict[str, Key]] = {
     "reader.batch_size": Key("reader.batch_size"),
     "reader.batch_size_eval": Key("reader.batch_size_eval"),
     "reader.read_threads": Key("reader.threads"),
-    "reader.write_threads": Key(said="ML; generation takes this host's processors"),
+    "reader.write_threads": Key(said="ML; generation takes this host's processors, shared by its ranks"),
     "reader.computation_threads": Key(said=_OF_TF),
     "reader.prefetch_size": Key("reader.prefetch", lambda value: value if isinstance(value, int) and value > 0 else 2),
     "reader.file_shuffle": Key("reader.shuffle", _shuffled),

@@ -6,33 +6,32 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Literal
 
+from stoker.bench.aftermath import clear_unfinished, finish_without
 from stoker.bench.checkpoint.layout import layout_of
+from stoker.bench.generation import check_spec
+from stoker.bench.launch import Launch, LocalRanks, await_ranks
+from stoker.bench.link import Link, RankFailedError
 from stoker.bench.loaders import check_client, get_loader
-from stoker.bench.member import run_member, save_record
-from stoker.bench.plan import NAME, Plan, save_plan
-from stoker.bench.rendezvous import RankFailedError, Server
+from stoker.bench.member import run_member
+from stoker.bench.plan import Plan
+from stoker.bench.record import save_record
+from stoker.bench.rendezvous import Server
 from stoker.bench.results import RESULTS, collect, write_results
 from stoker.bench.sources import Resolved
-from stoker.bench.workload import Stage
+from stoker.bench.workload import Stage, Workload
 from stoker.bench.world import find_world, forget_meeting, meet
 from stoker.cluster import World
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local
 
 __all__ = ["run_benchmark"]
-
-_END_SECONDS: Final = 35.0
-"""For which ranks may take to end after one has failed; a little more than they give themselves."""
 
 
 def run_benchmark(
@@ -42,12 +41,13 @@ def run_benchmark(
     url: str | None = None,
     accelerators: int | None = None,
     stages: Sequence[Stage] | None = None,
+    launcher: Literal["ray"] | None = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run a workload.
 
     Under torchrun, Slurm or an MPI each process is a rank and calls this with the same arguments; rank 0 writes the results.
-    Elsewhere ranks are processes that are started here.
+    Elsewhere ranks are processes that are started here, or tasks of a Ray cluster.
 
     Args:
         resolved: of :func:`~stoker.bench.sources.read_workload`.
@@ -55,6 +55,7 @@ def run_benchmark(
         url: the data set; default, the workload's ``storage.url``.
         accelerators: how many ranks to start; default 1, or as many as a launcher has started.
         stages: instead of the workload's.
+        launcher: ``"ray"`` for ranks that are tasks of the Ray cluster that this process can reach.
         command: how this was started, for the record.
 
     Returns:
@@ -62,7 +63,7 @@ def run_benchmark(
 
     Raises:
         ConfigError: the settings do not fit together, or the directory holds results.
-        MissingPackageError: the loader that was asked for can not be used here.
+        MissingPackageError: the loader or launcher that was asked for can not be used here.
         RankFailedError: a rank has failed; what was measured until then is in the results, marked as invalid.
     """
     workload = resolved.workload
@@ -90,8 +91,6 @@ def run_benchmark(
             f"train.steps {workload.train.steps} leaves no step to measure: metric.exclude_start and exclude_end leave out "
             f"{workload.metric.exclude_start + workload.metric.exclude_end}"
         )
-    get_loader(workload.reader.loader)  # what is missing is told before anything is started
-    check_client(workload, place)
     folder = Path(results).expanduser().resolve()
     plan = Plan(
         workload,
@@ -103,12 +102,15 @@ def run_benchmark(
         resolved.notes,
         tuple(command),
     )
-    world = find_world()
+    world = find_world() if launcher is None else None
     if "checkpoint" in stages:  # whether ranks and parallelism fit is told before anything is started
         ranks = (accelerators or 1) if world is None else world.world_size
         layout_of(workload.model, ranks, all_write=workload.checkpoint.ranks == "all")
     if world is None:
-        return _run_here(plan, folder, accelerators or 1)
+        _check_packages(plan)  # what is missing is told before anything is started
+        ranks = accelerators or 1
+        launch = LocalRanks(ranks) if launcher is None else _on_ray(ranks, workload, folder)
+        return _run_started(plan, folder, ranks, launch)
     if accelerators not in (None, world.world_size):
         raise ConfigError(f"{world.source} has started {world.world_size} ranks, accelerators says {accelerators}")
     return _run_launched(plan, folder, world)
@@ -121,110 +123,79 @@ def _absolute(place: str) -> str:
     return place
 
 
-def _claim(folder: Path) -> None:
+def _check_packages(plan: Plan) -> None:
+    """See that this process can do what is asked for, with what is installed here."""
+    get_loader(plan.workload.reader.loader)
+    check_client(plan.workload, plan.url)
+    if "generate" in plan.workload.stages:
+        check_spec(plan.workload)
+
+
+def _make(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is no directory, as results need")
-    if folder.is_dir() and any(one.name == RESULTS or one.name.startswith("rank") for one in folder.iterdir()):
-        raise ConfigError(f"{folder} holds results already: give another directory, or remove them")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} can not be made: {error.strerror or error}") from None
 
 
-# -- ranks that are started here -----------------------------------------------------------------------------------
+def _check_free(folder: Path) -> None:
+    if folder.is_dir() and any(one.name == RESULTS or one.name.startswith("rank") for one in folder.iterdir()):
+        raise ConfigError(f"{folder} holds results already: give another directory, or remove them")
 
 
-def _run_here(plan: Plan, folder: Path, ranks: int) -> dict[str, Any]:
-    _claim(folder)
+# -- ranks that are started by this process ------------------------------------------------------------------------
+
+
+def _on_ray(ranks: int, workload: Workload, folder: Path) -> Launch:
+    from stoker.bench.onray import RayRanks
+
+    return RayRanks(ranks, workload, folder)
+
+
+def _run_started(plan: Plan, folder: Path, ranks: int, launch: Launch) -> dict[str, Any]:
+    _check_free(folder)
+    _make(folder)
+    launch.prepare()
     token = secrets.token_hex(16)
-    scratch = tempfile.mkdtemp(prefix="stoker-bench-")
-    plan = replace(plan, scratch=scratch)
-    path = Path(scratch) / NAME
-    save_plan(plan, path)
-    server = Server(ranks, token, plan.digest)
-    children: list[subprocess.Popen[bytes]] = []
+    server = Server(ranks, token, plan.digest, launch.host)
     interrupted = False
     began = time.time()
     try:
-        environ = {**os.environ, "_STOKER_BENCH_TOKEN": token}
-        for rank in range(ranks):
-            arguments = [
-                sys.executable,
-                "-m",
-                "stoker.bench.member",
-                str(path),
-                str(rank),
-                str(ranks),
-                str(server.port),
-            ]
-            children.append(subprocess.Popen(arguments, env=environ, stdin=subprocess.DEVNULL))  # noqa: S603 - this program
-        _await(children, server)
+        launch.start(plan, server.port, token)
+        await_ranks(launch, server)
     except KeyboardInterrupt:
         interrupted = True
         server.fail("interrupted")
         raise
     finally:
-        _end(children)
+        launch.end()
         server.close()
-        shutil.rmtree(scratch, ignore_errors=True)
         failure = "interrupted" if interrupted else server.failure
-        made = collect(plan, folder, ranks, failure=failure, began=began, launcher="local processes")
-        with contextlib.suppress(OSError) if failure else contextlib.nullcontext():
+        if failure:
+            clear_unfinished(plan)
+        made = collect(plan, folder, ranks, failure=failure, began=began, launcher=launch.name)
+        with contextlib.suppress(StorageError) if failure else contextlib.nullcontext():
             write_results(made, folder)
     if server.failure is not None:
         raise RankFailedError(f"{server.failure}; what was measured until then is in {folder}")
     return made
 
 
-def _await(children: Sequence[subprocess.Popen[bytes]], server: Server) -> None:
-    """Wait until all ranks have ended, or one has failed and the others had time to."""
-    while any(child.poll() is None for child in children):
-        for rank, child in enumerate(children):
-            code = child.poll()
-            if code:  # its connection tells more, if it got so far
-                server.failed.wait(0.5)
-                said = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                server.fail(f"rank {rank} {said}")
-        if server.failed.is_set():
-            deadline = time.monotonic() + _END_SECONDS
-            while any(child.poll() is None for child in children) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            return
-        time.sleep(0.02)
-    codes = [child.returncode for child in children]
-    if any(codes) and server.failure is None:
-        server.fail(
-            f"rank {next(rank for rank, code in enumerate(codes) if code)} ended with code {max(map(abs, codes))}"
-        )
-
-
-def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    for child in children:
-        if child.poll() is None:
-            child.terminate()
-    deadline = time.monotonic() + 5
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
 # -- ranks that a launcher has started -----------------------------------------------------------------------------
 
 
 def _run_launched(plan: Plan, folder: Path, world: World) -> dict[str, Any]:
-    if world.rank == 0:
-        _claim(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     began = time.time()
     link, server = meet(world, folder, plan.digest)
     failure: str | None = None
+    agreed = False
     try:
+        told = _agree(plan, folder, world, link)
+        agreed = True
         # One name and one scratch folder a host for all.
-        told = link.gather("plan", {"run": plan.run, "rank": world.rank})
         first = world.rank // world.local_world_size * world.local_world_size
         scratch = os.path.join(tempfile.gettempdir(), f"stoker-bench-{told[first]['run']}")
         os.makedirs(scratch, mode=0o700, exist_ok=True)
@@ -246,12 +217,40 @@ def _run_launched(plan: Plan, folder: Path, world: World) -> dict[str, Any]:
             _await_goodbyes(server, world.world_size)
             server.close()
             forget_meeting(folder)
+        if server is not None and agreed:
             made = collect(
                 plan, folder, world.world_size, failure=failure or server.failure, began=began, launcher=world.source
             )
-            with contextlib.suppress(OSError) if failure else contextlib.nullcontext():
+            with contextlib.suppress(StorageError) if failure else contextlib.nullcontext():
                 write_results(made, folder)
+        elif agreed and failure is not None and link.lost:
+            finish_without(plan, world.world_size, failure=failure, began=began, launcher=world.source)
     return made if server is not None else {}
+
+
+def _agree(plan: Plan, folder: Path, world: World, link: Link) -> list[dict[str, Any]]:
+    """See that all ranks can begin, before any of them does; of each its name for the run.
+
+    Raises:
+        StokerError: why this one can not.
+        RankFailedError: why another one can not, so that nobody waits for it.
+    """
+    trouble: StokerError | None = None
+    try:
+        _check_packages(plan)
+        if world.rank == 0:
+            _check_free(folder)
+    except StokerError as error:
+        trouble = error
+    told = link.gather("plan", {"run": plan.run, "error": None if trouble is None else str(trouble)})
+    if trouble is not None:
+        link.close()
+        raise trouble
+    for rank, one in enumerate(told):
+        if one["error"] is not None:
+            link.close()
+            raise RankFailedError(f"rank {rank}: {one['error']}")
+    return told
 
 
 def _await_goodbyes(server: Server, ranks: int) -> None:

@@ -21,6 +21,7 @@ from stoker.units import parse_bytes, parse_count
 __all__ = [
     "ContradictionError",
     "Node",
+    "at_least",
     "Parser",
     "build",
     "flat",
@@ -81,6 +82,18 @@ def setting(
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def at_least(section: Any, least: float, *names: str) -> None:
+    """See that settings of a section that are given are not below a bound.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 def tree_of(value: Any, where: str) -> Node:

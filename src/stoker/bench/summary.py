@@ -32,7 +32,12 @@ def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
     memory = [_first(ranks, host, "memory_bytes") / _GIB for host in hosts]
     metric: dict[str, Any] = {}
     for kind, name in (("train", "train"), ("valid", "eval")):
-        epochs = [one for one in result["epochs"] if one["kind"] == kind and one["au"] is not None]
+        # Of epochs in which all ranks have measured something: one that broke off has a mean over some, but no sum.
+        epochs = [
+            one
+            for one in result["epochs"]
+            if one["kind"] == kind and one["au"] is not None and one["samples_per_second"] is not None
+        ]
         if not epochs:
             continue
         au = [100 * one["au"] for one in epochs]

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from stoker.bench.rendezvous import Link, Server
+from stoker.bench.link import Link
+from stoker.bench.rendezvous import Server
 from stoker.cluster import World
 from stoker.errors import ConfigError
 

@@ -33,6 +33,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     one.add_argument(
         "--accelerators", metavar="N", type=integer(1), help="ranks to start here; default: 1, or the launcher's"
     )
+    one.add_argument("--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in")
     one.add_argument("--stages", metavar="A,B", type=_stages, help=f"of {', '.join(_STAGES)}; default: the workload's")
     one.add_argument(
         "--loader",
@@ -99,6 +100,7 @@ def _run(chosen: argparse.Namespace) -> int | None:
             url=chosen.data,
             accelerators=chosen.accelerators,
             stages=chosen.stages,
+            launcher=chosen.launcher,
             command=sys.argv,
         )
     if not result:

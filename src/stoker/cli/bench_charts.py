@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stoker.bench.report_files import RunFiles
 from stoker.bench.report_steps import stall_histogram, timeline
 from stoker.cli.amounts import count_text, decimal_bytes_text, seconds_text, time_unit
+from stoker.cli.bench_datum import datum
 from stoker.cli.charts import Axis, Chart
 from stoker.cli.markup import legend, numbers, section
 from stoker.cli.picture import COLOURS, SHARED
@@ -248,12 +249,15 @@ def _compared(runs: Sequence[RunFiles], name: str) -> str:
 
 def _by_accelerators(runs: Sequence[RunFiles]) -> str:
     """Utilization as accelerators are added, where runs differ in how many there are."""
-    series: dict[str, dict[int, list[float]]] = {}
-    for run in runs:
+    decoded = {run.setting("reader.decode") is not False for run in runs}
+    series: dict[str, dict[int, list[tuple[int, RunFiles, float]]]] = {}
+    for k, run in enumerate(runs):
         au = (run.result["train"] or {}).get("au")
         if au is not None:
             name = f"{run.text('reader.loader')}, {run.result['storage']['kind']}"
-            series.setdefault(name, {}).setdefault(run.result["world"]["ranks"], []).append(au["mean"])
+            if len(decoded) > 1:
+                name += ", bytes alone" if run.setting("reader.decode") is False else ", decoded"
+            series.setdefault(name, {}).setdefault(run.result["world"]["ranks"], []).append((k, run, au["mean"]))
     if not any(len(points) > 1 for points in series.values()):
         return ""
     most = max(count for points in series.values() for count in points)
@@ -263,16 +267,19 @@ def _by_accelerators(runs: Sequence[RunFiles]) -> str:
         Axis("utilization (%)", 0, 1.05, 0.01),
     )
     rows = []
-    for k, (name, points) in enumerate(series.items()):
+    for at, (name, points) in enumerate(series.items()):
         counts = sorted(points)
-        means = [math.fsum(points[count]) / len(points[count]) for count in counts]
-        chart.line([float(count) for count in counts], np.array(means), _colour(k), name)
-        for count, mean in zip(counts, means, strict=True):
-            chart.span(count, min(points[count]), max(points[count]), f"{name}: {count}: {mean:.2%}")
-            rows.append((name, str(count), f"{mean:.2%}", str(len(points[count]))))
+        values = [[value for _, _, value in points[count]] for count in counts]
+        means = [math.fsum(one) / len(one) for one in values]
+        chart.line([float(count) for count in counts], np.array(means), _colour(at), name)
+        for count, mean, one in zip(counts, means, values, strict=True):
+            chart.span(count, min(one), max(one), f"{name}: {count}: {mean:.2%}")
+            for k, run, _ in points[count]:
+                ranks, au = datum(k, run, "world.ranks", str), datum(k, run, "train.au.mean", _percent)
+                rows.append((name, ranks, run.name, au))
     _threshold(chart, runs)
     names = legend([(_colour(k), name) for k, name in enumerate(series)])
-    table = numbers(("loader and storage", "accelerators", "utilization", "runs"), rows)
+    table = numbers(("loader and storage", "accelerators", "run", "utilization"), rows)
     text = "Mean of the runs; lines upwards: from the least to the most."
     return section("Utilization by accelerators", text, chart.svg() + names + table)
 

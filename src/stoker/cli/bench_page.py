@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from stoker.bench.report_files import RunFiles
 from stoker.cli.amounts import decimal_bytes_text, seconds_text
 from stoker.cli.bench_charts import charts
+from stoker.cli.bench_datum import NOTHING, datum
 from stoker.cli.markup import Html, document, pairs, rows, section, tile
 
 __all__ = ["bench_page"]
 
-_NOTHING: Final = "-"
-"""For what was not measured."""
 _EPOCHS: Final = 200
 """Rows of a table of epochs; the rest is in ``results.json``."""
 
@@ -53,19 +52,6 @@ def _said(runs: Sequence[RunFiles]) -> str:
     return f"{result['world']['said']}; {result['began']}, {seconds_text(result['seconds'])}."
 
 
-def _datum(k: int, run: RunFiles, path: str, words: Callable[[Any], str]) -> str:
-    """A number of a result, as it is and in words."""
-    value: Any = run.result
-    for name in path.split("."):
-        if value is None:
-            break
-        value = value[int(name)] if isinstance(value, list) else value.get(name)
-    if value is None:
-        return _NOTHING
-    exact = escape(json.dumps(value))
-    return Html(f'<data value="{exact}" data-run="{k}" data-path="{escape(path)}">{escape(words(value))}</data>')
-
-
 def _percent(value: float) -> str:
     return f"{value:.2%}"
 
@@ -90,15 +76,15 @@ def _verdict(run: RunFiles) -> str:
 def _tiles(run: RunFiles) -> list[str]:
     shown = [
         ("verdict", _verdict(run)),
-        (f"utilization; asked for: {run.number('metric.au', 0):.0%}", _datum(0, run, "train.au.mean", _percent)),
-        ("samples a second", _datum(0, run, "train.samples_per_second.mean", _rate)),
-        ("bytes a second", _datum(0, run, "train.bytes_per_second.mean", _bytes_rate)),
-        ("until the first batch", _datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
-        ("utilization with data in memory", _datum(0, run, "calibration.au_ceiling", _percent)),
-        ("bytes a second, checkpoints saved", _datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
-        ("bytes a second, checkpoints loaded", _datum(0, run, "checkpoint.load.bytes_per_second.mean", _bytes_rate)),
+        (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", _percent)),
+        ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
+        ("bytes a second", datum(0, run, "train.bytes_per_second.mean", _bytes_rate)),
+        ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
+        ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", _percent)),
+        ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", _bytes_rate)),
     ]
-    return [tile(name, value) for name, value in shown if value != _NOTHING]
+    return [tile(name, value) for name, value in shown if value != NOTHING]
 
 
 def _summary(runs: Sequence[RunFiles]) -> str:
@@ -117,14 +103,14 @@ def _summary(runs: Sequence[RunFiles]) -> str:
                 run.text("reader.loader"),
                 decoded,
                 run.result["storage"]["kind"],
-                _datum(k, run, "world.ranks", str),
-                _datum(k, run, "train.au.mean", _percent),
-                _datum(k, run, "train.au.stdev", _percent),
-                _datum(k, run, "train.stall_part.mean", _percent),
-                _datum(k, run, "train.samples_per_second.mean", _rate),
-                _datum(k, run, "train.bytes_per_second.mean", _bytes_rate),
-                _datum(k, run, "train.time_to_first_batch.mean", seconds_text),
-                _datum(k, run, "train.cpu_seconds_per_gb.mean", lambda value: f"{value:.3g}"),
+                datum(k, run, "world.ranks", str),
+                datum(k, run, "train.au.mean", _percent),
+                datum(k, run, "train.au.stdev", _percent),
+                datum(k, run, "train.stall_part.mean", _percent),
+                datum(k, run, "train.samples_per_second.mean", _rate),
+                datum(k, run, "train.bytes_per_second.mean", _bytes_rate),
+                datum(k, run, "train.time_to_first_batch.mean", seconds_text),
+                datum(k, run, "train.cpu_seconds_per_gb.mean", lambda value: f"{value:.3g}"),
             )
         )
     return rows(headings, table)
@@ -204,7 +190,7 @@ def _epochs(k: int, run: RunFiles) -> str:
                 str(epoch["repeat"]),
                 str(epoch["epoch"]),
                 str(max(epoch["steps"], default=0)),
-                *(_datum(k, run, f"epochs.{at}.{path}", words) for path, words in shown),
+                *(datum(k, run, f"epochs.{at}.{path}", words) for path, words in shown),
             )
         )
     return rows(headings, table)
@@ -237,14 +223,14 @@ def _checkpoints(k: int, run: RunFiles) -> str:
                     one["kind"],
                     "training" if one["place"] == "train" else "nothing else",
                     str(one["number"]),
-                    *(_datum(k, run, f"checkpoint.{kind}.{at}.{path}", words) for path, words in shown),
+                    *(datum(k, run, f"checkpoint.{kind}.{at}.{path}", words) for path, words in shown),
                     "yes" if one["complete"] else Html('<span class="bad">no</span>'),
                 )
             )
     layout = run.result["checkpoint"]["layout"]
     facts = [
-        ("of all ranks", _datum(k, run, "checkpoint.layout.bytes", decimal_bytes_text)),
-        ("of the whole model", _datum(k, run, "checkpoint.layout.whole_bytes", decimal_bytes_text)),
+        ("of all ranks", datum(k, run, "checkpoint.layout.bytes", decimal_bytes_text)),
+        ("of the whole model", datum(k, run, "checkpoint.layout.whole_bytes", decimal_bytes_text)),
         ("ranks that it is for", str(layout["whole_ranks"])),
         ("where", run.result["checkpoint"]["storage"]["url"]),
     ]

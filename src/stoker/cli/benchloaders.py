@@ -58,6 +58,7 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
                 url=place,
                 accelerators=chosen.accelerators,
                 stages=chosen.stages,
+                launcher=chosen.launcher,
                 command=sys.argv,
             )
         if result:

@@ -18,6 +18,7 @@ from stoker.convert.opening import Opened, open_source
 from stoker.convert.raytasks import run_on_ray
 from stoker.convert.report import ConvertReport
 from stoker.convert.settings import Engine, check_work, parts_of, settings_of, target_of
+from stoker.convert.sinks import LISTED, check_columns
 from stoker.convert.task import totals
 from stoker.convert.transform import Transform, identity_of, load_transform
 from stoker.convert.work import begin, finish, refuse_others
@@ -66,8 +67,9 @@ def convert(
     completed by calling this again, with any number of processes; no sample is lost or comes twice. The output is the same
     for any number of processes and either engine, if the transform returns the same for the same sample.
 
-    Shards of several tasks lie in a folder each, named by the task's number; one index names them all. Parquet has no
-    index: on a local disk its files appear together at the end, in an object store one by one.
+    Shards of several tasks lie in a folder each, named by the task's number; one index names them all. Parquet and
+    Megatron's files have no index: on a local disk they appear together at the end, in an object store one by one, and stoker
+    reads none of them before all are there.
 
     Processes are spawned, so a script that calls this needs ``if __name__ == "__main__"``.
 
@@ -75,8 +77,8 @@ def convert(
         source: a directory or URL with an ``index.json`` or with files of one format below it, folders of images, what
             Hugging Face's ``datasets`` saved by ``save_to_disk``, a file, a pattern, or a list of files.
         destination: an empty directory or URL prefix.
-        to: ``arrow``, ``csv``, ``hdf5``, ``jpeg``, ``json``, ``mds``, ``npy``, ``npz``, ``parquet``, ``png``, ``tar``,
-            ``tfrecord`` or ``tsv``.
+        to: ``arrow``, ``csv``, ``hdf5``, ``jpeg``, ``json``, ``mds``, ``megatron``, ``npy``, ``npz``, ``parquet``, ``png``,
+            ``tar``, ``tfrecord`` or ``tsv``.
         format: the source's, where its files' names do not tell; ``files`` for any files, a sample each.
         columns: encodings for some columns, as :class:`~stoker.MDSWriter` names them; values are made to fit where nothing
             is lost. Others keep their type, or get the one of their first values.
@@ -146,6 +148,7 @@ def convert(
             transform=function,
             decode=decode,
         )
+        check_columns(settings, outputs)
         about = {
             "version": _VERSION,
             "source": opened.source.identity,
@@ -178,7 +181,7 @@ def convert(
             settings,
             target,
             storage_options,
-            f"{WORK}/files/" if settings.format == "parquet" and is_local(target) is not None else "",
+            f"{WORK}/files/" if settings.format in LISTED and is_local(target) is not None else "",
             digest(about),
         )
         notes = begin(job, about, resume=resume)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import signal
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection
 from typing import Any, Final
 
 from stoker.convert.job import Job
+from stoker.dataset.processes import Worker, sendable, stop_workers
 from stoker.errors import ConfigError, StokerError
 
 __all__ = ["Done", "Processes", "run_here", "run_processes"]
@@ -44,25 +41,25 @@ class Processes:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._workers: list[_Worker] = []
+        self._workers: list[_Converter] = []
 
     def start(self) -> None:
         """Start them, if they are not."""
         while self.count > 1 and len(self._workers) < self.count:
-            self._workers.append(_Worker())
+            self._workers.append(_Converter())
 
-    def taken(self, most: int) -> list[_Worker]:
+    def taken(self, most: int) -> list[_Converter]:
         """The processes, no more than needed, which are the caller's from now on."""
         self.count = min(self.count, most)
         self.start()
         self._workers, spare = [], self._workers
         taken, spare = spare[: self.count], spare[self.count :]
-        _stop(spare)
+        stop_workers(spare)
         return taken
 
     def close(self) -> None:
         """End those that nobody took."""
-        _stop(self._workers)
+        stop_workers(self._workers)
         self._workers = []
 
 
@@ -111,7 +108,7 @@ def run_processes(
                         _check_attempts(job, worker, attempts[worker.task])
                         waiting.appendleft(worker.task)
                     worker.stop()
-                    workers[place] = _Worker()
+                    workers[place] = _Converter()
                 elif message[0] == "read":
                     worker.read += message[1]
                     advance(message[1])
@@ -123,75 +120,29 @@ def run_processes(
                     done += 1
                     yield number, message[1]
     finally:
-        _stop(workers)
+        stop_workers(workers)
 
 
-class _Worker:
+class _Converter(Worker):
     """A process, and what it is at."""
 
     def __init__(self) -> None:
-        context = get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs,), daemon=True, name="stoker-convert")
+        super().__init__("stoker-convert", _work)
         self._ready = False
-        self._process.start()
-        theirs.close()
         self.task: int | None = None
         self.read = 0
 
-    @property
-    def ends(self) -> tuple[Any, Any]:
-        """What to wait for: a message, or the end of the process."""
-        return self._ours, self._process.sentinel
-
-    @property
-    def exitcode(self) -> int | None:
-        """What the process ended with; below 0 a signal."""
-        self._process.join(_STOPPING_SECONDS)
-        return self._process.exitcode
-
     def begin(self, task: int, data: bytes) -> None:
-        """Give it a task, before the first one the job. A process that is gone is noticed when it is waited for."""
+        """Give it a task, before the first one the job."""
         self.task, self.read = task, 0
-        with contextlib.suppress(OSError):
-            if not self._ready:
-                self._ours.send_bytes(data)
-                self._ready = True
-            self._ours.send(task)
-
-    def receive(self) -> tuple[str, Any] | None:
-        """The next message; ``None`` at the end of the process."""
-        try:
-            if not self._ours.poll() and not self._process.is_alive() and not self._ours.poll():
-                return None
-            message: tuple[str, Any] = self._ours.recv()
-        except (EOFError, OSError):
-            return None
-        return message
-
-    def stop(self, *, wait: bool = True) -> None:
-        """End the process; what it was writing does not appear."""
-        if self._process.is_alive():
-            self._process.terminate()
-        if not wait:
-            return
-        self._process.join(_STOPPING_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._ours.close()
-        self._process.close()
+        if not self._ready:
+            self.send(data)
+            self._ready = True
+        self.send(pickle.dumps(task))
 
 
-def _stop(workers: Sequence[_Worker]) -> None:
-    for worker in workers:
-        worker.stop(wait=False)
-    for worker in workers:
-        worker.stop()
-
-
-def _check_attempts(job: Job, worker: _Worker, attempts: int) -> None:
-    code = worker.exitcode
+def _check_attempts(job: Job, worker: _Converter, attempts: int) -> None:
+    code = worker.join()
     if code is not None and code >= 0:  # not killed: it could not even begin
         raise StokerError(
             f"a process that converts ended with code {code}: does the script that calls convert() lack "
@@ -208,40 +159,18 @@ def _check_attempts(job: Job, worker: _Worker, attempts: int) -> None:
 
 def _work(pipe: Any) -> None:
     """What a process does: the job's tasks, until it is ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends us
-    parent = parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     from stoker.convert.task import run_task
 
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        try:
-            job: Job = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of our own parent
-        except (ImportError, AttributeError) as error:
-            pipe.send(("failed", ConfigError(f"the transform can not be loaded in another process: {error}")))
-            return
-        while True:
-            number = pipe.recv()
-            try:
-                answer = "done", run_task(job, number, lambda samples: pipe.send(("read", samples)))
-            except Exception as error:  # noqa: BLE001 - the parent raises it
-                pipe.send(("failed", _sendable(error)))
-            else:
-                pipe.send(answer)
-
-
-def _end_with(sentinel: int) -> None:
-    """End at once where the parent does, however it ends: another run may do our task already."""
-    connection.wait([sentinel])
-    os._exit(1)
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error itself, if it survives the way."""
-    if not isinstance(error, StokerError):
-        return StokerError(f"{type(error).__name__}: {error}")
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    except Exception:  # noqa: BLE001 - any class may refuse
-        return StokerError(str(error))
-    return error
+        job: Job = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of our own parent
+    except (ImportError, AttributeError) as error:
+        pipe.send(("failed", ConfigError(f"the transform can not be loaded in another process: {error}")))
+        return
+    while True:
+        number = pipe.recv()
+        try:
+            answer = "done", run_task(job, number, lambda samples: pipe.send(("read", samples)))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            pipe.send(("failed", sendable(error)))
+        else:
+            pipe.send(answer)

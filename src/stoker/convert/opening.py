@@ -23,16 +23,14 @@ from stoker.dataset.place import Place, default_cache, open_place
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.onefile import SUFFIXES, content_column
+from stoker.formats.parquet.columns import KEY
 from stoker.formats.parquet.schema import declared_array
 from stoker.formats.source import SourceFile, check_range
 from stoker.order.shards import ShardTable
 from stoker.storage import Store, is_local, open_store
 from stoker.types import Batch, Ids, StorageOptions
 
-__all__ = ["KEY", "Opened", "head", "open_source", "sample_types", "spread"]
-
-KEY: Final = b"stoker"
-"""Of the metadata of Parquet files that were converted: a JSON object whose ``columns`` are names and encodings."""
+__all__ = ["Opened", "head", "open_source", "sample_types", "spread"]
 
 _HUGGING_FACE_KEY: Final = b"huggingface"
 _FIRST_ROWS, _LAST_ROWS, _SPREAD = 32, 8, 256
@@ -191,7 +189,10 @@ def _open(
         return place, local
     name = "arrow" if found.kind == HUGGING_FACE else found.kind
     given = found.given
-    return open_foreign(given, name, local, settings=settings, storage_options=options, **format_options), local
+    place = open_foreign(
+        given, name, local, settings=settings, storage_options=options, unpack_into=cache, **format_options
+    )
+    return place, None if place.cache.store is None else place.cache.root
 
 
 def _declared(place: Place) -> dict[str, ColumnType]:

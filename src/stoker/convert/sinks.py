@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from stoker.convert.parquet import ParquetFiles, check_compression
 from stoker.convert.values import ColumnPlan
 from stoker.dataset import folders, writers
 from stoker.dataset.destination import Destination
+from stoker.dataset.filesets import size_of
 from stoker.dataset.index import INDEX_NAME
+from stoker.dataset.megatron_parts import ENDS, MegatronParts, tokens_of
+from stoker.dataset.parquet_parts import ParquetParts, check_compression
 from stoker.errors import ConfigError
 from stoker.storage import Store
 from stoker.storage.types import PutData
 from stoker.types import Batch
 
-__all__ = ["TARGETS", "Settings", "Sink", "encoding_for", "file_sizes", "open_sink"]
+__all__ = ["LISTED", "TARGETS", "Settings", "Sink", "check_columns", "encoding_for", "file_sizes", "open_sink"]
 
 _WRITERS: Final[dict[str, Any]] = {
     "arrow": writers.ArrowWriter,
@@ -33,7 +35,9 @@ _WRITERS: Final[dict[str, Any]] = {
     "tfrecord": writers.TFRecordWriter,
     "tsv": writers.TSVWriter,
 }
-TARGETS: Final = (*sorted([*_WRITERS, "parquet"]),)
+LISTED: Final = ("megatron", "parquet")
+"""Formats whose files are found by listing them, without an index."""
+TARGETS: Final = (*sorted([*_WRITERS, *LISTED]),)
 """Formats that can be written."""
 
 _LINES: Final = ("csv", "json", "tsv")
@@ -63,10 +67,10 @@ class Settings:
             raise ConfigError(f"to={self.format!r} can not be written; what can: {', '.join(TARGETS)}")
         if self.format == "parquet":
             check_compression(self.compression)
-            if self.hashes:
-                raise ConfigError(
-                    "hashes: Parquet files have no index that they could stand in; their pages are checked"
-                )
+        if self.format == "megatron" and self.compression:
+            raise ConfigError("compression: Megatron's files are read where they lie, and so not compressed")
+        if self.format in LISTED and self.hashes:
+            raise ConfigError(f"hashes: {self.format} files have no index that they could stand in")
         if self.format in ("jpeg", "png") and (self.compression or self.shard_samples):
             raise ConfigError(f"compression and shard_samples mean nothing for {self.format}: a file is a sample")
 
@@ -117,6 +121,16 @@ def encoding_for(settings: Settings, name: str, encoding: str) -> str:
     )
 
 
+def check_columns(settings: Settings, plans: Sequence[ColumnPlan]) -> None:
+    """See that a format can hold the columns together.
+
+    Raises:
+        ConfigError: it can not.
+    """
+    if settings.format == "megatron":
+        tokens_of({plan.name: plan.encoding for plan in plans})
+
+
 def open_sink(
     settings: Settings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int, stage: str
 ) -> Sink:
@@ -130,13 +144,15 @@ def open_sink(
         first: number of its first sample, for formats that number them.
         stage: folder that files lie in until all are complete; empty to write them where they belong.
     """
-    if settings.format == "parquet":
-        return _ParquetSink(settings, plans, store, task, stage)
+    if settings.format in LISTED:
+        return _ListedSink(settings, plans, store, task, stage)
     return _ShardSink(settings, plans, store, task, first)
 
 
 class _TaskDestination(Destination):
-    """Puts a writer's files where the task's belong, and keeps its index to itself."""
+    """Puts a writer's files where the task's belong, and keeps its index to itself. A task writes the same again."""
+
+    blank = True
 
     def __init__(self, store: Store, named: Callable[[str], str]) -> None:
         super().__init__([store])
@@ -152,25 +168,14 @@ class _TaskDestination(Destination):
             self.main.put(self._named(key), data)
 
 
-def _writer_for(settings: Settings, plans: Sequence[ColumnPlan], store: Store, destination: _TaskDestination) -> Any:
-    """A writer of the format that looks at nothing that lies at its destination: a task writes the same again."""
-    base: Any = _WRITERS[settings.format]
-
-    class TaskWriter(base):  # type: ignore[misc]
-        def _prepare(self, options: Any) -> list[Any]:  # noqa: ARG002
-            self._destination = destination
-            return []
-
-        def cut(self) -> None:
-            """End the shard."""
-            if self._ends:
-                self._flush()
-
+def _writer_for(settings: Settings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int) -> Any:
     options: dict[str, Any] = {"hashes": list(settings.hashes) or None, "max_workers": 1}
     if settings.format not in ("jpeg", "png"):
         limit = settings.size_limit if settings.shard_samples is None else None
         options.update(compression=settings.compression, size_limit=limit)
-    return TaskWriter({plan.name: plan.encoding for plan in plans}, store.url, **options)
+    if settings.format == "tar":
+        options["first"] = first
+    return _WRITERS[settings.format]({plan.name: plan.encoding for plan in plans}, destination, **options)
 
 
 class _ShardSink:
@@ -179,9 +184,7 @@ class _ShardSink:
     ) -> None:
         self._name = _image_name(task) if settings.format in ("jpeg", "png") else _folder_name(task)
         self._destination = _TaskDestination(store, self._name)
-        self._writer: Any = _writer_for(settings, plans, store, self._destination)
-        if settings.format == "tar":
-            self._writer._encoder.begin(first)
+        self._writer: Any = _writer_for(settings, plans, self._destination, first)
         self._limit = settings.shard_samples
         self._in_shard = 0
         self.samples = 0
@@ -199,7 +202,7 @@ class _ShardSink:
             self._writer.write_batch({name: values[done : done + some] for name, values in batch.items()})
             done, self._in_shard, self.samples = done + some, self._in_shard + some, self.samples + some
             if self._in_shard == self._limit:
-                self._writer.cut()
+                self._writer.end_shard()
                 self._in_shard = 0
 
     def finish(self) -> list[dict[str, Any]]:
@@ -217,7 +220,7 @@ class _ShardSink:
         self._writer.abort()
 
 
-class _ParquetSink:
+class _ListedSink:
     def __init__(
         self, settings: Settings, plans: Sequence[ColumnPlan], store: Store, task: int | None, stage: str
     ) -> None:
@@ -225,9 +228,17 @@ class _ParquetSink:
         self._store = store
         self._stage = stage
         self.samples = 0
-        self._files = ParquetFiles(
-            plans, check_compression(settings.compression), settings.size_limit, settings.shard_samples, self._put
-        )
+        self._entries: list[dict[str, Any]] = []
+        limits = settings.size_limit, settings.shard_samples
+        self._files: ParquetParts | MegatronParts
+        if settings.format == "parquet":
+            self._ends: Sequence[str] = (".parquet",)
+            self._files = ParquetParts(
+                plans, check_compression(settings.compression), *limits, lambda k, data, n: self._put(k, [data], n)
+            )
+        else:
+            self._ends = ENDS
+            self._files = MegatronParts({plan.name: plan.encoding for plan in plans}, *limits, self._put)
 
     def write(self, batch: Batch) -> None:
         """See :class:`Sink`."""
@@ -238,19 +249,16 @@ class _ParquetSink:
         """See :class:`Sink`."""
         # One file at least, so that a dataset without samples has its columns.
         self._files.finish(empty=self._task == 0)
-        return [
-            {"file": self._name(number), "samples": samples, "bytes": size}
-            for number, (samples, size) in enumerate(self._files.sizes)
-        ]
+        return self._entries
 
     def abort(self) -> None:
         """See :class:`Sink`."""
 
-    def _name(self, number: int) -> str:
-        return f"part-{self._task:05}-{number:05}.parquet"
-
-    def _put(self, number: int, data: memoryview) -> None:
-        self._store.put(self._stage + self._name(number), data)
+    def _put(self, number: int, files: Sequence[PutData], samples: int) -> None:
+        for end, data in zip(self._ends, files, strict=True):
+            name = f"part-{self._task:05}-{number:05}{end}"
+            self._store.put(self._stage + name, data)
+            self._entries.append({"file": name, "samples": samples, "bytes": size_of(data)})
 
 
 def _folder_name(task: int | None) -> Callable[[str], str]:

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from stoker.convert.job import WORK, Job
-from stoker.convert.sinks import file_sizes
+from stoker.convert.sinks import LISTED, file_sizes
 from stoker.dataset.index import INDEX_NAME, Index
+from stoker.dataset.unfinished import NOTE, Unfinished
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage import Store, is_local, join_url, open_store
 from stoker.types import StorageOptions
@@ -20,9 +21,10 @@ from stoker.types import StorageOptions
 __all__ = ["begin", "dataset_store", "finish", "open_root", "put_note", "refuse_others"]
 
 _PLAN: Final = f"{WORK}/plan.json"
-# What tasks and the end of a run write: work, shards, Parquet files, images, indexes; each also below a split.
+# What tasks and the end of a run write: work, shards, listed files, images, indexes and notes; each also below a split.
 _OURS: Final = re.compile(
-    rf"(?:[^/]+/)?(?:{WORK}/.*|(?:[0-9]{{5,}}/)?shard\.[0-9]+\.[^/]*|part-[0-9]+-[0-9]+\.parquet|index\.json"
+    rf"(?:[^/]+/)?(?:{WORK}/.*|(?:[0-9]{{5,}}/)?shard\.[0-9]+\.[^/]*|part-[0-9]+-[0-9]+\.(?:parquet|bin|idx)|index\.json"
+    rf"|{re.escape(NOTE)}"
     r"|(?:[^/]+/)?(?:[0-9]{5,}-)?[0-9]{9,}\.(?:jpeg|png))"
 )
 _THREADS: Final = 16
@@ -80,6 +82,8 @@ def begin(job: Job, about: Mapping[str, Any], *, resume: bool) -> dict[int, dict
     if plan is None:
         refuse_others(job.destination, job.storage_options)
         store.put(_PLAN, json.dumps({"identity": job.identity, "about": about}, indent=1).encode())
+        for name in _listed(job):
+            dataset_store(job, name).put(NOTE, Unfinished({"convert": job.identity}, ()).to_json())
         return {}
     if plan.get("identity") != job.identity:
         old: Mapping[str, Any] = plan["about"] if isinstance(plan.get("about"), dict) else {}
@@ -106,12 +110,14 @@ def finish(job: Job, notes: Mapping[int, Mapping[str, Any]]) -> tuple[int, int]:
         sizes = file_sizes(entries)
         shards += len(entries)
         size += sum(sizes.values())
-        if job.settings.format != "parquet":
+        if job.settings.format not in LISTED:
             where = store.url_of(INDEX_NAME)
             index = Index.from_json(json.dumps({"shards": entries, "version": 2}).encode(), where)
             store.put(INDEX_NAME, index.to_json())
         elif job.stage:
             _move(store, job.stage, sizes)
+    for name in _listed(job):
+        dataset_store(job, name).delete(NOTE)
     # The plan last: whoever is killed in between goes on from here.
     for name in {"": None, **dict.fromkeys(name for name, _, _ in job.arrangement.splits)}:
         store = dataset_store(job, name)
@@ -119,6 +125,12 @@ def finish(job: Job, notes: Mapping[int, Mapping[str, Any]]) -> tuple[int, int]:
     root.delete(_PLAN)
     _remove_folders(job)
     return shards, size
+
+
+def _listed(job: Job) -> list[str]:
+    """Splits whose files lie where they belong before all are there, and would be found by listing them."""
+    unseen = job.stage or job.settings.format not in LISTED
+    return [] if unseen else [name for name, _, _ in job.arrangement.splits]
 
 
 def _move(store: Store, stage: str, names: Iterable[str]) -> None:

@@ -31,6 +31,7 @@ from stoker.dataset.counts import Count, Counts
 from stoker.dataset.excerpts import check_file, fetch_part
 from stoker.dataset.origin import write_origin
 from stoker.dataset.room import PART, Room, claim, part_name, release, remove_unlocked, try_lock
+from stoker.dataset.unpacking import unpack_file
 from stoker.errors import (
     CacheError,
     ConfigError,
@@ -39,7 +40,7 @@ from stoker.errors import (
     StokerError,
     StorageFullError,
 )
-from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.compression import parse_compression
 from stoker.formats.hashing import fastest_hash, hash_hex
 from stoker.storage import Store
@@ -54,6 +55,8 @@ logger = logging.getLogger(__name__)
 _PRIVATE = ".stoker"
 # A corrupt download is fetched again this often before it is an error.
 _ATTEMPTS = 2
+# How many bytes a compressed one is thought to stand for where nothing tells: text gives three to five.
+_USUAL_RATIO = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,10 @@ class ShardCache:
         room = self._room
         if room is None:
             return True
-        if self._guard(partial(room.take, info.raw[number].bytes), "write to"):
+        size = info.raw[number].whole
+        if size == UNKNOWN:
+            size = info.zip[number].bytes * _USUAL_RATIO
+        if self._guard(partial(room.take, size), "write to"):
             return True
         if insist and not self._warned:
             self._warned = True
@@ -287,6 +293,11 @@ class ShardCache:
 
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
+        if packed.part is not None and self.store is not None and info.compression is not None:
+            scratch = self._private / part_name(packed.basename, secrets.token_hex(8))
+            unpack = partial(unpack_file, self.store, packed.part, info.compression, file.whole, part, scratch)
+            self._count(Count.BYTES_FETCHED, self._guard(unpack, "write to"))
+            return
         kept = self.root / packed.basename
         data = self._kept_zip(kept, packed)
         where: str | Path = kept
@@ -383,9 +394,8 @@ class ShardCache:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def _present(self, file: FileInfo) -> bool:
-        size = file.part.size if file.part is not None and file.part.in_place else file.bytes
         try:
-            return os.stat(self.root / file.basename).st_size == size
+            return file.whole in (os.stat(self.root / file.basename).st_size, UNKNOWN)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -398,13 +408,14 @@ class ShardCache:
             raise CacheError(f"can not open {path}: {error.strerror}") from error
         try:
             status = os.fstat(descriptor)
-            if file.part is not None and file.part.in_place:
+            first, end = 0, status.st_size
+            if file.part is not None and file.part.in_place and self.store is None:
                 check_file(path, status, file.part)
-                first, end = file.part.window
-                return mmap.mmap(descriptor, end - first, access=mmap.ACCESS_READ, offset=first) if end > first else b""
-            if status.st_size != file.bytes:
+            elif file.whole not in (end, UNKNOWN):
                 return None
-            if file.bytes == 0:
+            if file.part is not None and file.part.in_place and file.whole != UNKNOWN:
+                first, end = file.part.window
+            if end <= first:
                 return b""
             if self.store is not None:
                 # The map keeps a duplicate of the descriptor and with it this lock, until it is dropped.
@@ -412,7 +423,7 @@ class ShardCache:
                 if self.settings.limit is not None:
                     with contextlib.suppress(OSError):
                         os.utime(descriptor)  # eviction goes by this time
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(descriptor, end - first, access=mmap.ACCESS_READ, offset=first)
         finally:
             os.close(descriptor)
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.dataset.shardfiles import find_shards, read_shards
@@ -22,9 +22,6 @@ from stoker.storage.types import PutData
 from stoker.types import StorageOptions
 
 __all__ = ["Destination", "OutPath", "open_destination"]
-
-OutPath = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
-"""A directory, a URL, or a ``(directory, URL)`` pair."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +37,12 @@ class Destination:
 
     Args:
         stores: the places; the last one is the one that counts when looking for what is there.
+
+    Attributes:
+        blank: whether a writer begins there without a look at what lies there, and writes over what it left before.
     """
+
+    blank: ClassVar[bool] = False
 
     def __init__(self, stores: Iterable[Store]) -> None:
         self.stores = tuple(stores)
@@ -155,6 +157,10 @@ class Destination:
                 pass
 
 
+OutPath: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]] | Destination
+"""A directory, a URL, or a ``(directory, URL)`` pair; or a destination of the caller's own."""
+
+
 def open_destination(
     out: OutPath,
     remote: str | os.PathLike[str] | None,
@@ -169,6 +175,8 @@ def open_destination(
     Raises:
         ConfigError: the arguments contradict each other.
     """
+    if isinstance(out, Destination):
+        return out
     if isinstance(out, tuple):
         if len(out) != 2 or remote is not None:
             raise ConfigError("out is a directory, a URL or a (directory, URL) pair; with a pair leave remote out")

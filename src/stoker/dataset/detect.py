@@ -14,7 +14,9 @@ from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.parquet_files import SUFFIXES, is_hidden, source_of
 from stoker.dataset.shardfiles import ShardFiles, find_shards
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.formats.onefile import IMAGES
 from stoker.formats.registry import format_names, get_format
+from stoker.formats.survey import file_suffixes
 from stoker.storage import is_local, open_store
 from stoker.types import StorageOptions
 
@@ -49,10 +51,15 @@ def dataset_url(url: str | os.PathLike[str]) -> str:
 
 @cache
 def suffixes_of_formats() -> Mapping[str, str]:
-    """End of a file's name, in lower case, to the format that reads such files without an index; stoker's own formats."""
+    """End of a file's name, in lower case, to the format that reads such files without an index; stoker's own formats.
+
+    Images of one kind have a format of their own, by which files of both are told apart.
+    """
     found = dict.fromkeys(SUFFIXES, "parquet")
     for name in format_names():
-        for suffix in getattr(get_format(name), "suffixes", ()):
+        if name == IMAGES:
+            continue
+        for suffix in file_suffixes(get_format(name)):
             found.setdefault(suffix, name)
     return found
 
@@ -117,6 +124,8 @@ def _chosen(names: list[str], where: str) -> str:
     counts = counts or telling
     if len(counts) == 1:
         return next(iter(counts))
+    if counts.keys() == {"jpeg", "png"}:
+        return IMAGES
     if counts:
         told = ", ".join(f"{count} of {name}" for name, count in counts.most_common())
         raise ConfigError(f"{where} holds files of several formats ({told}): say which with format=")

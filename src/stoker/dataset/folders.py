@@ -6,15 +6,15 @@ import contextlib
 import json
 import os
 import re
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.dataset.destination import OutPath, open_destination
 from stoker.dataset.finishing import Finishing
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.progress import Progress
+from stoker.dataset.storing import Storing
 from stoker.dataset.writer import WriterOptions, check_hash_names
 from stoker.errors import ConfigError, EncodingError, MissingPackageError
 from stoker.formats.base import ShardInfo
@@ -100,9 +100,7 @@ class ImageWriter(Finishing):
         self._entries: list[dict[str, Any]] = []
         self._prepare(options)
         self._progress = Progress(self._destination.main.url) if options.get("progress_bar") else None
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-write")
-        self._room = threading.Semaphore(threads * _WAITING)
-        self._error: BaseException | None = None
+        self._storing = Storing(threads, threads * (_WAITING - 1))
 
     @property
     def samples_written(self) -> int:
@@ -139,9 +137,7 @@ class ImageWriter(Finishing):
         name = f"{folder}{number:09}.{self.format}"
         entry = {**self._settings, "raw_data": {"basename": name, "bytes": len(data), "hashes": {}}}
         self._entries.append(entry)
-        self._room.acquire()
-        future = self._pool.submit(self._store, name, data, entry["raw_data"])
-        future.add_done_callback(self._stored)
+        self._storing.submit(partial(self._store, name, data, entry["raw_data"]))
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:
         """Add n samples given as columns: lists or arrays of n values.
@@ -163,9 +159,7 @@ class ImageWriter(Finishing):
         """
         self._check_open()
         try:
-            self._pool.shutdown()
-            if self._error is not None:
-                raise self._error
+            self._storing.finish()
             index = {**self._extra, "shards": self._entries, "version": 2}
             self._destination.put(INDEX_NAME, json.dumps(index, sort_keys=True).encode())
         except BaseException:
@@ -176,24 +170,18 @@ class ImageWriter(Finishing):
     def abort(self) -> None:
         """Stop without an index. Images that are stored stay, for a writer with ``resume=True``."""
         if self._closed is None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._storing.cancel()
             self._close("aborted")
 
     def _store(self, name: str, data: bytes, entry: dict[str, Any]) -> None:
-        if self._error is None:
-            entry["hashes"] = {algorithm: hash_hex(algorithm, data) for algorithm in self._hashes}
-            self._destination.put(name, data)
-            if self._progress is not None:
-                self._progress.advance(1, len(data))
-
-    def _stored(self, future: Future[None]) -> None:
-        self._room.release()
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._error = self._error or error
+        entry["hashes"] = {algorithm: hash_hex(algorithm, data) for algorithm in self._hashes}
+        self._destination.put(name, data)
+        if self._progress is not None:
+            self._progress.advance(1, len(data))
 
     def _check_open(self) -> None:
-        if self._error is not None and self._closed is None:
-            raise self._error
+        if self._closed is None:
+            self._storing.check()
         self._check_unclosed()
 
     def _close(self, how: str) -> None:
@@ -206,6 +194,8 @@ class ImageWriter(Finishing):
     def _prepare(self, options: WriterOptions) -> None:
         append, resume = options.get("append", False), options.get("resume", False)
         destination = self._destination
+        if destination.blank:
+            return
         if options.get("exist_ok", False):
             if append or resume:
                 raise ConfigError("exist_ok=True replaces what is there; append=True and resume=True keep it: choose")

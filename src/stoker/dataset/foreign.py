@@ -1,8 +1,9 @@
 """Datasets that others wrote, without an index: any number of files of one format in a directory or below a URL.
 
-Which files there are is found out by listing; what they hold, by their headers, or where only all of a file tells it (tar,
-TFRecord) by fetching them into the cache, from where they are read later. It is kept, so that a second start lists the files
-and opens only those that are new or were written to.
+Which files there are is found out by listing; what they hold, by their headers. Those of tar and TFRecord lie all over a
+file: where its members are large they are read one by one, where they are small the file is fetched into the cache, from
+where it is read later. What was found is kept, so that a second start lists the files and opens only those that are new or
+were written to.
 """
 
 from __future__ import annotations
@@ -13,22 +14,24 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stoker.dataset.asked import files_asked_for, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.foreign_facts import ForeignFile, load_facts, save_facts
 from stoker.dataset.foreign_files import find_foreign
-from stoker.dataset.foreign_shards import describe_file, whole_file
+from stoker.dataset.foreign_shards import describe_file, packed_file, whole_file
 from stoker.dataset.foreign_survey import FetchedFiles, survey_files
 from stoker.dataset.index import Index
 from stoker.dataset.parquet_files import FoundFile, Source
-from stoker.dataset.place import Place, address_of
+from stoker.dataset.place import Address, Place, address_of, default_cache
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
-from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, folder_of
+from stoker.formats.compression import codec_of
+from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
-from stoker.formats.survey import only_settings
-from stoker.storage import RetryPolicy, Store, open_store
+from stoker.formats.survey import file_suffixes, only_settings
+from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.types import StorageOptions
 
 __all__ = ["cached_names", "open_foreign"]
@@ -44,6 +47,7 @@ def open_foreign(
     *,
     settings: CacheSettings = CacheSettings(),  # noqa: B008 - frozen
     cache_limit: int | None = None,
+    unpack_into: Path | None = None,
     storage_options: StorageOptions | None = None,
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
@@ -53,6 +57,7 @@ def open_foreign(
 
     Local files are mapped where they lie, unless both ``remote`` and ``local`` are given; they must not be written to while
     they are read, which is noticed. Of object stores, files come into the cache, whole or in the pieces that are shards.
+    Where files are compressed (``.jsonl.gz``), all come into the cache, decompressed, wherever they lie.
 
     Args:
         remote: a directory or URL prefix, with all files of the format below it; a file; a pattern; or a list of files.
@@ -62,9 +67,11 @@ def open_foreign(
         settings: how the cache behaves.
         cache_limit: bytes of files, fetched whole to see what they hold, that may stay in the cache; the rest is fetched
             again when it is read.
+        unpack_into: where what comes out of compressed files goes where these are local and ``local`` is not given; default
+            a directory of the user's cache.
         storage_options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
-        **format_settings: what the format's ``survey`` understands. For ``jpeg`` and ``png``: ``decode``, false for the
-            files' bytes instead of images.
+        **format_settings: what the format's ``survey`` understands. For ``jpeg``, ``png`` and ``images``: ``decode``,
+            false for the files' bytes instead of images.
 
     Raises:
         ConfigError: an argument makes no sense, or does not fit the files.
@@ -87,7 +94,7 @@ def open_foreign(
     known = load_facts(keep, name)
     try:
         source, store, files, beside = find_foreign(
-            asked, open_root, reader.suffixes, format, getattr(reader, "beside", ())
+            asked, open_root, file_suffixes(reader), format, getattr(reader, "beside", ())
         )
     except StorageTimeoutError as error:
         if not known:
@@ -97,7 +104,14 @@ def open_foreign(
         files = [FoundFile(one.key, one.size, one.version) for one in known.values()]
         beside = {one.key: one.beside for one in known.values()}
     address = address_of(source.root, cache_root, None, storage_options)
+    packed = _packed_files(reader, files, store)
+    if packed and address.in_place:
+        directory = is_local(source.root)
+        assert directory is not None  # or it would not be in place
+        root = unpack_into or default_cache(os.path.realpath(directory), None)
+        address = Address(source.root, root, in_place=False)
     sizes = {whole_file(file, in_place=False).basename: file.size for file in files}
+    sizes.update({packed_file(file)[0].basename: file.size for file in packed})
     cache = ShardCache(address.root, None if address.in_place else store, settings, lambda: sizes)
     if not address.in_place:
         with contextlib.suppress(OSError):
@@ -124,12 +138,32 @@ def open_foreign(
     return Place(index, place, keep)
 
 
+def _packed_files(reader: Any, files: Sequence[FoundFile], store: Store) -> list[FoundFile]:
+    """The files that are compressed.
+
+    Raises:
+        ConfigError: one lies beside the same file without compression, so that its samples would come twice.
+    """
+    if not getattr(reader, "packed", False):
+        return []
+    found = [file for file in files if codec_of(file.key) is not None]
+    keys = {file.key for file in files} if found else set()
+    for file in found:
+        plain = os.path.splitext(file.key)[0]
+        if plain in keys:
+            raise ConfigError(
+                f"{store.url_of(file.key)} lies beside {plain}, and its samples would come twice: remove one, or name the "
+                "files to read by a pattern or in a list"
+            )
+    return found
+
+
 def _images(reader: FileFormat, files: Sequence[FoundFile], settings: Mapping[str, Any]) -> list[ForeignFile]:
     """A sample a file; nothing of it is read."""
     content = content_column(reader.name)
     image = reader.name != "files"
     only_settings(settings, ("decode",) if image else (), reader.name)
-    columns = {content: reader.name if image and settings.get("decode", True) else "bytes", PATH: "str"}
+    columns = {content: content_kind(reader.name, decode=settings.get("decode", True)), PATH: "str"}
     spec: dict[str, Any] = {"columns": columns}
     folders = sorted({folder_of(file.key) for file in files}) if image else [""]
     if "" not in folders:

@@ -1,12 +1,13 @@
 """What is known of files that others wrote, kept in a file, so that the next start opens none that is still the same.
 
-The file is there by rename, whole or not at all; one that can not be read is made anew.
+A line with a digest, and JSON. The file is there by rename, whole or not at all; one that was damaged is made anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -19,12 +20,12 @@ from typing import Any, Final
 from stoker.dataset.parquet_files import FoundFile
 from stoker.dataset.room import part_name, release, try_lock
 
-__all__ = ["ForeignFile", "load_facts", "save_facts"]
+__all__ = ["ForeignFile", "load_facts", "parse_facts", "save_facts"]
 
 logger = logging.getLogger(__name__)
 
 _PRIVATE: Final = ".stoker"
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class ForeignFile:
         spec: what its format needs to read it; files that are alike share one.
         pieces: first byte, end and samples of the shards that it is read as; empty for one shard.
         beside: files that belong to it, as its format has them; the last of them holds the data, then.
+        unpacked: bytes of what comes out of a compressed file, which ``pieces`` are of; ``None`` for others.
     """
 
     key: str
@@ -48,24 +50,49 @@ class ForeignFile:
     spec: Mapping[str, Any]
     pieces: tuple[tuple[int, int, int], ...] = ()
     beside: tuple[FoundFile, ...] = ()
+    unpacked: int | None = None
 
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]:
     """Files by key, from the first of the directories that knows them; empty where none does."""
     for directory in directories:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
-            kept = json.loads((directory / _PRIVATE / name).read_bytes())
-            if kept["version"] != _VERSION:
-                continue
-            specs = kept["specs"]
-            columns = (kept["keys"], kept["sizes"], kept["versions"], kept["samples"], kept["spec"])
-            pieces = {key: tuple((a, b, n) for a, b, n in given) for key, given in kept["pieces"].items()}
-            beside = {key: tuple(FoundFile(*one) for one in given) for key, given in kept["beside"].items()}
-            return {
-                key: ForeignFile(key, size, version, samples, specs[spec], pieces.get(key, ()), beside.get(key, ()))
-                for key, size, version, samples, spec in zip(*columns, strict=True)
-            }
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+            found = parse_facts((directory / _PRIVATE / name).read_bytes())
+            if found:
+                return found
     return {}
+
+
+def parse_facts(data: bytes) -> dict[str, ForeignFile]:
+    """Files by key; empty where the text is not whole, as its digest tells, or of another version."""
+    digest, _, text = data.partition(b"\n")
+    if digest != _digest(text):
+        return {}
+    kept = json.loads(text)
+    if kept["version"] != _VERSION:
+        return {}
+    specs = kept["specs"]
+    columns = (kept["keys"], kept["sizes"], kept["versions"], kept["samples"], kept["spec"])
+    pieces = {key: tuple((a, b, n) for a, b, n in given) for key, given in kept["pieces"].items()}
+    beside = {key: tuple(FoundFile(*one) for one in given) for key, given in kept["beside"].items()}
+    unpacked: dict[str, int] = kept["unpacked"]
+    return {
+        key: ForeignFile(
+            key,
+            size,
+            version,
+            samples,
+            specs[spec],
+            pieces.get(key, ()),
+            beside.get(key, ()),
+            unpacked.get(key),
+        )
+        for key, size, version, samples, spec in zip(*columns, strict=True)
+    }
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).hexdigest().encode()
 
 
 def save_facts(directories: Sequence[Path], name: str, files: Sequence[ForeignFile]) -> None:
@@ -84,8 +111,10 @@ def save_facts(directories: Sequence[Path], name: str, files: Sequence[ForeignFi
         "beside": {
             one.key: [(other.key, other.size, other.version) for other in one.beside] for one in files if one.beside
         },
+        "unpacked": {one.key: one.unpacked for one in files if one.unpacked is not None},
     }
-    data = json.dumps(kept).encode()
+    text = json.dumps(kept).encode()
+    data = _digest(text) + b"\n" + text
     for directory in directories:
         try:
             _save(directory / _PRIVATE, name, data)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.parquet_files import FoundFile, Source, is_hidden, list_files, look_at
+from stoker.dataset.unfinished import NOTE, counted_files
 from stoker.errors import IndexFileError, ObjectNotFoundError
 from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
@@ -21,7 +22,7 @@ def find_foreign(
     """The files, in the order of their keys; a list's in its own.
 
     In directories and by patterns, hidden files are passed over: names that begin with ``_`` or ``.``, in any directory below
-    the root. So is an ``index.json`` at the root.
+    the root. So is an ``index.json`` at the root, and files of a writer that is not done (:mod:`stoker.dataset.unfinished`).
 
     Args:
         source: where.
@@ -46,7 +47,10 @@ def find_foreign(
     found: list[FoundFile] = []
     more: dict[str, FoundFile] = {}
     others = 0
+    notes: list[str] = []
     for file in list_files(source, store):
+        if file.key.endswith(NOTE):
+            notes.append(file.key)
         counts = matches(file.key) if matches else not suffixes or file.key.lower().endswith(tuple(suffixes))
         if file.key.lower().endswith(tuple(beside)):
             more[file.key] = file
@@ -57,7 +61,7 @@ def find_foreign(
             raise IndexFileError(f"{source.root}: a file has the unsafe name {file.key!r}: {problem}")
         found.append(file)
     if found:
-        found.sort(key=lambda file: file.key)
+        found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
         # A pattern may match the files alone, and not what belongs to them.
         return (
             source,

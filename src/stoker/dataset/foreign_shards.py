@@ -10,10 +10,11 @@ from typing import Any, Final
 from stoker.dataset.foreign_facts import ForeignFile
 from stoker.dataset.parquet_files import FoundFile
 from stoker.errors import CorruptDataError
-from stoker.formats.base import FileInfo, FilePart, ShardInfo
+from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ShardInfo
+from stoker.formats.compression import codec_of
 from stoker.formats.survey import PieceDetail
 
-__all__ = ["describe_file", "whole_file"]
+__all__ = ["describe_file", "packed_file", "whole_file"]
 
 _NO_HASHES: Final[Mapping[str, str]] = {}
 
@@ -32,7 +33,11 @@ def describe_file(
     Raises:
         CorruptDataError: the file's data ends before its last piece does.
     """
-    *heads, data = FoundFile(one.key, one.size, one.version), *one.beside
+    file = FoundFile(one.key, one.size, one.version)
+    if one.unpacked is not None:
+        yield from _unpacked_shards(format_name, one, file, spec)
+        return
+    *heads, data = file, *one.beside
     if not one.pieces:
         files = tuple(whole_file(file, in_place=in_place) for file in (*heads, data))
         yield ShardInfo(format_name, one.samples, files, (), None, spec)
@@ -42,7 +47,7 @@ def describe_file(
             f"{data.key} has {data.size} bytes, but its samples end at byte {one.pieces[-1][1]}. Was it written to the end?"
         )
     before = tuple(whole_file(file, in_place=in_place) for file in heads)
-    kind = hashlib.blake2b(repr(spec).encode(), digest_size=8).hexdigest()
+    kind = _kind(spec)
     first = 0
     for start, end, samples in one.pieces:
         part = FilePart(data.key, data.size, data.version, (start,), (end,), in_place=in_place)
@@ -52,6 +57,38 @@ def describe_file(
             format_name, samples, (*before, FileInfo(name, end - start, _NO_HASHES, part)), (), None, spec, detail
         )
         first += samples
+
+
+def _unpacked_shards(
+    format_name: str, one: ForeignFile, file: FoundFile, spec: Mapping[str, Any]
+) -> Iterator[ShardInfo]:
+    """The shards of a compressed file: all are windows of what comes out of it, which lies in the cache."""
+    assert one.unpacked is not None
+    kind, first = _kind(spec), 0
+    for start, end, samples in one.pieces or ((0, one.unpacked, one.samples),):
+        raw, packed = packed_file(file, one.unpacked, start, end)
+        detail = PieceDetail(end - start, f"{one.key}\0{one.size}\0{start}-{end} of {one.unpacked}\0{kind}", first)
+        yield ShardInfo(format_name, samples, (raw,), (packed,), codec_of(one.key), spec, detail)
+        first += samples
+
+
+def packed_file(file: FoundFile, size: int = UNKNOWN, start: int = 0, end: int = 0) -> tuple[FileInfo, FileInfo]:
+    """A window of what comes out of a compressed file, in the cache, and the file itself.
+
+    Args:
+        file: the compressed file.
+        size: bytes of all that comes out of it; :data:`~stoker.formats.base.UNKNOWN` for all of it, whatever that is.
+        start: first byte of the window.
+        end: the byte after its last.
+    """
+    mark = hashlib.blake2b(f"{file.version}\0{file.size}".encode(), digest_size=4).hexdigest()
+    stem, suffix = os.path.splitext(os.path.splitext(file.key)[0])
+    part = FilePart(file.key, size, "", (start,), (end,), in_place=True)
+    return FileInfo(f"{stem}.{mark}{suffix}", end - start, _NO_HASHES, part), whole_file(file, in_place=False)
+
+
+def _kind(spec: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(repr(spec).encode(), digest_size=8).hexdigest()
 
 
 def whole_file(file: FoundFile, *, in_place: bool) -> FileInfo:

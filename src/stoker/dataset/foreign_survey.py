@@ -12,10 +12,12 @@ from typing import Any, Final
 
 from stoker.dataset.cache import ShardCache
 from stoker.dataset.foreign_facts import ForeignFile
-from stoker.dataset.foreign_shards import whole_file
+from stoker.dataset.foreign_shards import packed_file, whole_file
 from stoker.dataset.parquet_files import FoundFile
+from stoker.dataset.stepping import ShortStepsError, Stepping
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
+from stoker.formats.compression import codec_of
 from stoker.formats.source import ByteSource, MappedSource, check_range
 from stoker.formats.survey import SurveyedFormat
 from stoker.storage import Store
@@ -52,25 +54,43 @@ def survey_files(
         ConfigError: the settings do not fit a file.
     """
 
+    steps = Stepping(store)
+
     def survey(file: FoundFile) -> ForeignFile:
         old, more = known.get(file.key), beside.get(file.key, ())
         if old is not None and (old.size, old.version, old.beside) == (file.size, file.version, more):
             return old
         where = store.url_of(file.key)
         source: ByteSource = StoreSource(store, file.key, file.size, where)
-        if fetched.in_place or reader.whole:
-            source = MappedSource(fetched.open(reader.name, file), where)
+        codec = codec_of(file.key) if getattr(reader, "packed", False) else None
+        chosen = settings
+        unpacked = None
+        stepping = None
+        if getattr(reader, "steps", False) and not fetched.in_place and codec is None:
+            stepping = steps.source(file.key, file.size, where)
+        if stepping is not None:
+            source = stepping
+        elif fetched.in_place or reader.whole or codec is not None:
+            source = MappedSource(fetched.open(reader.name, file, codec), where)
+        if codec is not None:
+            unpacked = source.size
+            if "piece_bytes" in reader.settings:  # whoever reads a part of it has all of it fetched
+                chosen = {"piece_bytes": max(1, unpacked), **settings}
         try:
-            found = reader.survey(source, settings)
+            try:
+                found = reader.survey(source, chosen)
+            except ShortStepsError:
+                source = MappedSource(fetched.open(reader.name, file), where)
+                found = reader.survey(source, chosen)
         except (ConfigError, FormatError):
             raise
         except ValueError as error:  # of another package's format
             raise CorruptDataError(f"{where}: {error}") from error
         finally:
             del source
-            fetched.let_go(file)
+            fetched.let_go(file, unpacked)
         pieces = tuple((piece.start, piece.end, piece.samples) for piece in found.pieces)
-        return ForeignFile(file.key, file.size, file.version, found.samples, found.spec, pieces, more)
+        return ForeignFile(file.key, file.size, file.version, found.samples, found.spec, pieces, more, unpacked)
 
     with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="stoker-survey") as pool:
         futures = [pool.submit(survey, file) for file in files]
@@ -92,9 +112,13 @@ class FetchedFiles:
         self._fresh: set[str] = set()
         self._lock = threading.Lock()
 
-    def open(self, name: str, file: FoundFile) -> Any:
-        """All of a file."""
-        info = ShardInfo(name, 0, (whole_file(file, in_place=self.in_place),), (), None, {})
+    def open(self, name: str, file: FoundFile, codec: str | None = None) -> Any:
+        """All of a file, or of what comes out of a compressed one."""
+        if codec is None:
+            info = ShardInfo(name, 0, (whole_file(file, in_place=self.in_place),), (), None, {})
+        else:
+            raw, packed = packed_file(file)
+            info = ShardInfo(name, 0, (raw,), (packed,), codec, {})
         for _ in range(100):
             data = self._cache.open(info)
             if data is not None:
@@ -105,16 +129,23 @@ class FetchedFiles:
             f"{self._cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
         )
 
-    def let_go(self, file: FoundFile) -> None:
-        """Remove a file that was fetched here from the cache, if there is no room for it."""
+    def let_go(self, file: FoundFile, unpacked: int | None = None) -> None:
+        """Remove a file that was fetched here from the cache, if there is no room for it.
+
+        Args:
+            file: the file.
+            unpacked: of a compressed one, bytes of what came out of it.
+        """
         if self._left is None or file.key not in self._fresh:
             return
         with self._lock:
-            if stays := file.size <= self._left:
-                self._left -= file.size
+            size = file.size if unpacked is None else unpacked
+            if stays := size <= self._left:
+                self._left -= size
         if not stays:
             with contextlib.suppress(OSError):
-                os.unlink(self._cache.root / whole_file(file, in_place=False).basename)
+                name = packed_file(file)[0] if unpacked is not None else whole_file(file, in_place=False)
+                os.unlink(self._cache.root / name.basename)
 
 
 class StoreSource:

@@ -133,7 +133,7 @@ class Index:
                 if shard.detail is not None:
                     files = shard.detail.identity
                 else:
-                    files = "/".join([f"{file.basename}\0{file.bytes}" for file in shard.raw])
+                    files = "/".join([f"{_name_of(file)}\0{file.bytes}" for file in shard.raw])
                 lines.append(f"{files}\0{shard.samples}\0{kind_of[id(shard.spec)]}\n")
             digest.update("".join(lines).encode())
             self._fingerprint = digest.hexdigest()
@@ -145,7 +145,7 @@ class Index:
 
     def file_sizes(self) -> dict[str, int]:
         """Basename to bytes of every file, raw and compressed."""
-        return {file.basename: file.bytes for shard in self.shards for file in (*shard.raw, *shard.zip)}
+        return {file.basename: file.whole for shard in self.shards for file in (*shard.raw, *shard.zip)}
 
     def _check_names(self, where: str) -> None:
         # Parts of files belong to files that several shards share, and so do files of the cache that hold such parts.
@@ -224,3 +224,8 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _name_of(file: FileInfo) -> str:
+    """A file's name in the data set, which may have another in a cache."""
+    return file.basename if file.part is None else file.part.key

@@ -130,7 +130,7 @@ def open_format(
     if name == _MADE:
         return open_synthetic(settings, **more)
     if name is not None and name != _INDEXED:
-        if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit"}:
+        if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit", "unpack_into"}:
             raise ConfigError(f"format {name!r} has no setting {min(clash)!r}")
         return open_foreign(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
     assert remote is None or isinstance(remote, str | os.PathLike)

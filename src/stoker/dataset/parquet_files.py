@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from stoker.dataset.excerpts import version_of
+from stoker.dataset.unfinished import NOTE, counted_files
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
@@ -122,6 +123,8 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
         The source, which may turn out to be a single file; a store of its root; and the files, with sizes of -1 where
         nobody has asked yet.
 
+    Files of a writer that is not done do not count; see :mod:`stoker.dataset.unfinished`.
+
     Raises:
         ObjectNotFoundError: there are none; says what is there.
         IndexFileError: a file's name leaves the root.
@@ -132,7 +135,10 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
     matches = re.compile(source.pattern).fullmatch if source.pattern is not None else None
     found: list[FoundFile] = []
     others = 0
+    notes: list[str] = []
     for file in list_files(source, store):
+        if file.key.endswith(NOTE):
+            notes.append(file.key)
         if is_hidden(file.key) or not (matches(file.key) if matches else file.key.lower().endswith(SUFFIXES)):
             others += 1
             continue
@@ -140,7 +146,7 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
             raise IndexFileError(f"{source.root}: a file has the unsafe name {file.key!r}: {problem}")
         found.append(file)
     if found:
-        return source, store, sorted(found, key=lambda file: file.key)
+        return source, store, counted_files(sorted(found, key=lambda file: file.key), notes, store)
     if source.pattern is None and not others and is_local(source.root) is None:
         # Only a listing tells a file from a directory that is named like one, as Spark names them.
         head, _, name = source.root.rpartition("/")

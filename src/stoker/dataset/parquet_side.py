@@ -1,7 +1,8 @@
 """Facts of Parquet files, kept in a file, so that the next start reads no footer of a file that is still the same.
 
-Arrays as :func:`numpy.savez` writes them, without pickles, and a JSON text for the rest. The file is there by rename,
-whole or not at all; one that can not be read is made anew.
+Arrays as :func:`numpy.savez` writes them, without pickles, and a JSON text for the rest; behind them a digest, for the
+archive's own checksums tell little of an archive whose directory is damaged. The file is there by rename, whole or not at
+all; one that was damaged is made anew.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import hashlib
+import io
 import json
 import logging
 import os
@@ -25,23 +28,42 @@ from stoker.formats.parquet.facts import FIELDS, FileFacts
 from stoker.formats.parquet.schema import ColumnSchema, FileSchema
 from stoker.types import Array
 
-__all__ = ["load_facts", "save_facts"]
+__all__ = ["load_facts", "parse_facts", "save_facts"]
 
 logger = logging.getLogger(__name__)
 
 _PRIVATE: Final = ".stoker"
 _VERSION: Final = 2
+_DIGEST: Final = 16
+# Whatever NumPy and zipfile make of archives of others.
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, FileFacts]:
     """Key to facts of each file, from the first of the directories that has them; empty where none has."""
     for directory in directories:
-        with (
-            contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile),
-            np.load(directory / _PRIVATE / name, allow_pickle=False) as arrays,
-        ):
-            return _unpack({key: arrays[key] for key in arrays.files})
+        with contextlib.suppress(OSError):
+            found = parse_facts((directory / _PRIVATE / name).read_bytes())
+            if found:
+                return found
     return {}
+
+
+def parse_facts(data: bytes) -> dict[str, FileFacts]:
+    """Key to facts of each file; empty where the archive is not whole, as its digest tells, or of another version."""
+    whole = memoryview(data)[: max(0, len(data) - _DIGEST)]
+    if _digest(whole) != data[len(whole) :]:
+        return {}
+    try:
+        with np.load(io.BytesIO(whole), allow_pickle=False) as arrays:
+            return _unpack({key: arrays[key] for key in arrays.files})
+    except _UNREADABLE as error:
+        logger.debug("an index of Parquet files can not be read, and is made anew: %s", error)
+        return {}
+
+
+def _digest(whole: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(whole, digest_size=_DIGEST).digest()
 
 
 def save_facts(directories: Sequence[Path], name: str, facts: Sequence[FileFacts]) -> None:
@@ -55,13 +77,16 @@ def save_facts(directories: Sequence[Path], name: str, facts: Sequence[FileFacts
 
 
 def _save(private: Path, name: str, facts: Sequence[FileFacts]) -> None:
+    packed = io.BytesIO()
+    np.savez(packed, **_pack(facts))  # type: ignore[arg-type]
     private.mkdir(parents=True, exist_ok=True)
     part = private / part_name(name, secrets.token_hex(8))
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try_lock(descriptor, fcntl.LOCK_EX)  # so that it is not taken for debris
         with open(descriptor, "wb", closefd=False) as handle:
-            np.savez(handle, **_pack(facts))  # type: ignore[arg-type]
+            handle.write(packed.getbuffer())
+            handle.write(_digest(packed.getbuffer()))
         os.rename(part, private / name)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -94,6 +119,9 @@ def _pack(facts: Sequence[FileFacts]) -> dict[str, Array]:
 
 
 def _unpack(arrays: Mapping[str, Array]) -> dict[str, FileFacts]:
+    for name, array in arrays.items():  # what is no array, NumPy hands out as bytes
+        if not isinstance(array, np.ndarray) or array.dtype != (np.uint8 if name == "text" else np.int64):
+            raise ValueError(f"{name!r} is no array of whole numbers")
     text = json.loads(arrays["text"].tobytes())
     if text["version"] != _VERSION:
         return {}

@@ -201,6 +201,13 @@ class DatasetWriter(Finishing):
             start = stop
         self._bound = -1  # found anew by the next single sample
 
+    def end_shard(self) -> None:
+        """End the shard with the last sample that was added: the next one begins another."""
+        if self._stopped:
+            self._refuse()
+        if self._ends:
+            self._flush()
+
     def finish(self) -> None:
         """Store what is left, wait for all shards, then write the index.
 
@@ -233,6 +240,8 @@ class DatasetWriter(Finishing):
     def _prepare(self, options: WriterOptions) -> list[ShardInfo]:
         """Deal with what is at the destination; the shards that the dataset begins with."""
         append, resume = options.get("append", False), options.get("resume", False)
+        if self._destination.blank:
+            return []
         if options.get("exist_ok", False):
             if append or resume:
                 raise ConfigError("exist_ok=True replaces what is there; append=True and resume=True keep it: choose")

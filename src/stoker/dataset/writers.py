@@ -219,9 +219,11 @@ class TarWriter(_PackedWriter):
     is the sample's number in the dataset, or the value of the column ``__key__`` where there is one.
 
     Args:
-        columns: column name, which is the files' extension, to encoding: ``{"jpg": "jpeg", "cls": "str_int"}``.
+        columns: column name, which is the files' extension, to encoding: ``{"jpg": "jpeg", "cls": "int"}``. Whole numbers in
+            ``cls``, ``cls2``, ``index``, ``inx`` and ``id`` are text in the files, as all programs read them there.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
+        first: number of the first sample, default the samples that are there.
         **options: see :class:`~stoker.dataset.writer.WriterOptions`.
     """
 
@@ -232,11 +234,13 @@ class TarWriter(_PackedWriter):
         columns: Mapping[str, str],
         out: OutPath,
         remote: str | os.PathLike[str] | None = None,
+        *,
+        first: int | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
         super().__init__(columns, out, remote, **options)
         encoder: Any = self._encoder
-        encoder.begin(self.samples_written)
+        encoder.begin(self.samples_written if first is None else first, self.samples_written)
 
 
 class TFRecordWriter(_PackedWriter):

@@ -2,14 +2,19 @@
 
 A column is mapped where it lies in the file, and rows of all shards of a batch are gathered by address in one NumPy call.
 Columns that are stored compressed are decoded once, and kept as decoded Parquet row groups are.
+
+Where rows of a column differ in shape from file to file, the column's word is ``ndarray:DTYPE``, without a shape, and its
+values in a batch are a list of arrays, whichever files they come from.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -22,24 +27,39 @@ from stoker.formats.packing import fixed_kind
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
-__all__ = ["ArrayFormat", "ArrayShard", "check_axis", "check_dtype", "describe_kind", "map_array", "rows_first"]
+__all__ = [
+    "ArrayFormat",
+    "ArrayShard",
+    "check_axis",
+    "check_dtype",
+    "describe_kind",
+    "fits_kind",
+    "map_array",
+    "rows_first",
+    "split_shape",
+]
 
 MOST_DIMENSIONS: Final = 32
 # More than one byte that is stored never stands for so many (deflate's limit is 1032).
 _MOST_RATIO: Final = 1100
 _ALWAYS: Final = 1 << 26
 _MOST_DECODED: Final = 1 << 32
+# A column's word: dtype and shape; the shape may be missing.
+_KIND: Final = re.compile(r"(?P<array>ndarray:)?(?P<dtype>.*?)(?::(?P<shape>[0-9,]+))?", re.DOTALL)
+_TEXT: Final = re.compile(r"(?P<kind>str|bytes)(?P<bits>[0-9]+)")
 
 
 class ArrayShard(PackedShard):
     """An open shard of arrays."""
 
-    __slots__ = ("__weakref__", "_arrays", "_shelf")
+    __slots__ = ("__weakref__", "_arrays", "_shelf", "varying")
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions, arrays: Mapping[str, Array | None]) -> None:
         super().__init__(info, where, options)
         self._shelf = Shelf()
         self._arrays = arrays
+        kinds: Mapping[str, str] = info.spec.get("columns") or {}
+        self.varying = frozenset(name for name, kind in kinds.items() if _shape_of(kind) is None)
         for name in self._columns:
             array = arrays.get(name)
             if array is not None:
@@ -59,6 +79,8 @@ class ArrayShard(PackedShard):
     def take(self, name: str, rows: Ids) -> Column:
         """See :class:`~stoker.formats.packed.PackedShard`."""
         array = self.array(name)
+        if name in self.varying:
+            return [self._one(array[row]) for row in rows.tolist()]
         if self.options.views and name not in self.encodings and len(rows) and array.dtype.isnative:
             run = int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (np.diff(rows) == 1).all()
             if run and array.dtype.kind not in "SUV":
@@ -66,6 +88,18 @@ class ArrayShard(PackedShard):
                 view.flags.writeable = False
                 return view
         return self.finish(name, rows, array[rows])
+
+    def _one(self, value: Array) -> Any:
+        """A row of a column whose rows differ in shape from file to file; as :meth:`take` hands out rows of one shape."""
+        if value.dtype.kind in "SUV":
+            return value.tolist()
+        if not value.dtype.isnative:
+            return value.astype(value.dtype.newbyteorder("="))
+        if not self.options.views:
+            return value.copy()
+        view = value[...]  # a number, where the column has no shape here, is an array without dimensions
+        view.flags.writeable = False
+        return view
 
     def finish(self, name: str, rows: Ids, taken: Array) -> Column:
         """Rows as they were stored, to values as users see them."""
@@ -76,6 +110,8 @@ class ArrayShard(PackedShard):
                 return encoding.decode_fixed(np.zeros((0, encoding.size or 0), np.uint8))
             return decode_fixed(encoding, raw.view(np.uint8).reshape(len(rows), -1), rows, name, self.where)
         if taken.dtype.kind in "SUV":
+            if not _all_characters(taken):
+                raise CorruptDataError(f"{self.where}: column {name!r} holds text of what are no characters")
             try:
                 values: list[Any] = taken.tolist()
             except (ValueError, SystemError) as error:  # the latter for what is no character
@@ -116,11 +152,25 @@ class ArrayFormat(PackedFormat):
         """See :class:`stoker.formats.base.Format`."""
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.survey.SurveyedFormat`: columns of one data type may differ in the shape of rows."""
+        one, two = first["columns"], other["columns"]
+        columns: dict[str, str] = {}
+        for name in one if one.keys() == two.keys() else ():
+            if (kind := _common(one[name], two[name])) is not None:
+                columns[name] = kind
+        agreed = {**first, "columns": columns}
+        return (
+            agreed
+            if len(columns) == len(one) and agreed == {**other, "columns": columns}
+            else super().agree(first, other)
+        )
+
 
 def _gather(shards: Sequence[ArrayShard], which: Ids, rows: Ids, name: str) -> Array | None:
     """Rows of a column of several shards in one copy; ``None`` where they do not lie so that this can be."""
     first = shards[0]
-    if name not in first._arrays or first._arrays[name] is None:
+    if name in first.varying or first._arrays.get(name) is None:
         return None
     arrays = [shard.array(name) for shard in shards]
     dtype, shape = arrays[0].dtype, arrays[0].shape[1:]
@@ -135,9 +185,19 @@ def _gather(shards: Sequence[ArrayShard], which: Ids, rows: Ids, name: str) -> A
     return out
 
 
+def _all_characters(array: Array) -> bool:
+    """Whether text, also in fields, is of Unicode's characters; NumPy makes strings of other numbers, too."""
+    if array.dtype.fields is not None:
+        return all(_all_characters(array[field]) for field in array.dtype.names or ())
+    if array.dtype.kind != "U" or not array.size or not array.dtype.itemsize:
+        return True
+    codes = np.ascontiguousarray(array).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+    return bool(codes.max() <= sys.maxunicode)
+
+
 def _rows_whole(array: Array) -> bool:
     """Whether each row's bytes lie in one piece."""
-    return bool(array[0].flags.c_contiguous) if len(array) else False
+    return bool(array[:1].flags.c_contiguous) if len(array) else False
 
 
 def map_array(
@@ -190,32 +250,89 @@ def check_decoded(size: int, stored: int, where: str) -> None:
         raise CorruptDataError(f"{where}: {stored} bytes claim to hold {size} bytes of values")
 
 
-def rows_first(array: Array, last: bool, where: str) -> Array:
-    """The array with its axis of samples in front.
+def rows_first(array: Array, last: bool | None, where: str) -> Array:
+    """The array with its axis of samples in front; ``last`` is what :func:`check_axis` returns.
 
     Raises:
         FormatError: it has no axis.
     """
+    if last is None:
+        return array[np.newaxis]
     if array.ndim == 0:
-        raise FormatError(f"{where}: an array without dimensions has no rows, and so no samples")
+        raise FormatError(f"{where}: an array without dimensions has no rows, and so no samples: {_WHOLE}")
     return np.moveaxis(array, -1, 0) if last else array
 
 
-def check_axis(settings: Mapping[str, Any]) -> bool:
-    """Whether samples lie along the last axis of arrays, by the setting ``axis``.
+def split_shape(shape: tuple[int, ...], last: bool | None, where: str) -> tuple[int, tuple[int, ...]]:
+    """How many samples an array of a shape holds, and the shape of each.
+
+    Args:
+        shape: as the file has it; not yet believed.
+        last: what :func:`check_axis` returns.
+        where: names the array in errors.
 
     Raises:
-        ConfigError: it is neither 0 nor -1.
+        FormatError: it has no axis of samples.
+    """
+    if (not shape and last is not None) or any(type(n) is not int or n < 0 for n in shape):
+        raise FormatError(f"{where}: an array of shape {str(shape)[:200]} has no rows, and so no samples: {_WHOLE}")
+    if last is None:
+        return 1, shape
+    return (shape[-1], shape[:-1]) if last else (shape[0], shape[1:])
+
+
+_WHOLE: Final = 'where a file is a sample, say so with format_options={"axis": None}'
+
+
+def check_axis(settings: Mapping[str, Any]) -> bool | None:
+    """Whether samples lie along the last axis of arrays, by the setting ``axis``; ``None`` where a file is a sample.
+
+    Raises:
+        ConfigError: it is neither 0, -1 nor ``None``.
     """
     axis = settings.get("axis", 0)
-    if axis not in (0, -1) or isinstance(axis, bool):
-        raise ConfigError(f"axis={axis!r}: samples lie along the first axis of arrays (0) or along the last (-1)")
-    return bool(axis == -1)
+    if axis not in (0, -1, None) or isinstance(axis, bool):
+        raise ConfigError(
+            f"axis={axis!r}: samples lie along the first axis of arrays (0) or along the last (-1), or a file is a sample "
+            "(None)"
+        )
+    return None if axis is None else bool(axis == -1)
 
 
+@lru_cache(maxsize=1024)
 def describe_kind(array_dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     """A word for a column's type: ``float32``, ``ndarray:float32:3,4``."""
     name = array_dtype.name if array_dtype.fields is None else str(array_dtype)
     if not array_dtype.isnative:
         name = f"{name} (big-endian)"
     return f"ndarray:{name}:{','.join(map(str, shape))}" if shape else name
+
+
+def fits_kind(found: str, declared: str) -> bool:
+    """Whether values of one kind are such as another declares: the same, or of a shape or length that it leaves open."""
+    return found == declared or _common(found, declared) == declared
+
+
+@lru_cache(maxsize=1024)
+def _common(one: str, two: str) -> str | None:
+    """The word for values of both kinds; ``None`` where data types differ."""
+    if one == two:
+        return one
+    texts = _TEXT.fullmatch(one), _TEXT.fullmatch(two)
+    if texts[0] is not None and texts[1] is not None and texts[0]["kind"] == texts[1]["kind"]:
+        return max(one, two, key=lambda kind: int(kind[len(texts[0]["kind"]) :]))  # type: ignore[index]
+    dtypes = [_parsed(kind)["dtype"] for kind in (one, two)]
+    return f"ndarray:{dtypes[0]}" if dtypes[0] == dtypes[1] else None
+
+
+def _shape_of(kind: str) -> str | None:
+    """The shape that a word tells; empty for plain values, ``None`` where it is left open."""
+    found = _parsed(kind)
+    return found["shape"] if found["array"] else ""
+
+
+@lru_cache(maxsize=1024)
+def _parsed(kind: str) -> re.Match[str]:
+    found = _KIND.fullmatch(kind)
+    assert found is not None  # it matches anything
+    return found

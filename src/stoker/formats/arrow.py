@@ -69,7 +69,7 @@ class _Bytes(Values):
 class ArrowShard(PackedShard):
     """An open Arrow file."""
 
-    __slots__ = ("__weakref__", "_buffer", "_firsts", "_kinds", "_layout", "_shelf")
+    __slots__ = ("__weakref__", "_buffer", "_firsts", "_kinds", "_layout", "_schema", "_shelf")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
@@ -78,6 +78,7 @@ class ArrowShard(PackedShard):
         self._buffer = pyarrow().py_buffer(files[0])
         self._firsts = np.cumsum([0, *self._layout.rows], dtype=np.int64)
         self._kinds: Mapping[str, str] = info.spec.get("columns", {})
+        self._schema: Any = None
         self._shelf = Shelf()
         if int(self._firsts[-1]) != info.samples:
             raise CorruptDataError(f"{where}: the file holds {self._firsts[-1]} rows, the index says {info.samples}")
@@ -168,8 +169,9 @@ class ArrowShard(PackedShard):
     def _open_ipc(self, name: str) -> list[Any]:
         ipc = _ipc()
         opener = ipc.open_stream if self._layout.stream else ipc.open_file
-        schema = opener(self._buffer).schema
-        places = schema.get_all_field_indices(name)
+        if self._schema is None:
+            self._schema = opener(self._buffer).schema
+        places = self._schema.get_all_field_indices(name)
         if len(places) != 1:
             raise ValueError("there is no such column" if not places else "there are several columns of that name")
         options = ipc.IpcReadOptions(included_fields=places, use_threads=False)

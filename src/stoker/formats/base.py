@@ -8,13 +8,17 @@ neither networks nor caches.
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stoker.types import Batch, Buffer, Ids
 
-__all__ = ["FileInfo", "FilePart", "Format", "ReadOptions", "ShardDetail", "ShardInfo", "ShardReader"]
+__all__ = ["UNKNOWN", "FileInfo", "FilePart", "Format", "ReadOptions", "ShardDetail", "ShardInfo", "ShardReader"]
+
+UNKNOWN: Final = -1
+"""Size of a file that only decompressing it tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class FilePart:
         ends: where each range ends.
         in_place: whether the file is mapped where it lies. Then what is opened is a window of it: all from the first
             range's start, less one, rounded down to :data:`mmap.ALLOCATIONGRANULARITY`, to the last range's end.
-            Otherwise it is a file of the cache that holds the ranges one after the other.
+            Otherwise it is a file of the cache that holds the ranges one after the other. Of a compressed file, the place
+            is in the cache, where it is decompressed whole, and all else is said of what comes out.
         head: bytes that come before the ranges in such a file of the cache.
     """
 
@@ -48,6 +53,14 @@ class FilePart:
             return self.starts[0], self.starts[0]
         return max(0, self.starts[0] - 1) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY, self.ends[-1]
 
+    def moved(self, place: int) -> int:
+        """How far the range that holds this byte of the file is moved forward in what is opened."""
+        if self.in_place:
+            return self.window[0]
+        number = bisect_right(self.starts, place) - 1
+        before = sum(self.ends[:number]) - sum(self.starts[:number])
+        return self.starts[number] - before - len(self.head)
+
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
@@ -65,6 +78,11 @@ class FileInfo:
     bytes: int
     hashes: Mapping[str, str]
     part: FilePart | None = None
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the file as it lies where it is mapped, all parts of it."""
+        return self.part.size if self.part is not None and self.part.in_place else self.bytes
 
 
 class ShardDetail(Protocol):

@@ -6,7 +6,7 @@ exactly that many bytes came out: a small file that claims to be a huge one cost
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,10 @@ import cramjam
 
 from stoker.errors import CorruptDataError, FormatError
 
-__all__ = ["Compression", "compression_names", "parse_compression"]
+__all__ = ["PACKED", "Compression", "codec_of", "compression_names", "parse_compression"]
+
+PACKED: Final[Mapping[str, str]] = {".gz": "gz", ".zst": "zstd"}
+"""Ends of the names of files that others compressed, and their codecs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,11 @@ def parse_compression(text: str) -> Compression:
             f"compression {text!r}: the levels of {name} are {codec.levels.start} to {codec.levels.stop - 1}"
         )
     return Compression(text, name, int(digits))
+
+
+def codec_of(name: str) -> str | None:
+    """The codec that the end of a file's name tells; ``None`` for none."""
+    return next((codec for suffix, codec in PACKED.items() if name.lower().endswith(suffix)), None)
 
 
 def compression_names() -> list[str]:

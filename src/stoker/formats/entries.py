@@ -10,7 +10,7 @@ from stoker.formats.base import FileInfo, ShardInfo
 __all__ = ["column_names", "entry_of", "identity_of", "roles_of"]
 
 _SETTINGS = ("hashes", "size_limit")
-_ONE_FILE = ("files", "jpeg", "mds", "parquet", "png")
+_ONE_FILE = ("files", "images", "jpeg", "mds", "parquet", "png")
 
 
 def roles_of(format_name: str) -> tuple[str, ...]:

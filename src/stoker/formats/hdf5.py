@@ -1,26 +1,25 @@
 """HDF5: datasets, each a column with a row a sample.
 
-h5py reads the structure. Contiguous datasets are then mapped where they lie; chunked ones are decoded whole, by h5py.
+h5py reads the structure. Contiguous datasets are then mapped where they lie; chunked ones are decoded whole.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import io
 import math
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
-from stoker.formats.arrays import ArrayFormat, ArrayShard, check_decoded, describe_kind, map_array
+from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
+from stoker.formats.arrays import ArrayFormat, ArrayShard, check_decoded, describe_kind, fits_kind, map_array
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.hdf5_chunks import read_chunks
+from stoker.formats.hdf5_skeleton import Skeleton, load_h5py, make_dataset
 from stoker.formats.npz import check_rows
 from stoker.formats.packed import DECODE_ERRORS, Survey, check_count, only_settings, read_offsets
 from stoker.formats.packing import PackedEncoder
@@ -31,17 +30,10 @@ from stoker.types import Array, Buffer, Ids
 __all__ = ["HDF5Encoder", "HDF5Format", "HDF5Shard"]
 
 _MOST_DATASETS: Final = 4096
-_MOST_DEPTH: Final = 16
+_MOST_DEPTH: Final = 32
+_MOST_LINKS: Final = 1 << 16
 # Whatever h5py makes of damaged files.
 _ERRORS: Final = (*DECODE_ERRORS, RuntimeError, MemoryError, RecursionError)
-
-
-@cache
-def _h5py() -> ModuleType:
-    try:
-        return importlib.import_module("h5py")
-    except ImportError as error:
-        raise MissingPackageError(f"HDF5 needs h5py ({error}): pip install 'stoker[hdf5]'") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +61,11 @@ def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     Raises:
         CorruptDataError: it is no HDF5 file.
     """
-    h5py, read = _h5py(), SourceFile(source)
+    h5py, read = load_h5py(), SourceFile(source)
     try:
         with _opened(read) as file:
-            found = dict(_walk(h5py, file, "", 0))
+            found: dict[str, _Dataset] = {}
+            _walk(h5py, file.id, "", found, [_MOST_LINKS])
     except _ERRORS as error:
         if read.failure is not None:
             raise read.failure from None
@@ -93,7 +86,7 @@ def _opened(read: SourceFile) -> Iterator[Any]:
     is a crash. So an exception that leaves here has empty frames.
     """
     try:
-        with _h5py().File(read, "r") as file:
+        with load_h5py().File(read, "r") as file:
             yield file
     except BaseException as error:
         cause: BaseException | None = error
@@ -103,21 +96,26 @@ def _opened(read: SourceFile) -> Iterator[Any]:
         raise
 
 
-def _walk(h5py: ModuleType, group: Any, prefix: str, depth: int) -> Iterator[tuple[str, _Dataset]]:
-    for number, name in enumerate(group):
-        if number > _MOST_DATASETS or depth > _MOST_DEPTH:
-            return
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+def _walk(h5py: ModuleType, group: Any, prefix: str, found: dict[str, _Dataset], left: list[int]) -> None:
+    """Add a group's datasets, and those of groups in it. ``left`` is how many links may still be followed.
+
+    Links can lead in circles, and to one group by very many ways.
+    """
+    for raw in group:
+        left[0] -= 1
+        if left[0] < 0 or prefix.count("/") > _MOST_DEPTH:
+            raise ValueError(f"groups within groups, with more than {_MOST_LINKS} links or in a circle")
+        if group.links.get_info(raw).type != h5py.h5l.TYPE_HARD:
             continue
-        item = group[name]
-        if isinstance(item, h5py.Group):
-            yield from _walk(h5py, item, f"{prefix}{name}/", depth + 1)
-        elif isinstance(item, h5py.Dataset):
-            yield f"{prefix}{name}", _describe(h5py, item)
+        name, item = prefix + raw.decode("utf8", "surrogateescape"), h5py.h5o.open(group, raw)
+        if isinstance(item, h5py.h5g.GroupID):
+            _walk(h5py, item, f"{name}/", found, left)
+        elif isinstance(item, h5py.h5d.DatasetID):
+            found[name] = _describe(h5py, item)
 
 
 def _describe(h5py: ModuleType, item: Any) -> _Dataset:
-    created = item.id.get_create_plist()
+    created = item.get_create_plist()
     layout, shape = created.get_layout(), tuple(item.shape or ())
     problem, start = "", None
     if created.get_external_count() or layout not in (h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED, h5py.h5d.COMPACT):
@@ -132,7 +130,7 @@ def _describe(h5py: ModuleType, item: Any) -> _Dataset:
     except (TypeError, ValueError) as error:
         dtype, problem = np.dtype(np.uint8), str(error)
     if not problem and layout == h5py.h5d.CONTIGUOUS:
-        start = item.id.get_offset()  # None for values that were never written
+        start = item.get_offset()  # None for values that were never written
         if not math.prod(shape):
             start = 0
     return _Dataset(dtype, shape, start, problem)
@@ -156,7 +154,7 @@ class HDF5Shard(ArrayShard):
                 raise CorruptDataError(f"{here} is missing")
             if dataset.problem or not dataset.shape:
                 raise FormatError(f"{here} can not be read: {dataset.problem or 'it has no rows'}")
-            if kinds is not None and describe_kind(dataset.dtype, dataset.shape[1:]) != kinds[name]:
+            if kinds is not None and not fits_kind(describe_kind(dataset.dtype, dataset.shape[1:]), kinds[name]):
                 raise CorruptDataError(f"{here} is not {kinds[name]} as when it was indexed")
             if dataset.start is None:
                 arrays[name] = None
@@ -171,7 +169,9 @@ class HDF5Shard(ArrayShard):
             with _opened(SourceFile(MappedSource(self._data, here))) as file:
                 dataset = file[name]
                 check_decoded(math.prod(dataset.shape) * dataset.dtype.itemsize, len(self._data), here)
-                values = dataset[()]
+                values = read_chunks(load_h5py(), dataset, self._data, here, trusted=self.options.allow_unsafe_types)
+                if values is None:
+                    values = dataset[()]
         except StokerError:
             raise
         except _ERRORS as error:
@@ -237,91 +237,18 @@ class HDF5Encoder(PackedEncoder):
     def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any]) -> None:
         super().__init__(columns, settings)
         self.sample_cost = 0
-        _h5py()
+        load_h5py()
         for name in columns:
             if not name or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
                 raise ConfigError(f"column {name!r} can not be the path of a dataset")
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
         """See :class:`~stoker.formats.packing.PackedEncoder`."""
-        h5py = _h5py()
-        arrays = self.arrays(body, ends)
-        skeleton = _Skeleton()
+        skeleton = Skeleton()
         places: list[tuple[int, memoryview]] = []
-        with h5py.File(skeleton, "w", track_order=False) as file:
-            created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            created.set_layout(h5py.h5d.CONTIGUOUS)
-            created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            created.set_obj_track_times(False)
-            links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-            links.set_create_intermediate_group(True)
-            for name, array in arrays.items():
-                space = h5py.h5s.create_simple(array.shape)
-                kind = h5py.h5t.py_create(array.dtype, logical=True)
-                made = h5py.h5d.create(file.id, name.encode(), kind, space, created, lcpl=links)
+        with skeleton.open() as file:
+            for name, array in self.arrays(body, ends).items():
+                made = make_dataset(file, name, array.dtype, array.shape)
                 if array.size:
                     places.append((made.get_offset(), array.reshape(-1).view(np.uint8).data))
-        return skeleton.around(places), None
-
-
-class _Skeleton(io.RawIOBase):
-    """A file that remembers what was written and where, for all but the values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._writes: list[tuple[int, bytes]] = []
-        self._at = 0
-        self._size = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def truncate(self, size: int | None = None) -> int:
-        self._size = self._at if size is None else size
-        return self._size
-
-    def write(self, data: Any) -> int:
-        piece = bytes(data)
-        self._writes.append((self._at, piece))
-        self._at += len(piece)
-        self._size = max(self._size, self._at)
-        return len(piece)
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._size - self._at))
-        view[:count] = bytes(count)
-        for start, piece in self._writes:
-            first, last = max(start, self._at), min(start + len(piece), self._at + count)
-            if first < last:
-                view[first - self._at : last - self._at] = piece[first - start : last - start]
-        self._at += count
-        return count
-
-    def around(self, places: Sequence[tuple[int, memoryview]]) -> list[BytesLike]:
-        """The file as pieces: what was written, with values in their places."""
-        pieces: list[BytesLike] = []
-        at = 0
-        for start, values in [*sorted(places, key=lambda place: place[0]), (self._size, memoryview(b""))]:
-            between = bytearray(start - at)
-            for first, piece in self._writes:
-                low, high = max(first, at), min(first + len(piece), start)
-                if low < high:
-                    between[low - at : high - at] = piece[low - first : high - first]
-            pieces += [between, values]
-            at = start + len(values)
-        return [piece for piece in pieces if len(piece)]
+        return [*skeleton.around(places)], None

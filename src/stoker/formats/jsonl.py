@@ -70,6 +70,7 @@ class JSONFormat(SurveyedFormat):
 
     name = "json"
     suffixes = (".jsonl", ".ndjson", ".json")
+    packed = True
     settings = ("columns", "piece_bytes")
 
     def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:

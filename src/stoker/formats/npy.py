@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.arrays import (
     MOST_DIMENSIONS,
     ArrayFormat,
@@ -17,8 +18,10 @@ from stoker.formats.arrays import (
     check_axis,
     check_dtype,
     describe_kind,
+    fits_kind,
     map_array,
     rows_first,
+    split_shape,
 )
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.packed import DECODE_ERRORS, Survey, check_count, only_settings, read_offsets
@@ -60,16 +63,20 @@ def parse_header(
         raise CorruptDataError(f"{where}: an NPY header of {length} bytes in a file of {size}")
     raw = read(start, start + length)
     try:
-        text = raw.decode("utf8" if head[6] == 3 else "latin1")
-        header = ast.literal_eval(text)
-        descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
-        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(descr)
+        dtype, shape, fortran = _literals(raw, "utf8" if head[6] == 3 else "latin1")
     except (*DECODE_ERRORS, RecursionError, MemoryError) as error:
         raise CorruptDataError(f"{where}: not an NPY header: {type(error).__name__}: {str(error)[:200]}") from None
     if not isinstance(shape, tuple) or type(fortran) is not bool or len(shape) > MOST_DIMENSIONS:
         raise CorruptDataError(f"{where}: not an NPY header: shape {str(shape)[:200]}, fortran_order {fortran!r}")
     check_dtype(dtype, where)
     return dtype, shape, fortran, start + length
+
+
+@lru_cache(maxsize=256)
+def _literals(raw: bytes, coding: str) -> tuple[np.dtype[Any], Any, Any]:
+    """Dtype, shape and order as a header has them. Headers of the files of a data set are few."""
+    header = ast.literal_eval(raw.decode(coding))
+    return np.lib.format.descr_to_dtype(header["descr"]), header["shape"], header["fortran_order"]
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -89,7 +96,7 @@ class NPYShard(ArrayShard):
         data = files[0]
         dtype, shape, fortran, start = parse_header(lambda a, b: data[a:b], len(data), where)
         array = map_array(data, dtype, shape, start, fortran, where)
-        array = rows_first(array, bool(info.spec.get("samples_last")), where)
+        array = rows_first(array, info.spec.get("samples_last", False), where)
         own = info.spec["columns"] if "columns" in info.spec else info.spec["column_names"]
         super().__init__(info, where, options, _columns(array, next(iter(own)), info.spec, where))
 
@@ -107,7 +114,7 @@ def _columns(array: Array, name: str, spec: Mapping[str, Any], where: str) -> di
     if kinds is not None:
         for column, kind in kinds.items():
             there = found.get(column)
-            if there is None or describe_kind(there.dtype, there.shape[1:]) != kind:
+            if there is None or not fits_kind(describe_kind(there.dtype, there.shape[1:]), kind):
                 raise CorruptDataError(f"{where}: column {column!r} is not {kind} as when it was indexed")
     return found
 
@@ -122,25 +129,22 @@ class NPYFormat(ArrayFormat):
     def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
         """See :class:`~stoker.formats.packed.PackedFormat`.
 
-        Settings: ``axis`` (0, or -1 where samples lie along the last axis), ``column`` (the column's name, ``"data"``).
+        Settings: ``axis`` (0, -1 where samples lie along the last axis, ``None`` where a file is a sample), ``column`` (the
+        column's name, ``"data"``).
         """
         only_settings(settings, self.settings, self.name)
         last = check_axis(settings)
         dtype, shape, _, start = parse_header(source.read, source.size, source.where)
-        if not shape or any(type(n) is not int or n < 0 for n in shape):
-            raise FormatError(f"{source.where}: an array of shape {str(shape)[:200]} has no rows, and so no samples")
+        count, row = split_shape(shape, last, source.where)
         if start + math.prod(shape) * dtype.itemsize > source.size:
             raise CorruptDataError(f"{source.where}: an array of {dtype} and shape {shape} in {source.size} bytes")
-        row = shape[:-1] if last else shape[1:]
         kinds = {settings.get("column", _COLUMN): describe_kind(dtype, row)}
         if dtype.fields is not None:
             fields = {name: dtype.fields[name][0] for name in dtype.names or ()}
             kinds = {name: describe_kind(field.base, row + field.shape) for name, field in fields.items()}
         if not kinds:
             raise CorruptDataError(f"{source.where}: an array without fields")
-        return Survey(
-            check_count(shape[-1] if last else shape[0], source.where), {"columns": kinds, "samples_last": last}
-        )
+        return Survey(check_count(count, source.where), {"columns": kinds, "samples_last": last})
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

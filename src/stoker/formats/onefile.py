@@ -1,4 +1,4 @@
-"""A file a sample: ``files`` as they are, ``jpeg`` and ``png`` as images, whose folders are their classes.
+"""A file a sample: ``files`` as they are, ``jpeg``, ``png`` and ``images`` (both) as images, whose folders are their classes.
 
 A shard is one file, so nothing has to be prepared, and the shuffle of shards is one of samples.
 """
@@ -18,7 +18,19 @@ from stoker.formats.mds.spec import mds_spec
 from stoker.formats.packed import decode_values
 from stoker.types import Batch, Buffer, Column, Ids
 
-__all__ = ["CLASS", "LABEL", "PATH", "SIGNATURES", "SUFFIXES", "FileFormat", "FileShard", "content_column", "folder_of"]
+__all__ = [
+    "CLASS",
+    "IMAGES",
+    "LABEL",
+    "PATH",
+    "SIGNATURES",
+    "SUFFIXES",
+    "FileFormat",
+    "FileShard",
+    "content_column",
+    "content_kind",
+    "folder_of",
+]
 
 PATH: Final = "path"
 """Column of the file's path below the root."""
@@ -27,18 +39,30 @@ CLASS: Final = "class"
 LABEL: Final = "label"
 """Column of the class's number among all, by name; of images that stoker wrote, the label that was given."""
 
+IMAGES: Final = "images"
+"""Format of folders that hold JPEG and PNG files; what a file is, its first bytes tell, whatever its name says."""
+
 SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "jpeg": (".jpg", ".jpeg", ".jpe"),
     "png": (".png",),
     "files": (),
 }
 SIGNATURES: Final[Mapping[str, bytes]] = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "files": b""}
+_KINDS: Final[Mapping[str, tuple[str, ...]]] = {IMAGES: ("jpeg", "png")}
+_IMAGE: Final = "image"
 _COLUMNS: Final = ("image", "data", PATH, CLASS, LABEL)
 
 
 def content_column(name: str) -> str:
     """Which column of a format holds the file."""
     return "data" if name == "files" else "image"
+
+
+def content_kind(name: str, *, decode: bool = True) -> str:
+    """What the column of a format's files holds: ``jpeg``, ``png``, ``image`` for either, or ``bytes``."""
+    if name == "files" or not decode:
+        return "bytes"
+    return _IMAGE if name == IMAGES else name
 
 
 def folder_of(path: str) -> str:
@@ -50,15 +74,22 @@ def folder_of(path: str) -> str:
 class FileShard:
     """An open file."""
 
-    __slots__ = ("_spec", "columns", "data", "format", "layout", "options", "path", "samples", "where")
+    __slots__ = ("_spec", "columns", "data", "format", "kind", "layout", "options", "path", "samples", "where")
 
     def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions) -> None:
         spec = info.spec
         if len(data) != info.raw[0].bytes or info.samples != 1:
             raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {info.raw[0].bytes}")
         self.format = info.format
-        if not data[:8].startswith(SIGNATURES[info.format]):
-            raise CorruptDataError(f"{where}: not a {info.format.upper()} file: it begins {data[:8]!r}")
+        kinds_here = _KINDS.get(info.format, (info.format,))
+        begins = data[:8]
+        self.kind = next((kind for kind in kinds_here if begins.startswith(SIGNATURES[kind])), None)
+        if self.kind is None:
+            told = " or ".join(kinds_here).upper()
+            remedy = (
+                "" if len(kinds_here) > 1 or info.format == "files" else f'; format="{IMAGES}" reads JPEG and PNG alike'
+            )
+            raise CorruptDataError(f"{where}: not a {told} file: it begins {begins!r}{remedy}")
         self.columns: tuple[str, ...] = tuple(spec["columns"] if "columns" in spec else spec["column_names"])
         kinds = spec["columns"].values() if "columns" in spec else spec["column_encodings"]
         self.layout = (info.format, self.columns, tuple(kinds))
@@ -71,7 +102,8 @@ class FileShard:
 
     def encoding(self, name: str) -> Encoding:
         """The encoding of a column."""
-        return get_encoding(self.layout[2][self.columns.index(name)])
+        kind = self.layout[2][self.columns.index(name)]
+        return get_encoding(str(self.kind) if kind == _IMAGE else kind)
 
     def label(self) -> Any:
         """The image's label."""
@@ -100,12 +132,12 @@ class FileFormat:
     """One file a shard and a sample.
 
     Args:
-        name: ``files``, ``jpeg`` or ``png``.
+        name: ``files``, ``images``, ``jpeg`` or ``png``.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.suffixes = SUFFIXES[name]
+        self.suffixes = tuple(suffix for kind in _KINDS.get(name, (name,)) for suffix in SUFFIXES[kind])
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.base.Format`. ``spec`` is that of MDS."""
@@ -165,10 +197,10 @@ def _column(shards: Sequence[FileShard], order: list[int], name: str) -> Column:
     if name == LABEL:
         labels = [shards[number].label() for number in order]
         return labels if shards[0].encoding(LABEL).name == "str" else np.array(labels, np.int64)
-    encoding = shards[0].encoding(name)
     values: list[Any] = []
     for number in order:
         shard = shards[number]
+        encoding = shard.encoding(name)
         if encoding.verbatim:
             values.append(memoryview(shard.data) if shard.options.views else bytes(shard.data[:]))
         else:

@@ -24,6 +24,7 @@ _OWN: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
     "csv": ("stoker.formats.xsv", "XSVFormat", ("csv",)),
     "files": ("stoker.formats.onefile", "FileFormat", ("files",)),
     "hdf5": ("stoker.formats.hdf5", "HDF5Format", ()),
+    "images": ("stoker.formats.onefile", "FileFormat", ("images",)),
     "jpeg": ("stoker.formats.onefile", "FileFormat", ("jpeg",)),
     "json": ("stoker.formats.jsonl", "JSONFormat", ()),
     "mds": ("stoker.formats.mds", "MDSFormat", ()),

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import io
-from typing import Protocol
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, StokerError
-from stoker.types import Buffer
+from stoker.formats.gather import address_of, gather_rows
+from stoker.types import Buffer, Ids
 
-__all__ = ["ByteSource", "MappedSource", "SourceFile", "check_range", "whole"]
+__all__ = [
+    "ByteSource",
+    "HeadView",
+    "MappedSource",
+    "SourceFile",
+    "check_range",
+    "head_rows",
+    "heads_of",
+    "whole",
+]
+
+_KEPT: Final = 512
 
 
 class ByteSource(Protocol):
@@ -87,6 +102,44 @@ class SourceFile(io.RawIOBase):
                 raise
             self._at = end
         return count
+
+
+class HeadView:
+    """A source as a buffer of which heads are looked at, one after the other, and nothing is read but those.
+
+    What was looked at is kept, as far as it is short.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._kept: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return self._source.size
+
+    def __getitem__(self, where: slice) -> bytes:
+        start, stop, _ = where.indices(self._source.size)
+        found = self._source.read(start, max(start, stop))
+        if len(found) <= _KEPT:
+            self._kept[start] = found
+        return found
+
+    def rows(self, places: Ids, width: int) -> NDArray[np.uint8]:
+        """What lies at places that were looked at; shape ``(places, width)``."""
+        found = b"".join([self._kept[place][:width] for place in places.tolist()])
+        return np.frombuffer(found, np.uint8).reshape(len(places), width).copy()
+
+
+def heads_of(source: ByteSource) -> Buffer | HeadView:
+    """A source as a buffer, without reading all of it."""
+    return source.data if isinstance(source, MappedSource) else HeadView(source)
+
+
+def head_rows(data: Buffer | HeadView, places: Ids, width: int) -> NDArray[np.uint8]:
+    """Copies of ``width`` bytes from each place, where all of them were looked at; shape ``(places, width)``."""
+    if isinstance(data, HeadView):
+        return data.rows(places, width)
+    return gather_rows(address_of(np.frombuffer(data, np.uint8)) + places, width)
 
 
 def whole(source: ByteSource) -> Buffer:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ShardInfo
 from stoker.formats.checks import MAX_OFFSET
+from stoker.formats.compression import PACKED
 from stoker.formats.source import ByteSource
 from stoker.types import Array
 from stoker.units import parse_bytes
@@ -23,6 +24,7 @@ __all__ = [
     "Survey",
     "SurveyedFormat",
     "check_count",
+    "file_suffixes",
     "only_settings",
     "piece_bytes",
     "piece_of",
@@ -83,6 +85,9 @@ class SurveyedFormat:
         suffixes: ends of names of files that count, in lower case.
         beside: ends that replace a file's own, of files that belong to it; the last of them is the one with the data.
         whole: whether a survey reads about all of a file, so that it had better be fetched first.
+        steps: whether such a survey goes from head to head, so that of a file of large members it reads only the heads.
+        packed: whether files whose names go on with an end of :data:`~stoker.formats.compression.PACKED` are such files,
+            compressed. They are decompressed once, into the cache.
         settings: names of the settings that :meth:`survey` understands.
     """
 
@@ -90,6 +95,8 @@ class SurveyedFormat:
     suffixes: tuple[str, ...] = ()
     beside: ClassVar[tuple[str, ...]] = ()
     whole: ClassVar[bool] = False
+    steps: ClassVar[bool] = False
+    packed: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
 
     def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:  # noqa: ARG002
@@ -149,6 +156,12 @@ def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
     if size < 1:
         raise ConfigError(f"piece_bytes={size}: at least 1")
     return size
+
+
+def file_suffixes(reader: Any) -> tuple[str, ...]:
+    """Ends of the names of files that a format reads as they are, in lower case: also of compressed ones."""
+    plain: tuple[str, ...] = getattr(reader, "suffixes", ())
+    return (*plain, *(one + end for one in plain for end in PACKED)) if getattr(reader, "packed", False) else plain
 
 
 def check_count(count: int, where: str) -> int:

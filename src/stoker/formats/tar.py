@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.checks import refuse, string_list
 from stoker.formats.gather import address_of, gather_rows
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.packed import (
@@ -28,10 +29,11 @@ from stoker.formats.packed import (
     only_settings,
     read_offsets,
 )
-from stoker.formats.source import ByteSource, whole
-from stoker.types import Buffer, Column, Ids
+from stoker.formats.packing import fixed_kind
+from stoker.formats.source import ByteSource, HeadView, head_rows, heads_of
+from stoker.types import Array, Buffer, Column, Ids
 
-__all__ = ["KEY", "Members", "TarFormat", "TarShard", "read_members"]
+__all__ = ["DIGITS", "KEY", "Members", "TarFormat", "TarShard", "is_number", "read_members"]
 
 KEY: Final = "__key__"
 """Column of the samples' keys."""
@@ -40,12 +42,15 @@ _BLOCK: Final = 512
 _LONGEST: Final = 1 << 16
 _REGULAR: Final = (0, ord("0"), ord("7"))
 _META: Final = re.compile(rb"__[^/]*__($|/)")
-# Columns of text that others' files are read as; those of all other extensions are bytes.
-_USUAL: Final = {
+# Extensions of text, and how others' files are read by them, as WebDataset decodes them; all others are bytes.
+_TEXTS: Final = {
     **dict.fromkeys(("txt", "text", "transcript"), "str"),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), "str_int"),
     **dict.fromkeys(("json", "jsn"), "json"),
 }
+_WHOLE_NUMBER: Final = re.compile("int|u?int(8|16|32|64)")
+DIGITS: Final = "digit_columns"
+"""Key of an index's entry: the columns of whole numbers whose files hold digits, as readers without an index expect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Members:
     lengths: Ids
 
 
-def read_members(data: Buffer, where: str) -> Members:
+def read_members(data: Buffer | HeadView, where: str) -> Members:
     """Read an archive's headers, each of which tells where the next one is.
 
     Raises:
@@ -95,7 +100,7 @@ def read_members(data: Buffer, where: str) -> Members:
     return Members(keys, places, np.array(begins, np.int64), np.array(lengths, np.int64))
 
 
-def _walk(data: Buffer, where: str) -> tuple[list[int], list[bytes], list[int], list[int]]:
+def _walk(data: Buffer | HeadView, where: str) -> tuple[list[int], list[bytes], list[int], list[int]]:
     """Place of all headers; name, begin and length of each regular file."""
     size = len(data)
     heads: list[int] = []
@@ -184,15 +189,11 @@ def _extended(body: bytes, where: str, at: int) -> tuple[bytes | None, int | Non
     return name, size
 
 
-def _check_sums(data: Buffer, heads: list[int], where: str) -> None:
-    if not heads:
-        return
-    array = np.frombuffer(data, np.uint8)
-    base = address_of(array)
+def _check_sums(data: Buffer | HeadView, heads: list[int], where: str) -> None:
     step = 1 << 13  # headers at a time, so that they take little memory
     for first in range(0, len(heads), step):
         here = np.array(heads[first : first + step], np.int64)
-        blocks: NDArray[np.uint8] = gather_rows(base + here, _BLOCK)
+        blocks: NDArray[np.uint8] = head_rows(data, here, _BLOCK)
         told = [_octal(block) for block in blocks[:, 148:156].view("S8").ravel().tolist()]
         blocks[:, 148:156] = 32
         wrong = np.flatnonzero(blocks.sum(axis=1, dtype=np.int64) != np.array(told, np.int64))
@@ -207,6 +208,11 @@ def _octal(field: bytes) -> int:
         return -1
 
 
+def is_number(extension: str, encoding: str) -> bool:
+    """Whether values of an encoding are whole numbers, and readers take an extension's files for such, in digits."""
+    return _TEXTS.get(extension) == "str_int" and _WHOLE_NUMBER.fullmatch(encoding) is not None
+
+
 def _text(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
 
@@ -214,7 +220,7 @@ def _text(name: bytes) -> str:
 class TarShard(PackedShard):
     """An open archive."""
 
-    __slots__ = ("_data", "_members", "_own")
+    __slots__ = ("_data", "_digits", "_members", "_own")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
@@ -222,6 +228,7 @@ class TarShard(PackedShard):
         self._data = files[0]
         self._members = read_members(self._data, where)
         self._own = "column_names" in info.spec
+        self._digits = frozenset(info.spec.get(DIGITS, ()))
         if len(self._members.keys) != info.samples:
             raise CorruptDataError(
                 f"{where}: the archive holds {len(self._members.keys)} samples, the index says {info.samples}"
@@ -242,7 +249,9 @@ class TarShard(PackedShard):
         begins, lengths = members.begins[chosen[there]], members.lengths[chosen[there]]
         present = rows if there.all() else rows[there]
         column: Column
-        if encoding.size is not None:
+        if name in self._digits:
+            column = self._numbers(name, begins, lengths, present)
+        elif encoding.size is not None:
             if len(present) and (lengths != encoding.size).any():
                 row = int(present[int(np.argmax(lengths != encoding.size))])
                 raise CorruptDataError(
@@ -263,14 +272,37 @@ class TarShard(PackedShard):
             out[place_there] = value
         return out
 
+    def _numbers(self, name: str, begins: Ids, lengths: Ids, rows: Ids) -> Array:
+        """Numbers in digits, in the column's own data type."""
+        values = [self._data[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+        numbers = decode_values(get_encoding("str_int"), values, rows, name, self.where)
+        dtype, _ = fixed_kind(self.encodings[name])
+        try:
+            return np.array(numbers, dtype)
+        except OverflowError as error:
+            raise CorruptDataError(f"{self.where}: column {name!r}: a number does not fit {dtype}: {error}") from None
+
 
 class TarFormat(PackedFormat):
     """One archive a shard."""
 
     name = "tar"
     suffixes = (".tar",)
+    packed = True
     whole = True
+    steps = True
     settings = ("columns", "encodings")
+
+    def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.packed.PackedFormat`: which columns are digits."""
+        if DIGITS not in obj:
+            return {}
+        names = string_list(obj, DIGITS, where)
+        encodings = dict(zip(obj["column_names"], obj["column_encodings"], strict=True))
+        for name in names:
+            if not is_number(name, encodings.get(name, "")):
+                refuse(where, f"{DIGITS!r} names {name!r}, which is no column of whole numbers")
+        return {DIGITS: names}
 
     def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
         """See :class:`~stoker.formats.packed.PackedFormat`.
@@ -279,11 +311,11 @@ class TarFormat(PackedFormat):
         are decoded, ``{"jpg": "jpeg"}``; default text, whole numbers and JSON for their usual extensions, else bytes).
         """
         only_settings(settings, self.settings, self.name)
-        members = read_members(whole(source), source.where)
+        members = read_members(heads_of(source), source.where)
         chosen = settings.get("columns")
         given = settings.get("encodings") or {}
         columns = {
-            name: str(given.get(name, _USUAL.get(name, "bytes")))
+            name: str(given.get(name, _TEXTS.get(name, "bytes")))
             for name in (KEY, *members.places, *(chosen or ()))
             if chosen is None or name in chosen
         }

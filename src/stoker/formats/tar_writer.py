@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.formats.packing import PackedEncoder
+from stoker.formats.packing import PackedEncoder, Slices
 from stoker.formats.records import BytesLike, Records
-from stoker.formats.tar import KEY
+from stoker.formats.tar import DIGITS, KEY, is_number
 from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Ids
 
@@ -28,7 +28,8 @@ class TarEncoder(PackedEncoder):
     """Samples to archives: a file a column.
 
     Args:
-        columns: extension to encoding. ``__key__`` may be among them, as ``str``: then it names the samples' files.
+        columns: extension to encoding. ``__key__`` may be among them, as ``str``: then it names the samples' files. Whole
+            numbers are digits in the files where readers take an extension's files for such (``cls``, ``id``, ...).
         settings: what all shards' entries share.
 
     Raises:
@@ -49,10 +50,12 @@ class TarEncoder(PackedEncoder):
                 )
         if columns.get(KEY, "str") != "str":
             raise ConfigError(f"column {KEY!r} is the samples' key, and so str, not {columns[KEY]!r}")
-        super().__init__({**columns, KEY: "str"}, settings)
+        self._digits = [name for name in extensions if is_number(name, columns[name])]
+        more = {DIGITS: self._digits} if self._digits else {}
+        super().__init__({**columns, KEY: "str"}, {**settings, **more})
         self._extensions = extensions
         self._longest = max(len(name.encode()) for name in extensions) + 1
-        self._next = 0
+        self._next = self._shift = 0
         self._last = ""
         self.sample_cost = 4 + len(extensions) * (2 * _BLOCK - 1)
         self._encode_record = self.encode
@@ -63,9 +66,10 @@ class TarEncoder(PackedEncoder):
         """See :class:`~stoker.formats.records.RecordEncoder`: the key is asked for only where it was declared."""
         return self._extensions if self._numbered else [*self._extensions, KEY]
 
-    def begin(self, number: int) -> None:
-        """Say which number the next sample has in the dataset."""
+    def begin(self, number: int, written: int = 0) -> None:
+        """Say which number the next sample has in its key, and how many were written before it."""
         self._next = number
+        self._shift = number - written
 
     def encode_column_value(self, column: str, value: Any) -> Any:
         """See :class:`~stoker.formats.records.RecordEncoder`."""
@@ -90,8 +94,9 @@ class TarEncoder(PackedEncoder):
         count = (
             len(columns[self._extensions[0]]) if isinstance(columns, Mapping) and self._extensions[0] in columns else 0
         )
-        records = super().encode_batch({**columns, KEY: [_numbered(first + row) for row in range(count)]}, first)
-        self._next = first + count
+        number = first + self._shift
+        records = super().encode_batch({**columns, KEY: [_numbered(number + row) for row in range(count)]}, first)
+        self._next = number + count
         return records
 
     def explain_key(self, number: int, error: UnfitValueError) -> Exception:
@@ -103,6 +108,8 @@ class TarEncoder(PackedEncoder):
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
         """See :class:`~stoker.formats.packing.PackedEncoder`."""
         slices = self.slices(body, ends)
+        digits = self._texts(body, ends)
+        slices.update({name: texts for name, (_, texts) in digits.items()})
         count = len(ends)
         spans = {name: _BLOCK + -(-slices[name].lengths // _BLOCK) * _BLOCK for name in self._extensions}
         bounds = np.cumsum(sum(spans.values(), start=np.zeros(count, np.int64)))
@@ -113,17 +120,29 @@ class TarEncoder(PackedEncoder):
         begins, lengths = slices[KEY].begins, slices[KEY].lengths
         keys = [bytes(body[a:b]) for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
         for name in self._extensions:
-            values = slices[name]
+            values, source = slices[name], digits[name][0] if name in digits else body
             heads = member_headers(keys, name.encode(), values.lengths)
             out[at[:, None] + np.arange(_BLOCK)] = heads
             starts = (at + _BLOCK).tolist()
             places = zip(starts, values.begins.tolist(), values.lengths.tolist(), strict=True)
             for start, begin, length in places:
-                view[start : start + length] = body[begin : begin + length]
+                view[start : start + length] = source[begin : begin + length]
             at = at + spans[name]
         if count:
             bounds[-1] = total
         return [out.data], bounds
+
+    def _texts(self, body: memoryview, ends: Ids) -> dict[str, tuple[memoryview, Slices]]:
+        """Columns of numbers as digits: all of a column's, and where in them each is."""
+        if not self._digits or not len(ends):
+            return {}
+        arrays = self.arrays(body, ends)
+        found: dict[str, tuple[memoryview, Slices]] = {}
+        for name in self._digits:
+            texts = [b"%d" % value for value in arrays[name].tolist()]
+            lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+            found[name] = memoryview(b"".join(texts)), Slices(np.cumsum(lengths) - lengths, lengths)
+        return found
 
     def _encode_keyed(self, sample: Mapping[str, Any]) -> Any:
         if self._numbered:

@@ -39,7 +39,13 @@ def find_lines(data: NDArray[np.uint8], quote: int | None) -> tuple[Ids, Ids]:
     Returns:
         Two arrays of int64, shape ``(lines,)``.
     """
-    ends, _ = _borders(data, quote, 0)
+    found: list[Ids] = []
+    quotes = 0
+    for first in range(0, len(data), _BLOCK):  # what is noted of a byte takes memory of a block's only
+        some, more = _borders(data[first : first + _BLOCK], quote, quotes & 1)
+        found.append(some + first)
+        quotes += more
+    ends = np.concatenate(found) if found else np.zeros(0, np.int64)
     begins = np.concatenate([np.zeros(1, np.int64), ends + 1])
     if begins[-1] < len(data):
         ends = np.append(ends, len(data))

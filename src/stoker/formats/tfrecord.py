@@ -17,7 +17,6 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
-from stoker.formats.gather import address_of, gather_rows
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.packed import (
     PackedFormat,
@@ -30,7 +29,7 @@ from stoker.formats.packed import (
     read_offsets,
 )
 from stoker.formats.packing import fixed_kind
-from stoker.formats.source import ByteSource, whole
+from stoker.formats.source import ByteSource, HeadView, head_rows, heads_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = ["TFRecordFormat", "TFRecordShard", "feature_kind", "read_frames"]
@@ -38,7 +37,9 @@ __all__ = ["TFRecordFormat", "TFRecordShard", "feature_kind", "read_frames"]
 _HEAD: Final = 12
 _FRAME: Final = 16
 _RAW: Final = "data"
+# Records that tell which features there are, and their bytes: as many, but two at least.
 _LOOKED_AT: Final = 32
+_LOOKED_BYTES: Final = 4 << 20
 _WORDS: Final = {BYTES: "bytes", FLOATS: "float32", INTEGERS: "int64"}
 _KINDS: Final = {word: kind for kind, word in _WORDS.items()}
 
@@ -56,7 +57,7 @@ def feature_kind(encoding: Encoding) -> int:
     return INTEGERS if encoding.name == "bool" else BYTES
 
 
-def read_frames(data: Buffer, offsets: Ids | None, where: str) -> Ids:
+def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids:
     """Where each record begins, and where the last one ends; int64, shape ``(n + 1,)``.
 
     Args:
@@ -72,15 +73,14 @@ def read_frames(data: Buffer, offsets: Ids | None, where: str) -> Ids:
         bounds = [0]
         at = 0
         while at < size:  # each record tells where the next one is
-            at += int.from_bytes(data[at : at + 8], "little") + _FRAME
+            at += int.from_bytes(data[at : at + _HEAD][:8], "little") + _FRAME
             bounds.append(at)
         offsets = np.array(bounds, np.int64) if at <= 1 << 62 else np.array([0, 1 << 62], np.int64)
     lengths = np.diff(offsets) - _FRAME
     if int(offsets[0]) or int(offsets[-1]) != size or (len(lengths) and int(lengths.min()) < 0):
         raise CorruptDataError(f"{where}: not a TFRecord file, or cut off: its records do not end at byte {size}")
     if len(lengths):
-        base = address_of(np.frombuffer(data, np.uint8))
-        heads = gather_rows(base + offsets[:-1], _HEAD)
+        heads = head_rows(data, offsets[:-1], _HEAD)
         told = np.ascontiguousarray(heads[:, 8:]).view("<u4").ravel()
         wrong = np.flatnonzero(
             (np.ascontiguousarray(heads[:, :8]).view("<i8").ravel() != lengths)
@@ -221,6 +221,8 @@ class TFRecordFormat(PackedFormat):
     name = "tfrecord"
     suffixes = (".tfrecord", ".tfrecords", ".tfrec")
     whole = True
+    steps = True
+    packed = True
     settings = ("columns", "encodings", "raw")
 
     def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:  # noqa: ARG002
@@ -235,11 +237,12 @@ class TFRecordFormat(PackedFormat):
         of values), ``encodings`` (feature of bytes to how it is decoded, such as ``{"image": "jpeg"}``).
         """
         only_settings(settings, self.settings, self.name)
-        data = whole(source)
+        data = heads_of(source)
         offsets = read_frames(data, None, source.where)
         count = check_count(len(offsets) - 1, source.where)
         encodings = {str(name): str(encoding) for name, encoding in (settings.get("encodings") or {}).items()}
-        bounds = offsets[: _LOOKED_AT + 1].tolist()
+        some = max(2, int(np.searchsorted(offsets, _LOOKED_BYTES)))
+        bounds = offsets[: min(some, _LOOKED_AT) + 1].tolist()
         records = [data[a + _HEAD : b - 4] for a, b in pairwise(bounds)]
         raw = settings.get("raw")
         columns: dict[str, str] = {}

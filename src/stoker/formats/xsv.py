@@ -72,6 +72,7 @@ class XSVFormat(SurveyedFormat):
         name: ``csv``, ``tsv`` or ``xsv``.
     """
 
+    packed = True
     settings = ("columns", "header", "piece_bytes", "quote", "separator")
 
     def __init__(self, name: str) -> None:

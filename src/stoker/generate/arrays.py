@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.formats.hdf5 import _h5py, _Skeleton
+from stoker.formats.hdf5_skeleton import Skeleton, load_h5py, make_dataset
 from stoker.formats.megatron import index_bytes
 from stoker.formats.npy import npy_header
 from stoker.generate.columns import Column
@@ -180,7 +180,7 @@ class HDF5Layout(Layout):
 
     def __init__(self, spec: DatasetSpec) -> None:
         super().__init__(spec)
-        _h5py()
+        load_h5py()
         self._skeleton = lru_cache(maxsize=2)(_skeleton)
 
     def size(self, number: int) -> int:
@@ -198,7 +198,7 @@ class HDF5Layout(Layout):
 
     def versions(self) -> dict[str, str]:
         """See :class:`~stoker.generate.layout.Layout`."""
-        h5py = _h5py()
+        h5py = load_h5py()
         return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
 
 
@@ -215,25 +215,20 @@ class _Place:
 
 def _skeleton(columns: tuple[Column, ...], rows: int, chunk: int) -> list[Any]:
     """A file's bytes, with a :class:`_Place` where values lie."""
-    h5py = _h5py()
-    skeleton = _Skeleton()
+    skeleton = Skeleton()
     places: list[tuple[int, Any]] = []
-    with h5py.File(skeleton, "w", track_order=False) as file:
+    with skeleton.open() as file:
         for column in columns:
-            shape = _shape(column, rows)
             per_chunk = min(chunk, rows)
-            created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            if chunk:
-                if _bytes(column, per_chunk) >= _WIDE:
-                    raise ConfigError(f"hdf5_chunks={chunk}: a chunk of {column.name!r} has 4 GiB or more")
-                created.set_chunk((per_chunk, *column.shape))
-            else:
-                created.set_layout(h5py.h5d.CONTIGUOUS)
-            created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            created.set_obj_track_times(False)
-            kind = h5py.h5t.py_create(np.dtype(column.dtype), logical=True)
-            made = h5py.h5d.create(file.id, column.name.encode(), kind, h5py.h5s.create_simple(shape), created)
+            if chunk and _bytes(column, per_chunk) >= _WIDE:
+                raise ConfigError(f"hdf5_chunks={chunk}: a chunk of {column.name!r} has 4 GiB or more")
+            made = make_dataset(
+                file,
+                column.name,
+                np.dtype(column.dtype),
+                _shape(column, rows),
+                (per_chunk, *column.shape) if chunk else None,
+            )
             if not chunk:
                 places.append((made.get_offset(), _Place(column, rows)))
                 continue

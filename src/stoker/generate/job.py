@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
-from stoker.errors import ConfigError, StokerError
+from stoker.dataset.processes import in_processes
+from stoker.errors import ConfigError
 from stoker.generate.layout import layout_of
 from stoker.generate.making import FileFacts, Making, file_size
 from stoker.generate.marker import (
@@ -25,10 +23,8 @@ from stoker.generate.marker import (
     write_share,
 )
 from stoker.generate.names import Output, outputs
-from stoker.generate.pieces import CHUNK
 from stoker.generate.spec import DatasetSpec
 from stoker.storage import Store, open_store
-from stoker.storage.stream import put_stream
 from stoker.types import StorageOptions
 
 __all__ = ["GenerateReport", "generate"]
@@ -224,28 +220,14 @@ def _make_one(
         for _ in chunks():
             pass
     else:
-        size = file_size(spec, out)
-        put_stream(store, out.name, chunks, large=size is None or size > CHUNK)
+        store.put_stream(out.name, chunks)
     return making.facts
 
 
 # -- processes -----------------------------------------------------------------------------------------------------------
 
 
-def _start() -> None:
-    """In a process of the pool: Ctrl-C is for the one that started it, with which it ends, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, name="stoker-generate-parent", daemon=True).start()
-
-
-def _task(spec: DatasetSpec, store: Store | None, some: list[Output], threads: int) -> dict[str, FileFacts]:
+def _task(spec: DatasetSpec, store: Store | None, threads: int, some: list[Output]) -> dict[str, FileFacts]:
     return _by_threads(spec, store, some, threads, None)
 
 
@@ -260,31 +242,16 @@ def _by_processes(
     made: dict[str, FileFacts] = {}
     size = max(threads, min(_TASK, len(missing) // (processes * _AHEAD)), 1)
     waiting = iter(missing)
-    tasks = iter(lambda: list(islice(waiting, size)), [])
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"), initializer=_start)
-    try:
-        running: set[Future[dict[str, FileFacts]]] = set()
-        while True:
-            for some in islice(tasks, processes * _AHEAD - len(running)):
-                running.add(pool.submit(_task, spec, store, some, threads))
-            if not running:
-                break
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                facts = future.result()
-                made.update(facts)
-                if progress is not None:
-                    progress(sum(one.size for one in facts.values()))
-    except BrokenProcessPool:
-        raise StokerError(
-            "a process that makes files has ended: killed, for want of memory perhaps, or the script that calls generate() "
-            'lacks `if __name__ == "__main__"`. Files that are whole stay: the same call goes on'
-        ) from None
-    except BaseException:
-        # What they are writing has no name yet.
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for facts in in_processes(
+        partial(_task, spec, store, threads),
+        iter(lambda: list(islice(waiting, size)), []),
+        processes,
+        ahead=_AHEAD,
+        does="makes files",
+        call="generate()",
+        remedy="Files that are whole stay: the same call goes on",
+    ):
+        made.update(facts)
+        if progress is not None:
+            progress(sum(one.size for one in facts.values()))
     return made

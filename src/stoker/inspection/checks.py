@@ -186,7 +186,7 @@ class Checker:
             return
         known: set[int] = set()
         try:
-            for row, message in bad_checksums(info.format, files[0], where):
+            for row, message in bad_checksums(info, files[0], where):
                 note("structure", row, None, message if message.startswith(where) else f"{where}: {message}")
                 if row is not None:
                     known.add(row)

@@ -1,4 +1,4 @@
-"""Checksums that files of a format carry themselves, over all of their bytes, whatever is decoded of them."""
+"""Checksums and counts that files of a format carry themselves, whatever is decoded of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from stoker.errors import CorruptDataError, StokerError
+from stoker.formats.base import ShardInfo
 from stoker.formats.crc32c import crc32c_function, mask
+from stoker.formats.parquet.facts import RowGroup
+from stoker.formats.parquet.heads import bad_pages
 from stoker.formats.source import MappedSource, SourceFile
 from stoker.formats.tfrecord import read_frames
 from stoker.types import Buffer
@@ -19,18 +22,20 @@ __all__ = ["CHECKSUMS", "bad_checksums"]
 _PIECE: Final = 1 << 20
 
 
-def bad_checksums(format_name: str, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:
-    """Row (if it is of one) and message of each checksum of a file that its bytes do not have.
+def bad_checksums(info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:
+    """Row (if it is of one) and message of each checksum of a shard that its bytes do not have.
 
     Args:
-        format_name: the format; those that carry none have nothing to say.
-        data: the file.
+        info: the shard; formats that carry no checksums have nothing to say.
+        data: its file.
         where: names it.
 
     Raises:
         CorruptDataError: the file is too damaged to find its checksums.
     """
-    check = CHECKSUMS.get(format_name)
+    if isinstance(info.detail, RowGroup):
+        return _parquet(info, info.detail, data)
+    check = CHECKSUMS.get(info.format)
     return iter(()) if check is None else check(data, where)
 
 
@@ -73,6 +78,16 @@ def _png(data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:
         if zlib.crc32(memoryview(data)[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
             yield 0, f"the chunk {kind!r} at byte {at} does not have its checksum"
         at = end
+
+
+def _parquet(info: ShardInfo, group: RowGroup, data: Buffer) -> Iterator[tuple[int | None, str]]:
+    """Pages of each chunk of a row group: that they are there, as many values, and CRC-32 where they carry it."""
+    part = info.raw[0].part
+    assert part is not None  # as whoever makes a RowGroup describes its file
+    paths = [path for column in group.file.schema.columns for path in column.paths]
+    for path, facts in zip(paths, group.file.chunks[group.place], strict=True):
+        for message in bad_pages(data, facts, part.window[0]):
+            yield None, f"row group {group.number}, column {'.'.join(path)!r}: {message}"
 
 
 CHECKSUMS: Final[Mapping[str, Callable[[Buffer, str], Iterator[tuple[int | None, str]]]]] = {

@@ -57,7 +57,7 @@ def _check(checker: Checker, files: ForeignFiles, single: Survey | None, number:
                 out.problems.append(checker.problem("size", file.key, message, number))
                 return
             data.append(read)
-    elif single is None and files.reader.whole:
+    elif single is None and files.whole:
         out.notes.append(
             f"quick: files of format {files.reader.name!r} are not opened, for that would take all of them"
         )

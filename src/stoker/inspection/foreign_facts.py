@@ -28,13 +28,13 @@ def inspect_foreign(
     local = is_local(files.store.url) is not None
 
     def survey(one: Found) -> Survey:
-        return of.survey(one, files.read(one.file.key) if local or of.reader.whole else None)
+        return of.survey(one, files.read(one.file.key) if local or of.whole else None)
 
     notes: list[str] = []
     if of.single:
         surveys = [Survey(1, of.single_spec())] * len(of.found)
     else:
-        looked = of.found if count or not of.reader.whole else of.found[:1]
+        looked = of.found if count or not of.whole else of.found[:1]
         with ThreadPoolExecutor(min(_THREADS, len(looked)), thread_name_prefix="stoker-inspect") as pool:
             surveys = list(pool.map(survey, looked))
         if len(looked) < len(of.found):

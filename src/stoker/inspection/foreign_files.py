@@ -13,10 +13,12 @@ from stoker.dataset.foreign_survey import StoreSource
 from stoker.dataset.parquet_files import FoundFile, Source
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
-from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, folder_of
+from stoker.formats.checks import MAX_OFFSET
+from stoker.formats.compression import codec_of, parse_compression
+from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
 from stoker.formats.source import ByteSource, MappedSource
-from stoker.formats.survey import Survey
+from stoker.formats.survey import Survey, file_suffixes
 from stoker.inspection.reading import FileReader
 from stoker.types import Buffer
 
@@ -63,6 +65,7 @@ class ForeignFiles:
         reader: the format.
         found: the files.
         single: whether each is a sample.
+        whole: whether all of a file is read to tell what it holds, of any of them.
     """
 
     def __init__(self, source: Source, files: FileReader, name: str, settings: Mapping[str, Any]) -> None:
@@ -70,18 +73,19 @@ class ForeignFiles:
         self.single: bool = type(self.reader) is FileFormat
         if not self.single and not hasattr(self.reader, "survey"):
             raise ConfigError(f"format={name!r} is read only from datasets that have an index.json")
-        suffixes: Sequence[str] = getattr(self.reader, "suffixes", ())
+        suffixes = file_suffixes(self.reader)
         ends = getattr(self.reader, "beside", ())
         _, _, listed, beside = find_foreign(source, lambda _: files.store, suffixes, name, ends)
         self.found = [Found(file, beside.get(file.key, ())) for file in listed]
         self._files = files
         self._settings = settings
+        self.whole = getattr(self.reader, "whole", False) or any(self._codec(one) is not None for one in self.found)
 
     def single_spec(self) -> Mapping[str, Any]:
         """Columns of files that are a sample each; folders are classes."""
         name = self.reader.name
         image = name != "files"
-        columns = {content_column(name): name if image else "bytes", PATH: "str"}
+        columns = {content_column(name): content_kind(name), PATH: "str"}
         folders = sorted({folder_of(one.file.key) for one in self.found}) if image else [""]
         if "" in folders:
             return {"columns": columns}
@@ -100,8 +104,10 @@ class ForeignFiles:
         """
         where = self._files.store.url_of(one.file.key)
         source: ByteSource
+        if data is None and self._codec(one) is not None:
+            data = self._files.read(one.file.key)
         if data is not None:
-            source = MappedSource(data, where)
+            source = MappedSource(self._plain(one, data), where)
         else:
             source = StoreSource(self._files.store, one.file.key, one.file.size, where)
         try:
@@ -124,12 +130,31 @@ class ForeignFiles:
             CorruptDataError: the data ends before the last shard does.
         """
         pieces = tuple((piece.start, piece.end, piece.samples) for piece in survey.pieces)
-        file = ForeignFile(
-            one.file.key, one.file.size, one.file.version, survey.samples, survey.spec, pieces, one.beside
-        )
+        size = one.file.size
+        if self._codec(one) is not None:
+            data = [self._plain(one, data[0])]
+            size = len(data[0])
+        file = ForeignFile(one.file.key, size, one.file.version, survey.samples, survey.spec, pieces, one.beside)
         for info in describe_file(self.reader.name, file, survey.spec, in_place=False):
             *heads, last = data
             part = info.raw[-1].part
             if part is not None and (part.starts[0], part.ends[0]) != (0, len(last)):
                 last = last[part.starts[0] : part.ends[0]]
             yield info, [*heads, last]
+
+    def _codec(self, one: Found) -> str | None:
+        return codec_of(one.file.key) if getattr(self.reader, "packed", False) else None
+
+    def _plain(self, one: Found, data: Buffer) -> Buffer:
+        """A file's bytes, or of a compressed one what comes out.
+
+        Raises:
+            CorruptDataError: it is damaged, or holds more than 4 GiB.
+        """
+        codec = self._codec(one)
+        if codec is None:
+            return data
+        try:
+            return bytes(parse_compression(codec).decompress_unsized(memoryview(data), MAX_OFFSET))
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{self._files.store.url_of(one.file.key)}: {error}") from None

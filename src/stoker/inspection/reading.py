@@ -52,6 +52,28 @@ class FileReader:
             return map_file(self._directory / key)
         return self.fetched(lambda path: self.store.download(key, path))
 
+    def window(self, key: str, start: int, end: int, *, version: str = "") -> Buffer:
+        """Bytes ``[start, end)`` of a file; of a local one ``start`` is a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
+
+        Args:
+            key: the file.
+            start: where they begin.
+            end: where they end.
+            version: of the file, if another is an error.
+
+        Raises:
+            StorageError, OSError, ValueError: they can not be read.
+        """
+        if start == end:
+            return b""
+        if self._directory is None:
+            return self.fetched(lambda path: self.store.download_range(key, path, start, end, version=version))
+        descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(descriptor, end - start, access=mmap.ACCESS_READ, offset=start)
+        finally:
+            os.close(descriptor)
+
     def fetched(self, fetch: Callable[[Path], object]) -> Buffer:
         """What ``fetch`` writes into the file that it is given."""
         path = self._scratch / secrets.token_hex(8)

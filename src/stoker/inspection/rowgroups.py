@@ -1,19 +1,16 @@
-"""What to check of Parquet files: each footer, and with ``deep`` every page of every row group."""
+"""What to check of Parquet files: each footer, the pages of every row group, and with ``deep`` every value."""
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from typing import Any, Final
 
-from stoker.dataset.excerpts import fetch_part
 from stoker.dataset.parquet_files import FoundFile, Source, find_files
 from stoker.dataset.parquet_footers import BadFile, FooterReader
 from stoker.dataset.parquet_shards import describe_row_groups
 from stoker.errors import FormatError, StokerError
-from stoker.formats.base import FilePart, ShardInfo
+from stoker.formats.base import ShardInfo
 from stoker.formats.parquet.facts import FileFacts
 from stoker.inspection.checks import Checker, Outcome, Plan, Task
 from stoker.inspection.problems import Problem
@@ -21,6 +18,9 @@ from stoker.storage import is_local
 from stoker.types import Buffer
 
 __all__ = ["plan_parquet"]
+
+# Of remote files, row groups that follow each other are fetched together until they have so many bytes.
+_TOGETHER: Final = 16 << 20
 
 
 def plan_parquet(checker: Checker, source: Source, threads: int) -> Plan:
@@ -34,10 +34,11 @@ def plan_parquet(checker: Checker, source: Source, threads: int) -> Plan:
     _, _, files = find_files(source, lambda _: store)
     files = footers.sized(files)
     plan = Plan("parquet", [])
-    if checker.level != "deep":
-        plan.notes.append("of Parquet files the footers are checked; deep checks and decodes every page")
+    quick = checker.level == "quick"
+    if quick:
+        plan.notes.append("quick: of Parquet files the footers are checked, and no page")
     plan.tasks = [
-        Task(file.size if checker.deep else 0, partial(_check, checker, footers, number, file))
+        Task(0 if quick else file.size, partial(_check, checker, footers, number, file))
         for number, file in enumerate(files)
     ]
     plan.finish = partial(_disagreements, checker)
@@ -60,46 +61,55 @@ def _check(checker: Checker, footers: FooterReader, number: int, file: FoundFile
     kinds = {column.name: column.type for column in facts.schema.columns}
     if out.samples:
         out.spec = (file.key, kinds)
-    if not checker.deep:
+    if checker.level == "quick":
         return
-    in_place = is_local(checker.files.store.url) is not None
     try:
-        groups = list(describe_row_groups([facts], {file.key: ()}, kinds, in_place=in_place))
+        groups = list(describe_row_groups([facts], {file.key: ()}, kinds, in_place=True))
     except FormatError as error:
         out.problems.append(checker.problem("structure", file.key, f"{where}: {error}", number))
         return
-    _check_groups(checker, number, facts, groups, out)
-
-
-def _check_groups(checker: Checker, number: int, facts: FileFacts, groups: Sequence[ShardInfo], out: Outcome) -> None:
     first = 0
-    for file, together in groupby(groups, key=lambda info: info.raw[0]):
+    for window, together in _windows(groups, 0 if is_local(checker.files.store.url) is not None else _TOGETHER):
         if checker.stop.is_set():
             return
-        assert file.part is not None  # as all that describe_row_groups makes
-        data = _part(checker, file.part, number, out)
+        data = _read(checker, facts, window, number, out)
         for info in together:
             if data is not None:
-                checker.content(info, [data], facts.key, out, shard=number, before=first)
+                start, end = _window_of(info)
+                some: Any = data if (start, end) == window else memoryview(data)[start - window[0] : end - window[0]]
+                checker.content(info, [some], facts.key, out, shard=number, before=first)
             first += info.samples
 
 
-def _part(checker: Checker, part: FilePart, number: int, out: Outcome) -> Buffer | None:
-    store = checker.files.store
+def _window_of(info: ShardInfo) -> tuple[int, int]:
+    part = info.raw[0].part
+    assert part is not None  # as all that describe_row_groups makes
+    return part.window
+
+
+def _windows(groups: Sequence[ShardInfo], most: int) -> Iterator[tuple[tuple[int, int], list[ShardInfo]]]:
+    """Row groups that follow each other, with the bytes of the file that they lie in: one group, or of ``most`` bytes."""
+    together: list[ShardInfo] = []
+    start = end = 0
+    for info in groups:
+        first, last = _window_of(info)
+        low, high = min(start, first), max(end, last)
+        if together and high - low > most:
+            yield (start, end), together
+            together = []
+        start, end = (low, high) if together else (first, last)
+        together.append(info)
+    if together:
+        yield (start, end), together
+
+
+def _read(checker: Checker, facts: FileFacts, window: tuple[int, int], number: int, out: Outcome) -> Buffer | None:
+    """Bytes of a file."""
+    store, key = checker.files.store, facts.key
     try:
-        directory = is_local(store.url)
-        if directory is None:
-            data = checker.files.fetched(lambda path: fetch_part(store, part, path))
-        else:
-            first, end = part.window
-            descriptor = os.open(directory / part.key, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                size = end - first
-                data = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, offset=first) if size else b""
-            finally:
-                os.close(descriptor)
+        data = checker.files.window(key, *window, version=facts.version)
     except (StokerError, OSError, ValueError) as error:
-        out.problems.append(checker.problem("unreadable", part.key, f"{store.url_of(part.key)}: {error}", number))
+        out.problems.append(checker.problem("unreadable", key, f"{store.url_of(key)}: {error}", number))
         return None
     out.bytes += len(data)
     return data

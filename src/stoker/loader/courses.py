@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
 from stoker.dataset.streams import Streams
@@ -10,35 +10,22 @@ from stoker.dataset.subsets import Subset
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loader.sources import make_sources
-from stoker.order.batches import Remainder
 from stoker.order.course import Course
 from stoker.order.incumbent import Mixture, StreamWeight
 from stoker.order.incumbent.course import IncumbentCourse
 from stoker.order.incumbent.shuffles import SHUFFLES
 from stoker.order.native import NativeCourse
-from stoker.order.partition import Elastic, Partition
-from stoker.order.schedule import Schedule
-from stoker.order.settings import NativeSettings
+from stoker.order.partition import Elastic
+from stoker.order.settings import NativeSettings, OrderChoices
 
 __all__ = ["CourseOptions", "make_course"]
 
 
 @dataclass(frozen=True, slots=True)
-class CourseOptions:
+class CourseOptions(OrderChoices):
     """What decides which sample comes when; see :class:`~stoker.streaming.StreamingDataset`."""
 
-    shuffle: str = "none"
-    seed: int = 9176
-    num_canonical_nodes: int | None = None
-    block_size: int | None = None
-    epoch_size: int | None = None
-    partition: Partition = field(default_factory=Elastic)
-    batching_method: str = "random"
-    sampling_method: str = "balanced"
-    sampling_granularity: int = 1
-    schedule: Schedule | None = None
     subsets: tuple[Subset, ...] = ()
-    remainder: Remainder = "pad"
     partition_algo: str | None = None
     shuffle_algo: str | None = None
     read: ReadOptions = ReadOptions()
@@ -58,22 +45,8 @@ def make_course(streams: Streams, options: CourseOptions) -> Course:
     if options.foreign:
         return _incumbent(streams, options)
     sources = make_sources(streams, options.subsets, options.partition, options.read)
-    return NativeCourse(
-        sources,
-        NativeSettings(
-            shuffle=options.shuffle,  # type: ignore[arg-type]
-            seed=options.seed,
-            num_canonical_nodes=options.num_canonical_nodes,
-            block_size=options.block_size,
-            epoch_size=options.epoch_size,
-            partition=options.partition,
-            batching_method=options.batching_method,
-            sampling_method=options.sampling_method,
-            sampling_granularity=options.sampling_granularity,
-            schedule=options.schedule,
-            remainder=options.remainder,
-        ),
-    )
+    chosen: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(OrderChoices)}
+    return NativeCourse(sources, NativeSettings(**chosen))
 
 
 def _incumbent(streams: Streams, options: CourseOptions) -> IncumbentCourse:

@@ -19,7 +19,7 @@ from stoker.order.schedule import Schedule
 from stoker.order.selection import Selection
 from stoker.order.shards import ShardTable
 
-__all__ = ["NativeSettings", "Source"]
+__all__ = ["NativeSettings", "OrderChoices", "Source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeSettings:
-    """What the order depends on beside the streams; see :class:`~stoker.streaming.StreamingDataset`."""
+class OrderChoices:
+    """What users choose of an order; see :class:`~stoker.streaming.StreamingDataset`."""
 
-    shuffle: ShuffleName = "none"
+    shuffle: str = "none"
     seed: int = 9176
     num_canonical_nodes: int | None = None
     block_size: int | None = None
@@ -58,6 +58,17 @@ class NativeSettings:
     sampling_granularity: int = 1
     schedule: Schedule | None = None
     remainder: Remainder = "pad"
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSettings(OrderChoices):
+    """What stoker's own order depends on beside the streams.
+
+    Raises:
+        ConfigError: choices that make no sense, or do not go together.
+    """
+
+    shuffle: ShuffleName = "none"
 
     @property
     def window(self) -> int:

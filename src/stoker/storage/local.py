@@ -17,15 +17,15 @@ from stoker.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
-from stoker.storage.types import BufferLike, ObjectInfo, check_range, check_size
+from stoker.storage.copying import copy_all, copy_part, write_all
+from stoker.storage.stream import Made
+from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_range, check_size
 
 __all__ = ["LocalStore", "file_error", "remove_unfinished", "write_all"]
 
-_COPY_CHUNK = 1 << 30
 _TEMPORARY = ".stoker-put-"
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
 _NO_TMPFILE = frozenset([errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS])
-_CAN_NOT_COPY = frozenset([errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF])
 
 
 class LocalStore:
@@ -56,7 +56,7 @@ class LocalStore:
             with _errors(str(path)):
                 target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
-                    done = _copy(fd, target)
+                    done = copy_all(fd, target)
                     # At the end: what the file had before is written over, not freed first.
                     os.ftruncate(target, done)
                 finally:
@@ -70,7 +70,7 @@ class LocalStore:
             with _errors(str(path)):
                 target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
-                    _copy_part(fd, target, start, end, at)
+                    copy_part(fd, target, start, end, at)
                 finally:
                     os.close(target)
             _check_version(fd, version, source)  # asked last, as the file may be written over meanwhile
@@ -86,9 +86,23 @@ class LocalStore:
         with _errors(str(path)), _open(str(path)) as (source, _):
 
             def write(fd: int) -> None:
-                _copy(source, fd)
+                copy_all(source, fd)
 
             self._appear(key, write)
+
+    def put_stream(self, key: str, chunks: Chunks) -> None:
+        made = Made(chunks)
+
+        def write(fd: int) -> None:
+            for chunk in made:
+                write_all(fd, chunk)
+
+        try:
+            self._appear(key, write)
+        except StorageError:
+            if made.error is not None:  # an OSError of the caller's is none of this file's
+                raise made.error from None
+            raise
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         root = self._path(prefix) if prefix else self._root
@@ -202,15 +216,6 @@ def file_error(error: OSError, path: str) -> StorageError:
     return StorageError(f"{path}: {reason}.", url=path)
 
 
-def write_all(fd: int, data: memoryview | bytes) -> int:
-    """Write all of ``data`` at the file's position, and return its length in bytes."""
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.write(fd, view[done:] if done else view)
-    return done
-
-
 @contextlib.contextmanager
 def _errors(path: str) -> Iterator[None]:
     try:
@@ -243,18 +248,6 @@ def _check_version(fd: int, version: str, path: str) -> None:
         raise StorageError(f"{path}: the file was written to since its version {version}.", url=path)
 
 
-def _copy_part(source: int, target: int, start: int, end: int, at: int) -> None:
-    """Copy a part of a file to a place in another, by way of this process's memory."""
-    while start < end:
-        data = os.pread(source, min(1 << 20, end - start), start)
-        if not data:
-            raise OSError(errno.EIO, "the file shrank while it was read")
-        done = 0
-        while done < len(data):
-            done += os.pwrite(target, data[done:], at + done)
-        start, at = start + len(data), at + len(data)
-
-
 def _not_a_file(path: str) -> ObjectNotFoundError:
     return ObjectNotFoundError(f"{path}: not a file. Check the path.", url=path)
 
@@ -269,39 +262,6 @@ def _read(fd: int, start: int, size: int) -> bytes:
         parts.append(os.pread(fd, size - done, start + done))
         done += len(parts[-1])
     return b"".join(parts)
-
-
-def _copy(source: int, target: int) -> int:
-    """Copy a file from its start to the start of another, inside the kernel where it can, and return the bytes."""
-    os.lseek(target, 0, os.SEEK_SET)
-    done = 0
-    ways = [_copy_range, _send, _read_write]
-    while True:
-        try:
-            count = ways[0](source, target, done)
-        except OSError as error:
-            if len(ways) == 1 or error.errno not in _CAN_NOT_COPY:
-                raise
-            ways.pop(0)
-            continue
-        if count == 0:
-            # Some kernels answer 0 for files that they can not copy, so a second way must agree.
-            if done or len(ways) == 1:
-                return done
-            ways.pop(0)
-        done += count
-
-
-def _copy_range(source: int, target: int, done: int) -> int:
-    return os.copy_file_range(source, target, _COPY_CHUNK, done)
-
-
-def _send(source: int, target: int, done: int) -> int:
-    return os.sendfile(target, source, done, _COPY_CHUNK)
-
-
-def _read_write(source: int, target: int, done: int) -> int:
-    return write_all(target, os.pread(source, 1 << 20, done))
 
 
 def _unnamed(folder: str) -> int | None:

@@ -15,6 +15,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ConfigError, StorageError
-from stoker.storage.types import BufferLike, ObjectInfo
+from stoker.storage.local import file_error
+from stoker.storage.stream import Made, first_part
+from stoker.storage.types import BufferLike, Chunks, ObjectInfo
 from stoker.storage.wire import read_frame, write_frame
 
 if TYPE_CHECKING:
@@ -172,6 +175,24 @@ class ProxyStore:
 
     def put_file(self, key: str, path: Path) -> None:
         self._call("put_file", key, Path(path).absolute())
+
+    def put_stream(self, key: str, chunks: Chunks) -> None:
+        made = Made(chunks)
+        source = iter(made)
+        first, more = first_part(source)
+        if not more:
+            return self.put(key, [memoryview(part) for part in first])
+        # By way of a file without a name, which goes with this process however it ends. The helper has it from /proc.
+        try:
+            with tempfile.TemporaryFile(prefix="stoker-put-") as file:
+                file.writelines(first)
+                file.writelines(source)
+                file.flush()
+                self.put_file(key, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"))
+        except OSError as error:
+            if error is made.error:
+                raise
+            raise file_error(error, tempfile.gettempdir()) from None
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         return iter(self._call("list", prefix))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError
+from stoker.errors import ObjectNotFoundError, StokerError, StorageError
+from stoker.storage.clients import build_client
 from stoker.storage.faults import Fault, classify, error_for, exhausted
 from stoker.storage.local import file_error, write_all
-from stoker.storage.options import ClientSpec, client_spec, detect_cloud
+from stoker.storage.options import client_spec, detect_cloud
 from stoker.storage.retry import RetryPolicy, TransientError, run
-from stoker.storage.types import BufferLike, ObjectInfo, check_size
+from stoker.storage.stream import PART, Made, first_part
+from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_size
 from stoker.storage.url import Location
 
 if TYPE_CHECKING:
     from obstore import GetResult
-    from obstore.store import ObjectStore
 
-__all__ = ["PART", "RemoteStore", "at_once"]
+__all__ = ["RemoteStore"]
 
 T = TypeVar("T")
 
@@ -33,12 +33,9 @@ _CHUNK = 1 << 17
 # bounded amounts.
 _SMALL_PUT = 1 << 20
 _SINGLE_PUT = 16 << 20
-PART = 8 << 20
 _PARTS_AT_ONCE = 4
 _UPLOAD_PATIENCE = 4
 _PAGE = 1000
-
-_memory_stores: dict[str, Any] = {}
 
 
 class RemoteStore:
@@ -50,9 +47,9 @@ class RemoteStore:
         self._location = location
         self._retry = retry
         self._spec = client_spec(location, options, os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
-        self._client = _build(location, self._spec, {})
+        self._client = build_client(location, self._spec, {})
         patience = {"read_timeout": f"{max(1, round(stall_timeout * _UPLOAD_PATIENCE * 1000))}ms"}
-        self._upload_client = _build(location, self._spec, patience)
+        self._upload_client = build_client(location, self._spec, patience)
 
     def get(self, key: str, max_bytes: int | None) -> bytes:
         import obstore
@@ -145,28 +142,8 @@ class RemoteStore:
             os.close(target)
 
     def put(self, key: str, parts: Sequence[memoryview]) -> None:
-        import obstore
-
         self._refuse_writes(key)
-        size = sum(len(part) for part in parts)
-
-        def attempt(number: int) -> None:
-            # An iterator of views goes to the request without a copy.
-            data: Any = iter(parts) if parts else b""
-            client = self._client if size <= _SMALL_PUT else self._upload_client
-            if size <= _SINGLE_PUT:
-                obstore.put(client, self._path(key), data, use_multipart=False)
-            else:
-                obstore.put(
-                    client,
-                    self._path(key),
-                    data if len(parts) > 1 else parts[0],
-                    use_multipart=True,
-                    chunk_size=PART,
-                    max_concurrency=at_once(number),
-                )
-
-        self._run(key, attempt)
+        self._run(key, lambda number: self._put_parts(key, parts, number))
 
     def put_file(self, key: str, path: Path) -> None:
         import obstore
@@ -186,10 +163,30 @@ class RemoteStore:
                 Path(path),
                 use_multipart=size > _SINGLE_PUT,
                 chunk_size=PART,
-                max_concurrency=at_once(number),
+                max_concurrency=_at_once(number),
             )
 
         self._run(key, attempt)
+
+    def put_stream(self, key: str, chunks: Chunks) -> None:
+        self._refuse_writes(key)
+        made = Made(chunks)
+
+        def attempt(number: int) -> None:
+            source = iter(made)
+            try:
+                first, more = first_part(source)
+                if more:  # copies, each kept until its part is sent
+                    self._put_in_parts(key, chain(first, map(bytes, source)), number)
+                else:
+                    self._put_parts(key, [memoryview(part) for part in first], number)
+            except Exception:
+                if made.error is None:
+                    raise
+
+        self._run(key, attempt)
+        if made.error is not None:  # by now what was uploaded is given up
+            raise made.error
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         import obstore
@@ -244,6 +241,30 @@ class RemoteStore:
         except ObjectNotFoundError as error:
             if "bucket" in str(error):
                 raise
+
+    def _put_parts(self, key: str, parts: Sequence[memoryview], number: int) -> None:
+        import obstore
+
+        size = sum(len(part) for part in parts)
+        # An iterator of views goes to the request without a copy.
+        data: Any = iter(parts) if parts else b""
+        if size > _SINGLE_PUT:
+            self._put_in_parts(key, data if len(parts) > 1 else parts[0], number)
+        else:
+            client = self._client if size <= _SMALL_PUT else self._upload_client
+            obstore.put(client, self._path(key), data, use_multipart=False)
+
+    def _put_in_parts(self, key: str, data: Any, number: int) -> None:
+        import obstore
+
+        obstore.put(
+            self._upload_client,
+            self._path(key),
+            data,
+            use_multipart=True,
+            chunk_size=PART,
+            max_concurrency=_at_once(number),
+        )
 
     def _run(self, key: str, attempt: Callable[[int], T]) -> T:
         """``attempt`` under the retry policy, its exceptions turned into stoker's."""
@@ -311,68 +332,6 @@ def _version(meta: Mapping[str, Any]) -> str:
     return "" if tag.startswith("W/") else tag
 
 
-def at_once(attempt: int) -> int:
+def _at_once(attempt: int) -> int:
     """Parts of an upload that share the line: a second attempt suspects that the line is slow."""
     return _PARTS_AT_ONCE if attempt == 0 else 1
-
-
-def _build(location: Location, spec: ClientSpec, client_overrides: Mapping[str, Any]) -> ObjectStore:
-    """An obstore client of the bucket.
-
-    Raises:
-        ConfigError: settings that obstore refuses, or boto3's refusal of a profile.
-    """
-    import obstore.store
-
-    if location.kind == "memory":
-        memory: ObjectStore = _memory_stores.setdefault(location.root, obstore.store.MemoryStore())
-        return memory
-    common: dict[str, Any] = {
-        "client_options": {**spec.client_options, **client_overrides},
-        # There is one retry policy, ours.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=365)},
-    }
-    provider = _provider(spec)
-    if provider is not None:
-        common["credential_provider"] = provider
-    config: Any = dict(spec.config)
-    try:
-        match location.kind:
-            case "s3":
-                return obstore.store.S3Store(location.host, config=config, **common)
-            case "gs":
-                return obstore.store.GCSStore(location.host, config=config, **common)
-            case "azure":
-                return obstore.store.AzureStore.from_url(location.root, config=config, **common)
-            case _:
-                return obstore.store.HTTPStore(location.root, **common)
-    except Exception as error:  # noqa: BLE001 - the same
-        fault = classify(error)
-    raise ConfigError(f"{location.url}: {fault.detail}. Check storage_options and the environment.")
-
-
-def _provider(spec: ClientSpec) -> Any:
-    if spec.credential_provider is not None:
-        return spec.credential_provider
-    if spec.credentials is not None:
-        # Handed in through a call, as single settings would be mixed with those of the environment (a
-        # session token).
-        answer = {
-            "access_key_id": spec.credentials.access_key_id,
-            "secret_access_key": spec.credentials.secret_access_key,
-            "token": spec.credentials.session_token,
-            "expires_at": None,
-        }
-        return lambda: answer
-    if spec.profile is not None:
-        boto3 = importlib.import_module("boto3")  # optional
-        from obstore.auth.boto3 import Boto3CredentialProvider
-
-        try:
-            return Boto3CredentialProvider(boto3.Session(profile_name=spec.profile))
-        except Exception as error:  # noqa: BLE001 - botocore raises many types
-            reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"AWS profile {spec.profile!r} gives no credentials ({reason}). Log in, or set AWS_ACCESS_KEY_ID."
-        )
-    return None

@@ -11,7 +11,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import fork
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
-from stoker.storage.types import Backend, BufferLike, ObjectInfo, PutData, as_parts, check_ranges
+from stoker.storage.types import Backend, BufferLike, Chunks, ObjectInfo, PutData, as_parts, check_ranges
 from stoker.storage.url import check_key, check_prefix, parse_url
 
 if TYPE_CHECKING:
@@ -141,6 +141,19 @@ class Store:
     def put_file(self, key: str, path: Path) -> None:
         """Write an object from a local file; it appears whole or not at all."""
         self._backend().put_file(check_key(key), Path(path))
+
+    def put_stream(self, key: str, chunks: Chunks) -> None:
+        """Write an object that may be larger than memory while it is made; it appears whole or not at all.
+
+        Files are written as chunks come; object stores get parts of 8 MiB, of which a few are in memory. What making
+        the chunks raises ends the writing: it is passed on as it is, and nothing is left of the object.
+
+        Args:
+            key: the object.
+            chunks: called for an iterator of the chunks, and again for each attempt after a failure of the store. Each
+                chunk may be written over when the next is asked for.
+        """
+        self._backend().put_stream(check_key(key), chunks)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects in the folder ``prefix`` and below, by key; none where there is no such folder."""

@@ -1,89 +1,45 @@
-"""Writing objects that are larger than memory: chunk by chunk, and they appear whole or not at all."""
+"""Objects that are made while they are written, chunk by chunk: what the kinds of store share for them."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-from stoker.storage.local import LocalStore, write_all
-from stoker.storage.remote import PART, RemoteStore, at_once
-from stoker.storage.store import Store
-from stoker.storage.types import BufferLike
-from stoker.storage.url import check_key
+from stoker.storage.types import BufferLike, Chunks
 
-__all__ = ["put_stream"]
+__all__ = ["PART", "Made", "first_part"]
+
+PART = 8 << 20
+"""Bytes of one part of an upload. What is not larger goes in one request."""
 
 
-def put_stream(store: Store, key: str, chunks: Callable[[], Iterator[BufferLike]], *, large: bool = True) -> None:
-    """Write an object from chunks that follow each other.
+class Made:
+    """The chunks of an object, made once for each attempt to write it.
 
-    Object stores get them in parts of 8 MiB, of which a few are in memory; files are written as chunks come. Whatever the
-    iterator raises ends the writing, and leaves nothing.
-
-    Args:
-        store: where to.
-        key: the object.
-        chunks: called for an iterator of the chunks, each of which may be overwritten when the next is asked for. Called
-            again for each attempt after a failure of the store.
-        large: whether there is more than one part; a small object is put in one request.
-
-    Raises:
-        StorageError: as :meth:`stoker.storage.Store.put`.
+    Attributes:
+        error: what making them raised. It is the caller's own, told apart by this from errors of the store.
     """
-    backend = store._backend()
-    check_key(key)
-    if isinstance(backend, LocalStore):
 
-        def write(fd: int) -> None:
-            for chunk in chunks():
-                write_all(fd, chunk)
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self.error: BaseException | None = None
 
-        backend._appear(key, write)
-    elif not large:
-        store.put(key, [bytes(chunk) for chunk in chunks()])
-    elif isinstance(backend, RemoteStore):
-        _upload(backend, key, chunks)
-    else:  # in a forked process: the helper reads files
-        with tempfile.NamedTemporaryFile(prefix="stoker-put-") as file:
-            for chunk in chunks():
-                file.write(chunk)
-            file.flush()
-            store.put_file(key, Path(file.name))
-
-
-def _upload(backend: RemoteStore, key: str, chunks: Callable[[], Iterator[BufferLike]]) -> None:
-    import obstore
-
-    backend._refuse_writes(key)
-    raised: list[BaseException] = []
-
-    def guarded() -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[BufferLike]:
         try:
-            for chunk in chunks():
-                yield bytes(chunk)  # kept until its part is sent
+            yield from self._chunks()
         except GeneratorExit:
             raise
         except BaseException as error:
-            raised.append(error)  # the store's own errors are told apart from it, and tried again
+            self.error = error
             raise
 
-    def attempt(number: int) -> None:
-        data: Any = guarded()
-        try:
-            obstore.put(
-                backend._upload_client,
-                backend._path(key),
-                data,
-                use_multipart=True,
-                chunk_size=PART,
-                max_concurrency=at_once(number),
-            )
-        except Exception:
-            if not raised:
-                raise
 
-    backend._run(key, attempt)
-    if raised:
-        raise raised[0]
+def first_part(chunks: Iterator[BufferLike]) -> tuple[list[bytes], bool]:
+    """Copies of the chunks up to about :data:`PART` bytes, and whether there may be more of them."""
+    taken: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        taken.append(bytes(chunk))
+        size += len(taken[-1])
+        if size > PART:
+            return taken, True
+    return taken, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -12,6 +12,7 @@ from stoker.errors import ConfigError, StorageError
 __all__ = [
     "Backend",
     "BufferLike",
+    "Chunks",
     "ObjectInfo",
     "PutData",
     "as_parts",
@@ -22,6 +23,9 @@ __all__ = [
 
 BufferLike: TypeAlias = bytes | memoryview
 """Bytes in memory, read through the buffer protocol."""
+
+Chunks: TypeAlias = Callable[[], Iterator[BufferLike]]
+"""Makes an iterator of what follows each other. Each chunk may be written over when the next is asked for."""
 
 PutData: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
 """What can be put: one buffer, or several that follow each other."""
@@ -52,6 +56,7 @@ class Backend(Protocol):
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None: ...
     def put(self, key: str, parts: Sequence[memoryview]) -> None: ...
     def put_file(self, key: str, path: Path) -> None: ...
+    def put_stream(self, key: str, chunks: Chunks) -> None: ...
     def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
     def head(self, key: str) -> ObjectInfo: ...
     def delete(self, key: str) -> None: ...

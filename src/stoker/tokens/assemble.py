@@ -41,17 +41,20 @@ def full_lengths(lengths: Ids, settings: LMSettings) -> Ids:
     return lengths if settings.eos_id is None else lengths + (lengths > 0)
 
 
-def batch_arrays(size: int, settings: LMSettings) -> tuple[Array, Array]:
+def batch_arrays(size: int, settings: LMSettings) -> tuple[Array, Array | None]:
     """Uninitialised ids and labels of a batch, shape ``(size,)`` each, at multiples of 64 bytes, as JAX wants them.
+
+    Without labels, if none are asked for.
 
     They are one allocation. Two of the same size make glibc hand their memory back and ask for it again with each batch,
     and the page faults then take three times as long as all the rest.
     """
-    line = _LINE // settings.output.itemsize
+    output, wanted = settings.output, settings.labels != "none"
+    line = _LINE // output.itemsize
     room = -(-size // line) * line
-    both = np.empty(2 * room + line, dtype=settings.output)
-    first = -both.ctypes.data % _LINE // settings.output.itemsize
-    return both[first : first + size], both[first + room : first + room + size]
+    both = np.empty((1 + wanted) * room + line, dtype=output)
+    first = -both.__array_interface__["data"][0] % _LINE // output.itemsize
+    return both[first : first + size], both[first + room : first + room + size] if wanted else None
 
 
 def too_long_error(documents: Ragged, row: int, length: int, settings: LMSettings, remedy: str) -> FormatError:
@@ -107,21 +110,22 @@ def assemble(
         begins = np.append(np.zeros(1, dtype=np.int64), lasts + 1)
         padding = ranges(begins[gaps > 0], gaps[gaps > 0])
         ids[padding] = pad
-    if settings.labels == "shifted":
-        labels[:-1] = ids[1:]
-        labels[lasts] = _next_tokens(documents, pieces, ids, whole, settings, shape[1])
-    else:
-        labels[:] = ids
-        if not settings.cross_document_labels:
-            # What begins a row without beginning its document is not predicted from another one.
-            borders = (pieces.firsts == 0) | (pieces.starts % max(shape[1], 1) > 0)
-            labels[pieces.starts[borders]] = settings.ignore_index
-    if padding is not None:
-        labels[padding] = settings.ignore_index
+    if labels is not None:
+        if settings.labels == "shifted":
+            labels[:-1] = ids[1:]
+            labels[lasts] = _next_tokens(documents, pieces, ids, whole, settings, shape[1])
+        else:
+            labels[:] = ids
+            if not settings.cross_document_labels:
+                # What begins a row without beginning its document is not predicted from another one.
+                borders = (pieces.firsts == 0) | (pieces.starts % max(shape[1], 1) > 0)
+                labels[pieces.starts[borders]] = settings.ignore_index
+        if padding is not None:
+            labels[padding] = settings.ignore_index
     numbers = pieces.rows + first_document if isinstance(first_document, int) else first_document[pieces.rows]
     return LMBatch(
         ids.reshape(shape),
-        labels.reshape(shape),
+        None if labels is None else labels.reshape(shape),
         settings.labels,
         tokens,
         Extents(pieces.starts, pieces.lengths, numbers),

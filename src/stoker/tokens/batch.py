@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -49,8 +49,8 @@ class LMBatch:
 
     Attributes:
         input_ids: shape ``(b, s)``.
-        labels: shape ``(b, s)``; see :class:`~stoker.tokens.settings.LMSettings`.
-        label_kind: ``"shifted"`` or ``"unshifted"``.
+        given_labels: see :attr:`labels`; ``None`` if they were not asked for.
+        label_kind: ``"shifted"``, ``"unshifted"`` or ``"none"``.
         num_tokens: places that are not padding; those of eos count.
         made: where tokens of documents lie, or the function that works it out when it is first needed.
         ignore_index: the label of what is not to be learnt.
@@ -60,7 +60,7 @@ class LMBatch:
     """
 
     input_ids: Array
-    labels: Array
+    given_labels: Array | None
     label_kind: LabelKind
     num_tokens: int
     made: Extents | Callable[[], Extents]
@@ -78,7 +78,7 @@ class LMBatch:
         one = parts[0]
         return cls(
             np.concatenate([part.input_ids for part in parts]),
-            np.concatenate([part.labels for part in parts]),
+            None if one.given_labels is None else np.concatenate([part.labels for part in parts]),
             one.label_kind,
             sum(part.num_tokens for part in parts),
             Extents(
@@ -95,15 +95,53 @@ class LMBatch:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    def split(self, rows: int) -> list[LMBatch]:
+        """Batches of so many rows each, the last of what is left, without a copy. They do not tell what was cut off."""
+        count, width = self.shape
+        if count <= rows:
+            return [self]
+        firsts = range(0, count, rows)
+        sizes = [min(rows, count - first) for first in firsts]
+        tokens = [size * width for size in sizes]
+        if self.num_tokens < self.input_ids.size:
+            known = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.extents.lengths)])
+            borders = np.searchsorted(self.extents.starts, np.array([*firsts, count], dtype=np.int64) * width)
+            tokens = np.diff(known[borders]).tolist()
+        labels = self.given_labels
+        return [
+            LMBatch(
+                self.input_ids[first : first + size],
+                None if labels is None else labels[first : first + size],
+                self.label_kind,
+                number,
+                partial(_rows_of, self, first, first + size),
+                self.ignore_index,
+                self.reset_positions,
+            )
+            for first, size, number in zip(firsts, sizes, tokens, strict=True)
+        ]
+
     def __repr__(self) -> str:
         rows, width = self.shape
         dtype = self.input_ids.dtype
-        return f"LMBatch({rows} x {width} of {dtype}, {self.label_kind} labels, {self.num_tokens} tokens)"
+        kind = "no" if self.given_labels is None else self.label_kind
+        return f"LMBatch({rows} x {width} of {dtype}, {kind} labels, {self.num_tokens} tokens)"
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and tokens in a row."""
         return self.input_ids.shape[0], self.input_ids.shape[1]
+
+    @property
+    def labels(self) -> Array:
+        """Shape ``(b, s)``; see :class:`~stoker.tokens.settings.LMSettings`.
+
+        Raises:
+            ConfigError: the batch was made with ``labels="none"``.
+        """
+        if self.given_labels is None:
+            raise ConfigError("this batch was made with labels='none': ask for 'shifted' or 'unshifted' ones")
+        return self.given_labels
 
     @cached_property
     def extents(self) -> Extents:
@@ -176,15 +214,15 @@ class LMBatch:
         return int(np.diff(self.cu_seqlens).max(initial=0))
 
     def as_dict(self, *fields: str) -> dict[str, Any]:
-        """The named fields, all if none is named, as NumPy arrays; ``max_seqlen`` is an int.
+        """The named fields, all that there are if none is named, as NumPy arrays; ``max_seqlen`` is an int.
 
         Raises:
-            ConfigError: there is no such field.
+            ConfigError: there is no such field, or labels were not made.
         """
         unknown = [name for name in fields if name not in FIELDS]
         if unknown:
             raise ConfigError(f"a batch has no field {unknown[0]!r}; it has {', '.join(FIELDS)}")
-        return {name: getattr(self, name) for name in fields or FIELDS}
+        return {name: getattr(self, name) for name in fields or self._fields}
 
     def torch(self, *fields: str) -> dict[str, Any]:
         """:meth:`as_dict` as tensors that share the arrays' memory.
@@ -220,6 +258,12 @@ class LMBatch:
                 array = array.astype(np.int32)
             made[name] = jax.device_put(array)
         return made
+
+    @property
+    def _fields(self) -> Sequence[str]:
+        if self.given_labels is not None:
+            return FIELDS
+        return [name for name in FIELDS if name not in ("labels", "loss_mask")]
 
     @cached_property
     def shifted_labels(self) -> Array:
@@ -295,6 +339,14 @@ class LMBatch:
     def _runs(self) -> Ids:
         """Lengths of padding, piece, padding, piece, ..., padding; int64, shape ``(2k + 1,)``."""
         return runs_of(self.extents.starts, self.extents.lengths, self.input_ids.size)
+
+
+def _rows_of(batch: LMBatch, first: int, stop: int) -> Extents:
+    """Where tokens of documents lie in some rows of a batch."""
+    whole, width = batch.extents, batch.shape[1]
+    low, high = np.searchsorted(whole.starts, (first * width, stop * width)).tolist()
+    part = slice(low, high)
+    return Extents(whole.starts[part] - first * width, whole.lengths[part], whole.documents[part])
 
 
 def runs_of(starts: Ids, lengths: Ids, size: int) -> Ids:

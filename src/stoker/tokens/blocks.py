@@ -79,6 +79,11 @@ class Layout(Protocol):
         """Some rows of blocks that follow each other, from amount ``inside`` of the first on."""
         ...
 
+    @property
+    def parts(self) -> bool:
+        """Whether rows may be made together and then shared out: not where a batch tells what was cut off its documents."""
+        ...
+
 
 class Padded:
     """A document a row.
@@ -96,6 +101,11 @@ class Padded:
         """See :class:`Layout`."""
         count = len(found.documents)
         return Block(found.documents, found.numbers, order_of(count, found.key), np.arange(count + 1, dtype=np.int64))
+
+    @property
+    def parts(self) -> bool:
+        """See :class:`Layout`."""
+        return not self._truncate
 
     def batch(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
         """See :class:`Layout`."""
@@ -134,6 +144,11 @@ class Packed:
         placed = parts[0] if len(parts) == 1 else _joined(parts, found.bounds)
         starts = np.arange(placed.count + 1, dtype=np.int64)
         return Block(found.documents, found.numbers, order_of(placed.count, found.key), starts, placed)
+
+    @property
+    def parts(self) -> bool:
+        """See :class:`Layout`."""
+        return self._too_long != "truncate"
 
     def batch(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
         """See :class:`Layout`."""

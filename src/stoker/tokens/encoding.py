@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.dataset.processes import in_processes
 from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StokerError
 from stoker.tokens.texts import TextBlock, Texts
 from stoker.types import Array, Ids
@@ -104,23 +102,25 @@ def tokenized(texts: Texts, job: Job, processes: int, skip: int) -> Iterator[tup
         for block in blocks:
             yield block.size, encoder(block)
         return
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_start, initargs=(job,))
-    try:
-        waiting: deque[tuple[int, Future[Tokens]]] = deque()
+    sizes: deque[int] = deque()
+
+    def taken() -> Iterator[TextBlock]:
         for block in blocks:
-            waiting.append((block.size, pool.submit(_encode, block)))
-            if len(waiting) > _AHEAD * processes:
-                size, future = waiting.popleft()
-                yield size, future.result()
-        for size, future in waiting:
-            yield size, future.result()
-    except BrokenProcessPool:
-        raise StokerError(
-            "a process that tokenizes has ended: killed, for want of memory perhaps, or the script that calls tokenize() "
-            'lacks `if __name__ == "__main__"`. Use fewer processes'
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+            sizes.append(block.size)
+            yield block
+
+    for tokens in in_processes(
+        _encode,
+        taken(),
+        processes,
+        ahead=_AHEAD,
+        does="tokenizes",
+        call="tokenize()",
+        remedy="Use fewer processes",
+        initializer=_start,
+        initargs=(job,),
+    ):
+        yield sizes.popleft(), tokens
 
 
 def _load(text: str) -> Any:

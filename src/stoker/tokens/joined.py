@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,11 @@ class Joined:
         self._shifted = settings.labels == "shifted"
         # Tokens behind a row that are needed for its labels: those of another document, which may be of another block.
         self._reach = int(self._shifted and settings.cross_document_labels)
+
+    @property
+    def parts(self) -> bool:
+        """See :class:`Layout`."""
+        return True
 
     def block(self, found: Found) -> Block:
         """See :class:`Layout`."""
@@ -87,13 +93,14 @@ class Joined:
         settings = self._settings
         shape = at.size, settings.seq_len
         ids, labels = batch_arrays(shape[0] * shape[1], settings)
+        pieces: Extents | Callable[[], Extents]
         if block.whole and not int(at[0]) % shape[1]:
             pieces = self._fill_whole(block, at, ids, labels)
         else:
             pieces = self._fill(block, at, ids, labels)
         return LMBatch(
             ids.reshape(shape),
-            labels.reshape(shape),
+            None if labels is None else labels.reshape(shape),
             settings.labels,
             ids.size,
             pieces,
@@ -101,20 +108,25 @@ class Joined:
             settings.reset_positions,
         )
 
-    def _fill_whole(self, block: Block, at: Ids, ids: Array, labels: Array) -> Extents:
-        """Fill rows that are a document each; returns where they lie."""
+    def _fill_whole(self, block: Block, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
+        """Fill rows that are a document each; returns what tells where they lie."""
         size = self._settings.seq_len
         places = at // size
         documents = places if block.order is None else block.order[places]
-        rows = ids.reshape(-1, size)
-        rows[:] = block.documents.values.reshape(-1, size)[documents]
-        self._label(block, ids, labels, places + 1, at + size)
-        if not self._settings.cross_document_labels:
-            labels.reshape(-1, size)[:, -1 if self._shifted else 0] = self._settings.ignore_index
-        starts = np.arange(0, ids.size, size, dtype=np.int64)
-        return Extents(starts, np.full(at.size, size, dtype=np.int64), block.numbers[documents])
+        ids.reshape(-1, size)[:] = block.documents.values.reshape(-1, size)[documents]
+        if labels is not None:
+            if self._settings.cross_document_labels:
+                self._label(block, ids, labels, places + 1, at + size)
+            else:
+                # The token behind a row is of another document: there is no need to look for it.
+                if self._shifted:
+                    labels[:-1] = ids[1:]
+                else:
+                    labels[:] = ids
+                labels[size - 1 if self._shifted else 0 :: size] = self._settings.ignore_index
+        return partial(_whole_rows, block.numbers, documents, size)
 
-    def _fill(self, block: Block, at: Ids, ids: Array, labels: Array) -> Extents:
+    def _fill(self, block: Block, at: Ids, ids: Array, labels: Array | None) -> Extents:
         """Fill rows of any documents; returns where they lie."""
         ends = at + self._settings.seq_len
         # Pieces of each row: places of their documents in the block's order.
@@ -135,9 +147,10 @@ class Joined:
         else:
             copy_runs(block.documents.values, sources, lengths - (begins + lengths == behind), ids, targets)
             ids[lasts] = self._settings.eos_id
-        self._label(block, ids, labels, stop, ends)
-        if not self._settings.cross_document_labels:
-            labels[lasts if self._shifted else targets[begins == starts]] = self._settings.ignore_index
+        if labels is not None:
+            self._label(block, ids, labels, stop, ends)
+            if not self._settings.cross_document_labels:
+                labels[lasts if self._shifted else targets[begins == starts]] = self._settings.ignore_index
         return Extents(targets, lengths, block.numbers[documents])
 
     def _label(self, block: Block, ids: Array, labels: Array, stop: Ids, ends: Ids) -> None:
@@ -183,3 +196,10 @@ class Joined:
                 break
         joined = Ragged.concat(documents)
         return windows(joined, skip, count, self._settings, first_document=np.concatenate(numbers))
+
+
+def _whole_rows(numbers: Ids, documents: Ids, size: int) -> Extents:
+    """Where rows lie that are a document each."""
+    count = documents.size
+    starts = np.arange(0, count * size, size, dtype=np.int64)
+    return Extents(starts, np.full(count, size, dtype=np.int64), numbers[documents])

@@ -155,31 +155,38 @@ def windows(
     tokens = end - skip
     ids, labels = batch_arrays(count * size, settings)
     _copy_stream(documents, starts, skip, ids[:tokens], settings)
-    if settings.labels == "shifted":
-        # From the stream, not from the ids: so the last place has its label, too.
-        have = min(tokens, total - skip - 1)
-        _copy_stream(documents, starts, skip + 1, labels[: max(have, 0)], settings)
-        labels[max(have, 0) :] = settings.ignore_index
-        border = -1
-    else:
-        labels[:tokens] = ids[:tokens]
-        labels[tokens:] = settings.ignore_index
-        border = 0
-    if not settings.cross_document_labels:
-        # Documents that begin in (skip, end], or in [skip, end) where tokens are their own labels.
-        low, high = np.searchsorted(starts, (skip, end), side="left" if border == 0 else "right").tolist()
-        labels[starts[low:high] + (border - skip)] = settings.ignore_index
     if tokens < ids.size:
         ids[tokens:] = settings.padding("a row that no tokens fill")
+    if labels is not None:
+        _label_stream(documents, starts, skip, ids[:tokens], labels, settings)
     return LMBatch(
         ids.reshape(count, size),
-        labels.reshape(count, size),
+        None if labels is None else labels.reshape(count, size),
         settings.labels,
         tokens,
         partial(_window_extents, starts, skip, end, size, first_document),
         settings.ignore_index,
         settings.reset_positions,
     )
+
+
+def _label_stream(documents: Ragged, starts: Ids, skip: int, ids: Array, labels: Array, settings: LMSettings) -> None:
+    """Labels of rows of a stream, of which ``ids`` are the tokens from ``skip`` on; the rest is padding."""
+    tokens, end = ids.size, skip + ids.size
+    if settings.labels == "shifted":
+        # From the stream, not from the ids: so the last place has its label, too.
+        have = min(tokens, int(starts[-1]) - skip - 1)
+        _copy_stream(documents, starts, skip + 1, labels[: max(have, 0)], settings)
+        labels[max(have, 0) :] = settings.ignore_index
+        border = -1
+    else:
+        labels[:tokens] = ids
+        labels[tokens:] = settings.ignore_index
+        border = 0
+    if not settings.cross_document_labels:
+        # Documents that begin in (skip, end], or in [skip, end) where tokens are their own labels.
+        low, high = np.searchsorted(starts, (skip, end), side="left" if border == 0 else "right").tolist()
+        labels[starts[low:high] + (border - skip)] = settings.ignore_index
 
 
 def _copy_stream(documents: Ragged, starts: Ids, skip: int, out: Array, settings: LMSettings) -> None:

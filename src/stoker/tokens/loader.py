@@ -37,6 +37,7 @@ from stoker.tokens.placing import TooLong
 from stoker.tokens.settings import LabelKind, LMSettings
 from stoker.tokens.shardconfig import LoaderStats, ShardConfig
 from stoker.tokens.sources import SkippedFile, TokenSource
+from stoker.tokens.together import join_steps
 from stoker.types import StorageOptions
 from stoker.units import parse_bytes, parse_count
 
@@ -86,7 +87,8 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         pad_id: what fills rows; needed but by ``"concat"``, where without it the tokens that do not fill the last row of a
             rank are left out.
         eos_id: put behind every document. ``None``: documents end as they are.
-        labels: ``"shifted"``, or ``"unshifted"`` for models that shift, see :class:`~stoker.tokens.settings.LMSettings`.
+        labels: ``"shifted"``, ``"unshifted"`` for models that shift, or ``"none"``; see
+            :class:`~stoker.tokens.settings.LMSettings`.
         dtype: of ids and labels.
         vocab_size: ids must be smaller.
         too_long: with ``"pack"``, what becomes of documents longer than ``seq_len``: ``"split"``, ``"truncate"`` or
@@ -353,14 +355,18 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         order = run.order
         assert isinstance(order, TokenOrder)  # as courses of tokens make them
         steps = stretches(order, run.plan, worker.number, worker.count, begun)
+        layout, settings = self._making.layout, self._making.settings
+        if layout.parts:
+            row = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
+            steps = join_steps(steps, self.batch_size, order.settings.step, row)
         load = partial(self._making.load, order, self._last_blocks(order, run.plan))
         try:
             for parts in read_ahead(steps, load, self._make, self.decode_threads):
-                batch = LMBatch.concat(parts)
-                delivery.batch()
-                passage.batches += 1
-                self.stats.count(batch)
-                yield batch
+                for batch in LMBatch.concat(parts).split(self.batch_size):
+                    delivery.batch()
+                    passage.batches += 1
+                    self.stats.count(batch)
+                    yield batch
         finally:
             self._source.rest()
         delivery.finished = True

@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 
 __all__ = ["LMSettings", "LabelKind"]
 
-LabelKind = Literal["shifted", "unshifted"]
+LabelKind = Literal["shifted", "unshifted", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class LMSettings:
         seq_len: S, tokens in a row.
         labels: ``"shifted"``: ``labels[t]`` is the token that follows ``input_ids[t]`` in its document, also where that one
             is in the next row or was cut off. ``"unshifted"``: ``labels[t]`` is ``input_ids[t]``, for models that shift by
-            themselves, as those of Hugging Face do. A model of the other kind would shift twice, or never.
+            themselves, as those of Hugging Face do. A model of the other kind would shift twice, or never. ``"none"``: there
+            are none, for those who make them where the model is; it saves half of a batch's memory.
         pad_id: what fills rows up; needed only where rows are not full.
         eos_id: put behind every document that is not empty, whatever its last token is. ``None``: documents end as they
             are.

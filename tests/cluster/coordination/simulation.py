@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.cluster.coordination.agent import Agent, Holding
+from stoker.cluster.coordination.codec import decode, encode
 from stoker.cluster.coordination.membership import Clock, Membership
 from stoker.cluster.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
-from stoker.cluster.coordination.records import Epoch, Lane, Process, Settings, Split, decode, encode
+from stoker.cluster.coordination.records import Epoch, Lane, Process, Settings, Split
 from stoker.cluster.coordination.rules import finished, first_lane
 
 __all__ = ["Faults", "History", "World", "run_history"]

@@ -25,7 +25,7 @@ from stoker.cluster.coordination import (
     WorkerState,
     open_store,
 )
-from stoker.cluster.coordination.store import Stored
+from stoker.cluster.coordination.engines.forwarding import ForwardingStore
 from stoker.errors import ConfigError, StateError
 from support import run_script
 
@@ -33,7 +33,7 @@ QUICK = Settings(lease=2.0, heartbeat=0.5, split=0.1, largest=50)
 OWNED = QUICK._replace(threshold=0.2, grid=10)
 
 
-class Flaky:
+class Flaky(ForwardingStore):
     """An engine that can be cut off."""
 
     def __init__(self, inner: CoordinationStore) -> None:
@@ -41,30 +41,11 @@ class Flaky:
         self._inner = inner
         self.down = False
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def ask(self, name: str, *arguments: Any) -> Any:
         if self.down:
             time.sleep(0.05)
             raise EngineError(f"the engine {self.url} is cut off")
         return getattr(self._inner, name)(*arguments)
-
-    def get(self, keys: Any) -> list[Stored | None]:
-        found: list[Stored | None] = self._ask("get", keys)
-        return found
-
-    def create(self, key: str, value: bytes) -> int | None:
-        version: int | None = self._ask("create", key, value)
-        return version
-
-    def swap(self, key: str, value: bytes, version: int) -> int | None:
-        fresh: int | None = self._ask("swap", key, value, version)
-        return fresh
-
-    def delete(self, key: str, version: int) -> bool:
-        return bool(self._ask("delete", key, version))
-
-    def scan(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, Stored]]:
-        found: list[tuple[str, Stored]] = self._ask("scan", prefix, after, limit)
-        return found
 
     def close(self) -> None:
         self._inner.close()

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.cluster.coordination.assignment import Replay, entries_of
 from stoker.cluster.coordination.checkpoint import take, uncommitted
-from stoker.cluster.coordination.records import Entry, Epoch, Lane, Settings, Split, decode, encode
+from stoker.cluster.coordination.codec import decode, encode
+from stoker.cluster.coordination.records import Entry, Epoch, Lane, Settings, Split
 from stoker.cluster.coordination.rules import (
     cleared,
     commit,

@@ -77,6 +77,13 @@ def _loaded(result: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
 
 def _said(found: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
     layout, settings = found["layout"], workload.checkpoint
+    left = found.get("leftovers")
+    if left and left["checkpoints"]:
+        reason = (
+            f"{found['storage']['url']} has {left['bytes'] / 1e9:.4g} GB of {left['checkpoints']} checkpoints of other runs "
+            f"that do not count, such as {left['first']}: remove them, unless such a run is under way"
+        )
+        yield "leftovers", False, reason
     if layout["ranks"] < layout["whole_ranks"]:
         reason = (
             f"{layout['ranks']} of {layout['whole_ranks']} ranks: {layout['bytes'] / 1e9:.4g} GB of "

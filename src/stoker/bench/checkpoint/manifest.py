@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import CorruptDataError
+from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.storage import Store, check_key, is_local
 
-__all__ = ["NAME", "Manifest", "SavedFile", "find", "folder_of", "read", "remove", "write"]
+__all__ = ["NAME", "Manifest", "SavedFile", "Unfinished", "find", "folder_of", "read", "remove", "unfinished", "write"]
 
 NAME: Final = "checkpoint.json"
 _MOST: Final = 1 << 28
-_FOLDER: Final = re.compile(r"(checkpoint-[0-9a-f]{8}-\d{6})/" + re.escape(NAME))
+_FILE: Final = re.compile(r"(checkpoint-[0-9a-f]{8}-\d{6})/([^/]+)")
 _LARGEST: Final = 1 << 44
 """Bytes of a rank's files together: as much as its content has addresses for."""
 
@@ -67,6 +67,21 @@ class Manifest:
         return [file for file in self.files if file.rank == rank]
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A checkpoint that does not count.
+
+    Attributes:
+        folder: where its files are.
+        files: how many are whole.
+        bytes: of them.
+    """
+
+    folder: str
+    files: int
+    bytes: int
+
+
 def folder_of(run: str, number: int) -> str:
     """A checkpoint's folder."""
     return f"checkpoint-{run[:8]}-{number:06d}"
@@ -112,8 +127,28 @@ def _check(made: Manifest) -> None:
 
 def find(store: Store) -> list[str]:
     """Folders of all checkpoints that count, in the order in which they were saved."""
-    found = [match[1] for one in store.list() if (match := _FOLDER.fullmatch(one.key))]
-    return sorted(found, key=lambda folder: (read(store, folder).saved_at, folder))
+    saved: list[tuple[float, str]] = []
+    for one in store.list():
+        match = _FILE.fullmatch(one.key)
+        if match is not None and match[2] == NAME:
+            with contextlib.suppress(ObjectNotFoundError):  # removed in between, as a run keeps only so many
+                saved.append((read(store, match[1]).saved_at, match[1]))
+    return [folder for _, folder in sorted(saved)]
+
+
+def unfinished(store: Store) -> list[Unfinished]:
+    """Checkpoints without a manifest: what runs left that were killed, or those that another run is just saving."""
+    sizes: dict[str, list[int]] = {}
+    whole: set[str] = set()
+    for one in store.list():
+        match = _FILE.fullmatch(one.key)
+        if match is None:
+            continue
+        if match[2] == NAME:
+            whole.add(match[1])
+        else:
+            sizes.setdefault(match[1], []).append(one.size)
+    return [Unfinished(name, len(some), sum(some)) for name, some in sizes.items() if name not in whole]
 
 
 def remove(store: Store, folder: str, names: Sequence[str], *, all_: bool) -> None:

@@ -35,6 +35,7 @@ def checkpoint_result(records: Sequence[Mapping[str, Any]], ranks: int) -> dict[
     loads = [one for one in events if one["kind"] == "load"]
     return {
         "storage": {**place, "kind": kind, "in_memory": memory},
+        "leftovers": next((one["checkpoint_leftovers"] for one in records if one.get("checkpoint_leftovers")), None),
         "layout": described["checkpoint_layout"],
         "saves": saves,
         "loads": loads,

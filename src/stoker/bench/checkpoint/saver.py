@@ -14,20 +14,23 @@ from stoker.bench.checkpoint.content import Content, blocks, draw_seed
 from stoker.bench.checkpoint.layout import Layout, layout_of
 from stoker.bench.checkpoint.manifest import Manifest, SavedFile, folder_of
 from stoker.bench.checkpoint.transfer import Mover, Moving
+from stoker.bench.link import Link
 from stoker.bench.plan import Plan
-from stoker.bench.rendezvous import Link
 from stoker.cluster import World
 from stoker.errors import ConfigError, StorageFullError
-from stoker.storage import is_local, open_store
+from stoker.storage import RetryPolicy, Store, is_local, open_store
 
-__all__ = ["Saver", "place_of"]
+__all__ = ["Saver", "open_place"]
 
 _NAP: Final = 0.05
 
 
-def place_of(plan: Plan) -> str:
+def open_place(plan: Plan, *, retry: RetryPolicy | None = None) -> Store:
     """Where a run's checkpoints are."""
-    return plan.workload.checkpoint.url or f"{plan.url.rstrip('/')}/checkpoints"
+    settings, storage = plan.workload.checkpoint, plan.workload.storage
+    place = settings.url or f"{plan.url.rstrip('/')}/checkpoints"
+    options = None if is_local(place) else settings.options or storage.options or None
+    return open_store(place, options, retry=retry)
 
 
 class Saver:
@@ -51,10 +54,8 @@ class Saver:
         self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, note
         settings = plan.workload.checkpoint
         self._settings = settings
-        place = place_of(plan)
-        self._local = bool(is_local(place))
-        options = None if self._local else settings.options or plan.workload.storage.options or None
-        self._store = open_store(place, options)
+        self._store = open_place(plan)
+        self._local = bool(is_local(self._store.url))
         self._layout = layout_of(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
         self._seed = draw_seed(plan.run, plan.workload.dataset.seed)
         self._mover = Mover(
@@ -69,6 +70,16 @@ class Saver:
         self._kept: list[int] = []
         record["checkpoint_layout"] = _described(self._layout, world.world_size)
         record["checkpoint_place"] = {"url": self._store.url, "local": self._local}
+        record["checkpoint_leftovers"] = self._leftovers() if world.rank == 0 else None
+
+    def _leftovers(self) -> dict[str, Any]:
+        """What runs before this one have left, which is not ours to remove: another run may be saving it now."""
+        found = manifests.unfinished(self._store)
+        return {
+            "checkpoints": len(found),
+            "bytes": sum(one.bytes for one in found),
+            "first": min((one.folder for one in found), default=None),
+        }
 
     # -- the stage -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from stoker.bench.checkpoint.content import PART, Content
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.storage import Store, is_local
 from stoker.storage.local import file_error
-from stoker.storage.stream import put_stream
 
 __all__ = ["Mover", "Moving", "Spent"]
 
@@ -155,7 +154,7 @@ class Mover:
                 yield part.data
 
         begun = time.perf_counter()
-        put_stream(self._store, file.key, chunks, large=file.bytes > PART)
+        self._store.put_stream(file.key, chunks)
         spent.io += time.perf_counter() - begun - (spent.fill - before)
 
     def _fill(self, file: Moving, out: Buffer, start: int, thread: int) -> None:

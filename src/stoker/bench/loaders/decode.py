@@ -12,7 +12,7 @@ import numpy as np
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
 from stoker.types import Array
 
-__all__ = ["FORMATS", "FileSamples", "byte_count", "open_samples", "resized", "suffixes"]
+__all__ = ["FORMATS", "FileSamples", "byte_count", "open_samples", "resized", "samples_last", "suffixes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,19 @@ def _rows(array: Array, samples: int) -> FileSamples:
     if samples == 1:
         return FileSamples(1, lambda row: array)  # noqa: ARG005
     return FileSamples(array.shape[0] if array.ndim else 1, lambda row: array[row])
+
+
+def samples_last(data: bytes, samples: int) -> bool:
+    """Whether the arrays of an NPZ or NPY file have their samples along the last axis, as DLIO's generator has it.
+
+    Args:
+        data: the file.
+        samples: how many it holds. Where the first axis has as many, it is the first.
+    """
+    found = np.load(io.BytesIO(data), allow_pickle=False)
+    arrays = [found] if isinstance(found, np.ndarray) else [found[name] for name in found.files]
+    first = all(array.ndim and array.shape[0] == samples for array in arrays)
+    return not first and all(array.ndim and array.shape[-1] == samples for array in arrays)
 
 
 def _npz(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:
@@ -184,9 +197,12 @@ def suffixes(format: str) -> tuple[str, ...]:  # noqa: A002
 
 
 def resized(sample: Any, size: int) -> Any:
-    """A sample's bytes, cut or filled with zeros to ``size``: uint8 of shape ``(size,)``. All of it is there before."""
+    """A sample's bytes, cut or filled with zeros to ``size``: uint8 of shape ``(size,)``. All of it is there before.
+
+    Of several values it is the largest, such as the record and not its label; of equal ones the first.
+    """
     if isinstance(sample, dict):
-        sample = next(iter(sample.values()))
+        sample = max(sample.values(), key=byte_count)
     if isinstance(sample, list | tuple):
         sample = sample[0]
     if isinstance(sample, bytes | memoryview | bytearray):

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
-from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resized, suffixes
+from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resized, samples_last, suffixes
 from stoker.bench.loaders.npzviews import npz_views
 from stoker.dataset.streams import Stream
 from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.loader.stats import StreamStats
 from stoker.storage import is_local, open_store
 from stoker.streaming import StreamingDataset
 from stoker.types import Sample
@@ -28,11 +27,11 @@ _IMAGES: Final = frozenset({"jpeg", "png"})
 def _decode(sample: Sample, *, format: str, size: int) -> Sample:  # noqa: A002
     """A file as it is to a sample, on a reading thread."""
     data = sample["data"]
-    # Its checksums are left to those who read with zipfile; of what is cut to size only the first array is looked at.
+    # Its checksums are left to those who read with zipfile; of what is cut to size only the largest array is looked at.
     views = npz_views(memoryview(data)) if format == "npz" else None
     if views:
         if size:
-            return {"data": resized(next(iter(views.values())), size)}
+            return {"data": resized(views, size)}
         return {name if len(views) > 1 else "data": array.copy() for name, array in views.items()}
     decoded = open_samples(format, data, 1, str(sample.get("path", "a file")), None).get(0)
     if size:
@@ -53,7 +52,7 @@ class _Open:
         dataset, reader = job.workload.dataset, job.workload.reader
         self._format, self._transform = self._plan()
         options = dict(reader.options)
-        self._format_options: Mapping[str, Any] | None = options.pop("format_options", None)
+        self._format_options: Mapping[str, Any] | None = options.pop("format_options", self._axis())
         self._options = options
         self._made: StreamingDataset | None = None
         self._seed = job.workload.train.seed
@@ -85,6 +84,17 @@ class _Open:
         if alone and (dataset.format in _IMAGES or (dataset.format in _ALONE and (size or dataset.record_bytes_stdev))):
             return "files", partial(_decode, format=dataset.format, size=size)
         return dataset.format, partial(_resize, size=size) if size else None
+
+    def _axis(self) -> dict[str, Any] | None:
+        """What says that files of several samples have them along the last axis, where the first file has."""
+        dataset = self._job.workload.dataset
+        if self._format not in _ALONE or dataset.samples_per_file == 1:
+            return None
+        store = open_store(self._job.place, self._job.workload.storage.options or None)
+        ends = suffixes(self._format)
+        first = next((one.key for one in store.list() if one.key.lower().endswith(ends)), None)
+        last = first is not None and samples_last(store.get(first), dataset.samples_per_file)
+        return {"axis": -1} if last else None
 
     def _open(self, epoch: int) -> StreamingDataset:
         job, workload = self._job, self._job.workload
@@ -139,7 +149,7 @@ class _Open:
     def release(self) -> None:
         if self._made is None:
             return
-        self._fetched += StreamStats.of(self._made._feed.pool.counts).bytes_fetched
+        self._fetched += self._made.stats().bytes_fetched
         self._made.close()
         self._made = None
 
@@ -148,7 +158,7 @@ class _Open:
 
         fetched = self._fetched
         if self._made is not None:
-            fetched += StreamStats.of(self._made._feed.pool.counts).bytes_fetched
+            fetched += self._made.stats().bytes_fetched
         workload = self._job.workload
         notes = list(self._notes)
         if not self._local:

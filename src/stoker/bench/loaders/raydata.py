@@ -1,4 +1,4 @@
-"""Ray Data: Parquet files, streamed by a Ray instance of each rank's own."""
+"""Ray Data: Parquet files, streamed by a Ray instance of each rank's own, or by the cluster that the ranks are tasks of."""
 
 from __future__ import annotations
 
@@ -86,12 +86,17 @@ class _Open:
         pass
 
     def report(self) -> LoaderReport:
-        notes = ["a Ray instance of its own for each rank, which reads whole files"]
+        if self._started:
+            notes = ["a Ray instance of its own for each rank, which reads whole files"]
+            parallel = f"{self._cores} processors for Ray's workers"
+        else:
+            notes = ["each rank reads whole files, by workers of the cluster, whose processor time is not counted"]
+            parallel = "Ray's workers anywhere in the cluster"
         if self._left:
             notes.append("ranks may take different numbers of steps")
         return LoaderReport(
             "arrays",
-            f"{self._cores} processors for Ray's workers",
+            parallel,
             f"files shuffled, samples in a window of {self._window}" if self._shuffled else "by number",
             None,
             versions("ray", "pyarrow"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import time
@@ -17,14 +16,14 @@ from stoker.cluster.coordination.membership import Clock, Membership
 from stoker.cluster.coordination.process import here, is_gone
 from stoker.cluster.coordination.records import Entry, Epoch, Lane, Settings
 from stoker.cluster.coordination.run import Progress, RunRecords, WorkerHealth
-from stoker.cluster.coordination.store import CoordinationStore, open_store
+from stoker.cluster.coordination.starting import check_worker, lane_starts, opened
+from stoker.cluster.coordination.store import CoordinationStore
 from stoker.errors import ConfigError
 
 __all__ = ["Coordination", "LeasedSplit"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_LANES = 1024
 # Seconds for which an engine that does not answer is asked again when it is opened.
 _OPENING = 30.0
 
@@ -121,15 +120,15 @@ class Coordination:
         takes_over: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.settings = settings = settings or Settings()
-        _check(run, rank, world_size, settings)
-        self._starts = _lane_starts(positions, world_size, settings, lanes)
+        check_worker(run, rank, world_size, settings)
+        self._starts = lane_starts(positions, world_size, settings, lanes)
         # As it will be once it was written and read, so that it compares.
         self._identity = tuple(json.loads(json.dumps(dict(identity or {}))).items())
         self._world_size = world_size
         self._takes_over = takes_over
         self._ahead, self._commit_every, self._patience = ahead, commit_every, patience
         limit = min(10.0, settings.lease / 4)
-        self._store = _opened(store, limit, min(patience, _OPENING)) if isinstance(store, str) else store
+        self._store = opened(store, limit, min(patience, _OPENING)) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
         self._records = RunRecords(self._store, run)
         clock = Clock(time.monotonic())
@@ -378,68 +377,3 @@ class Coordination:
                 f"epoch {agent.epoch.number} of run {self._records.keys.run!r} can not be finished: after "
                 f"{self.settings.attempts} attempts each were set aside {listed}{more}"
             )
-
-
-def _opened(url: str, timeout: float, patience: float) -> CoordinationStore:
-    """The engine, which may just be starting anew: then it is asked again."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            return open_store(url, timeout=timeout)
-        except EngineError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.1)
-
-
-def _check(run: str, rank: int, world_size: int, settings: Settings) -> None:
-    if not run or "/" in run:
-        raise ConfigError(f"a run's id must not be empty or have a slash, got {run!r}")
-    if world_size < 1:
-        raise ConfigError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ConfigError(
-            f"rank {rank} is unknown in run {run!r}: its world has {world_size} workers, 0 to {world_size - 1}"
-        )
-    if settings.heartbeat <= 0 or settings.lease < 1.5 * settings.heartbeat:
-        raise ConfigError(
-            f"a lease ({settings.lease:g} s) must be at least one and a half heartbeats ({settings.heartbeat:g} s), or "
-            f"one lost message would end it"
-        )
-    least = {
-        "smallest": 1,
-        "largest": settings.smallest,
-        "attempts": 1,
-        "grid": 1,
-        "multiple": 1,
-        "stall": 0,
-        "slow": 0,
-    }
-    for name, low in least.items():
-        if getattr(settings, name) < low:
-            raise ConfigError(f"settings.{name} must be at least {low}, got {getattr(settings, name)}")
-    if settings.split <= 0 or (settings.threshold is not None and settings.threshold < 0):
-        raise ConfigError("settings.split must be positive, and settings.threshold not negative")
-
-
-def _lane_starts(
-    positions: int | Sequence[int], world_size: int, settings: Settings, lanes: int | None
-) -> tuple[int, ...]:
-    if settings.threshold is not None:
-        if isinstance(positions, int) or len(positions) != world_size:
-            given = positions if isinstance(positions, int) else f"{len(positions)} parts"
-            raise ConfigError(
-                f"with a threshold each of {world_size} ranks needs a part of its own: positions has {given}"
-            )
-        starts = [0]
-        for size in positions:
-            starts.append(starts[-1] + int(size))
-    else:
-        if not isinstance(positions, int):
-            raise ConfigError("parts of ranks need settings.threshold")
-        count = lanes if lanes is not None else min(world_size, _MOST_LANES)
-        count = max(1, min(count, positions))
-        starts = [positions * k // count for k in range(count + 1)]
-    if any(after < before for before, after in itertools.pairwise(starts)):
-        raise ConfigError(f"positions must not be negative, got {positions}")
-    return tuple(starts)

@@ -9,10 +9,11 @@ from typing import Any
 
 from stoker.cluster.coordination.assignment import entries_of
 from stoker.cluster.coordination.checkpoint import differences, restored, take
+from stoker.cluster.coordination.codec import decode, encode
 from stoker.cluster.coordination.errors import EngineError
 from stoker.cluster.coordination.health import WorkerState
 from stoker.cluster.coordination.operations import Create, Get, Keys, Operation, Swap, Versioned
-from stoker.cluster.coordination.records import Entry, Epoch, Lane, LogChunk, Summary, Worker, decode, encode
+from stoker.cluster.coordination.records import Entry, Epoch, Lane, LogChunk, Summary, Worker
 from stoker.cluster.coordination.rules import finished, first_lane, remaining, set_aside, stalled
 from stoker.cluster.coordination.store import CoordinationStore
 from stoker.errors import ConfigError, StateError

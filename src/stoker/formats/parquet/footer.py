@@ -91,12 +91,6 @@ def read_facts(
     ]
     count = sum(len(column.paths) for column in whole_schema.columns)
     filled = [number for number, group in enumerate(parsed.groups) if group.rows]
-    possible = [True] * len(filled)
-    if predicate is not None:
-        bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], whole_schema, constants)
-        possible = [predicate.possible(partial(bounds.of, place)) for place in range(len(filled))]
-    chunks: list[Sequence[int]] = []
-    end = size - TAIL - len(footer)
     for number in filled:
         group = parsed.groups[number]
         if not 0 < group.rows < _MOST_ROWS:
@@ -105,6 +99,14 @@ def read_facts(
             raise CorruptDataError(
                 f"row group {number} has {len(group.chunks)} column chunks, the schema {count} columns"
             )
+    possible = [True] * len(filled)
+    if predicate is not None:
+        bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], whole_schema, constants)
+        possible = [predicate.possible(partial(bounds.of, place)) for place in range(len(filled))]
+    chunks: list[Sequence[int]] = []
+    end = size - TAIL - len(footer)
+    for number in filled:
+        group = parsed.groups[number]
         for leaf, kind, name in leaves:
             try:
                 chunks.append(_chunk(group.chunks[leaf], kind, end))

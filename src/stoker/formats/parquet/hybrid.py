@@ -1,22 +1,19 @@
 """Parquet's hybrid of run-length and bit-packed encoding, in which it keeps levels and numbers of dictionary entries.
 
 A run is a head, ULEB128, and a body: where the head is even, ``head / 2`` times the value that follows in as few bytes as
-hold it; where it is odd, ``head // 2`` groups of eight values, of which each takes as many bytes as it has bits. The walk
-from head to head is the one loop here; all else is done for many runs at once.
+hold it; where it is odd, ``head // 2`` groups of eight values, of which each takes as many bytes as it has bits.
 
 Source: ``Encodings.md`` of Apache parquet-format.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.formats.parquet.pages import OtherPagesError
+from stoker.formats.parquet.runs import alike, find_runs, parse_head
 from stoker.types import Array, Ids
 
 __all__ = ["WIDEST", "exceptions", "ranges", "unpack"]
@@ -24,34 +21,10 @@ __all__ = ["WIDEST", "exceptions", "ranges", "unpack"]
 WIDEST: Final = 24
 """Most bits of a value."""
 
-_LONGEST_HEAD: Final = 5
-# Runs of fewer groups are not looked at many at once; and most runs after which it is tried again where it failed.
-_LARGE: Final = 32
-_MOST_PATIENCE: Final = 1 << 10
-# So many runs are walked before it is seen whether they come in a pattern, which has so many runs at most.
-_FIRST: Final = 48
-_PATTERN: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Runs of a stream.
-
-    Attributes:
-        bodies: where their bodies begin in the stream; int64, shape ``(runs,)``.
-        counts: values in each; the last is cut off at the end.
-        packed: which are bit-packed.
-    """
-
-    bodies: Ids
-    counts: Ids
-    packed: NDArray[np.bool_]
-
-    @property
-    def starts(self) -> Ids:
-        """Number of the first value of each."""
-        starts: Ids = np.cumsum(self.counts) - self.counts
-        return starts
+# From so many runs of one size on they are unpacked together.
+_FEW: Final = 4
+_NO_PLACES: Final = np.zeros(0, dtype=np.int64)
+_NO_VALUES: Final = np.zeros(0, dtype=np.uint8)
 
 
 def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Ids, Array]:
@@ -69,7 +42,9 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
     Raises:
         OtherPagesError: the stream is damaged.
     """
-    runs = _find_runs(data, count, width)
+    if _all_usual(data, count, usual):
+        return _NO_PLACES, _NO_VALUES
+    runs = find_runs(data, count, width)
     flat = np.frombuffer(data, dtype=np.uint8)
     places: list[Ids] = []
     values: list[Array] = []
@@ -91,7 +66,7 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
         places.append(where[found])
         values.append(unpacked[found].astype(np.uint8))
     if not places:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+        return _NO_PLACES, _NO_VALUES
     if len(places) == 1:
         return places[0], values[0]
     all_places, all_values = np.concatenate(places), np.concatenate(values)
@@ -115,7 +90,53 @@ def unpack(data: memoryview, count: int, width: int) -> Array:
     """
     if not width:
         return np.zeros(count, dtype=np.uint8)
-    runs = _find_runs(data, count, width)
+    out, done, at = _unpack_alike(data, count, width)
+    if done < count:
+        rest = _unpack_runs(data[at:], count - done, width)
+        if not done:
+            return rest
+        out[done:] = rest
+    return out
+
+
+def _all_usual(data: memoryview, count: int, usual: int) -> bool:
+    """Whether the first run holds all values, and they are the usual one: levels are so where nothing is null or empty."""
+    try:
+        head, length = parse_head(data, 0)
+        return not head & 1 and head >> 1 >= count and data[length] == usual
+    except IndexError:
+        return False
+
+
+def _unpack_alike(data: memoryview, count: int, width: int) -> tuple[Array, int, int]:
+    """Values of the first runs, as far as they are bit-packed and of one size, as those are that most writers make.
+
+    Returns:
+        Room for all values, of which the first were filled; their number; and where the next run begins.
+    """
+    kind = _kind(width)
+    try:
+        head, length = parse_head(data, 0)
+    except IndexError:
+        raise OtherPagesError("a run is cut off") from None
+    groups = head >> 1
+    stride = length + groups * width
+    flat = np.frombuffer(data, dtype=np.uint8)
+    runs = min(count // max(1, groups * 8), 1 + alike(flat, 0, stride)) if head & 1 and groups and length < 3 else 0
+    if runs < _FEW:
+        return np.empty(0, dtype=kind), 0, 0
+    out, done = np.empty(count, dtype=kind), runs * groups * 8
+    lines = np.lib.stride_tricks.as_strided(flat[length:], (runs, groups * width), (stride, 1), writeable=False)
+    if kind.itemsize * 8 == width:
+        out[:done].view(np.uint8).reshape(lines.shape)[:] = lines
+    else:
+        _unpack_groups(lines.reshape(-1), runs * groups, width, out[:done])
+    return out, done, runs * stride
+
+
+def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
+    """:func:`unpack` of any runs."""
+    runs = find_runs(data, count, width)
     flat = np.frombuffer(data, dtype=np.uint8)
     packed = runs.packed
     groups = -(-runs.counts[packed] // 8)
@@ -137,161 +158,38 @@ def unpack(data: memoryview, count: int, width: int) -> Array:
     return out
 
 
-def _find_runs(data: memoryview, count: int, width: int) -> _Runs:
-    """The runs of a stream, as many as hold ``count`` values."""
-    flat = np.frombuffer(data, dtype=np.uint8)
-    body: memoryview | bytes = data
-    end, at, size = len(body), 0, -(-width // 8)
-    plain, sizes = 2 + size, _sizes(width)
-    heads: list[int] = []
-    add = heads.append
-    hope = wait = 1
-    # This runs once a run, of which a page may have a hundred thousand. How many values there are is counted afterwards.
-    try:
-        while at < end:
-            add(at)
-            if len(heads) == _FIRST:
-                # Rows of one length, as those of tokens often are, have levels of one pattern.
-                again = _again(flat, heads)
-                heads.extend(again)
-                at = heads[-1]
-                body = bytes(data)  # whose items are found twice as fast
-            head = body[at]
-            if head < 128:
-                step = sizes[head]
-                if step:
-                    at += step
-                    continue
-                length = 1
-            elif body[at + 1] < 128:
-                if not head & 1:
-                    at += plain
-                    continue
-                head, length = (head & 127) | body[at + 1] << 7, 2
-            else:
-                head, length = _long_head(body, at)
-            stride = length + (head >> 1) * width if head & 1 else length + size
-            wait -= head & 1
-            if not wait:
-                # Where nothing repeats, writers make runs of one size: see how many of them follow.
-                more = _alike(flat, at, stride) if length < 3 else 0
-                heads.extend(range(at + stride, at + stride + more * stride, stride))
-                at += more * stride
-                wait = hope = 1 if more > _LARGE else min(2 * hope, _MOST_PATIENCE)
-            at += stride
-    except IndexError:
-        raise OtherPagesError("a run is cut off") from None
-    runs = _parse_heads(flat, np.array(heads, dtype=np.int64))
-    seen = np.cumsum(runs.counts)
-    last = int(np.searchsorted(seen, count))
-    if last >= seen.size or (last + 1 == seen.size and at > end):
-        raise OtherPagesError(f"fewer values than the {count} that a page should have")
-    runs.counts[last] -= int(seen[last]) - count
-    used = slice(0, last + 1)
-    return _Runs(runs.bodies[used], runs.counts[used], runs.packed[used])
-
-
-def _again(flat: Array, heads: list[int]) -> list[int]:
-    """Heads of further runs, as far as the stream repeats the bytes of its last few runs over and over."""
-    for count in range(1, _PATTERN + 1):
-        period = heads[-1] - heads[-1 - count]
-        if all(
-            after - before == period
-            for before, after in zip(heads[-2 * _PATTERN :], heads[count - 2 * _PATTERN :], strict=False)
-        ):
-            break
-    else:
-        return []
-    begin = heads[-1 - count]
-    differ = flat[begin + period :] != flat[begin:-period]
-    first = int(np.argmax(differ))
-    whole = (first if differ[first] else differ.size) // period
-    # The last of the repetitions ends where the walk goes on.
-    pattern = np.array(heads[-count:], dtype=np.int64)
-    more: list[int] = (pattern + period * np.arange(1, whole, dtype=np.int64)[:, None]).reshape(-1).tolist()
-    return more
-
-
-@cache
-def _sizes(width: int) -> list[int]:
-    """By the head of one byte, how many bytes a run takes; 0 where it is worth while to look for more of its kind."""
-    size = -(-width // 8)
-    small = [1 + (head >> 1) * width if head & 1 else 1 + size for head in range(_LARGE)]
-    return small + [0 if head & 1 else 1 + size for head in range(_LARGE, 128)]
-
-
-def _long_head(body: memoryview | bytes, at: int) -> tuple[int, int]:
-    """A run's head of any length, and the length."""
-    head = shift = length = 0
-    while True:
-        byte = body[at + length]
-        head |= (byte & 127) << shift
-        shift += 7
-        length += 1
-        if byte < 128:
-            return head, length
-        if length >= _LONGEST_HEAD:
-            raise OtherPagesError("a run's head is too long")
-
-
-def _alike(flat: Array, at: int, stride: int) -> int:
-    """How many whole runs follow that have the same head of one or two bytes as the one at ``at``."""
-    count = (flat.size - at) // stride - 1
-    if count < 1:
-        return 0
-    differ = flat[at + stride :: stride][:count] != flat[at]
-    if flat[at] > 127:
-        differ |= flat[at + stride + 1 :: stride][:count] != flat[at + 1]
-    first = int(np.argmax(differ))
-    return first if differ[first] else count
-
-
-def _parse_heads(flat: Array, places: Ids) -> _Runs:
-    first = flat[places].astype(np.int64)
-    heads, lengths = first & 127, np.ones(places.size, dtype=np.int64)
-    more = np.flatnonzero(first > 127)
-    while more.size:
-        byte = flat[places[more] + lengths[more]].astype(np.int64)
-        heads[more] |= (byte & 127) << 7 * lengths[more]
-        lengths[more] += 1
-        more = more[byte > 127]
-    packed = (heads & 1) == 1
-    return _Runs(places + lengths, np.where(packed, heads >> 1 << 3, heads >> 1), packed)
-
-
 def _bodies(flat: Array, starts: Ids, sizes: Ids) -> Array:
     """Bytes of bodies, end to end."""
     if starts.size == 1:
         return flat[int(starts[0]) : int(starts[0] + sizes[0])]
-    if starts.size > 2:
-        stride, size = int(starts[1] - starts[0]), int(sizes[0])
-        if (np.diff(starts) == stride).all() and (sizes[:-1] == size).all():
-            # As most writers make them: all alike but the last.
-            last = int(sizes[-1])
-            out = np.empty(size * (starts.size - 1) + last, dtype=np.uint8)
-            lines = np.lib.stride_tricks.as_strided(
-                flat[int(starts[0]) :], (starts.size - 1, size), (stride, 1), writeable=False
-            )
-            out[: out.size - last].reshape(lines.shape)[:] = lines
-            out[out.size - last :] = flat[int(starts[-1]) : int(starts[-1]) + last]
-            return out
     parts = [flat[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
     return np.concatenate(parts) if parts else flat[:0]
 
 
-def _unpack_groups(body: Array, groups: int, width: int) -> Array:
-    """Values of groups of eight, each as many bytes as a value has bits; the lowest bit comes first."""
-    body = body[: groups * width]
-    if width in (8, 16):
-        kind: np.dtype[Any] = np.dtype("<u1" if width == 8 else "<u2")
+def _kind(width: int) -> np.dtype[Any]:
+    """What values of so many bits are unpacked into."""
+    return np.dtype("<u1" if width <= 8 else "<u2" if width <= 16 else "<u4")
+
+
+def _unpack_groups(body: Array, groups: int, width: int, into: Array | None = None) -> Array:
+    """Values of groups of eight, each as many bytes as a value has bits; the lowest bit comes first.
+
+    Args:
+        body: the groups' bytes.
+        groups: how many there are.
+        width: bits of a value.
+        into: room for the values, of :func:`_kind`; if there is none they are in memory of their own, or where they lie.
+    """
+    body, kind = body[: groups * width], _kind(width)
+    if into is None and kind.itemsize * 8 == width:
         whole = np.ascontiguousarray(body)
         return whole.view(kind) if whole.ctypes.data % kind.itemsize == 0 else whole.copy().view(kind)
-    if width == 1:
+    if into is None and width == 1:
         return np.unpackbits(body, bitorder="little")
-    loaded = np.dtype("<u2" if width <= 9 else "<u4" if width <= 25 else "<u8")
-    out = np.empty((groups, 8), dtype="u1" if width < 8 else "u2" if width < 16 else "u4")
+    out = (np.empty(groups * 8, dtype=kind) if into is None else into).reshape(groups, 8)
     if not groups:
         return out.reshape(-1)
+    loaded = np.dtype("<u2" if width <= 9 else "<u4" if width <= 25 else "<u8")
     padded = np.empty(body.size + loaded.itemsize, dtype=np.uint8)
     padded[: body.size] = body
     padded[body.size :] = 0

@@ -147,11 +147,14 @@ def decode_lists(
     held: list[Array] = []  # pieces of the row that is not complete
     empty = False  # it has no values, and must get none
     done = 0
+    levels, lists = (0, b"", b""), None
     for page in pages:
         if not page.entries:
             continue
         repetitions, definitions, data = unpacker(page)
-        lists = _Lists.of(shape, page, repetitions, definitions)
+        before, levels = levels, (page.entries, bytes(repetitions), bytes(definitions))
+        if lists is None or levels != before:  # rows of one length make pages alike
+            lists = _Lists.of(shape, page, repetitions, definitions)
         found = values.of(page, lists.count, data)
         if lists.head and (empty or not held):
             raise OtherPagesError("values of no list")

@@ -6,7 +6,7 @@ import contextlib
 import mmap
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from stoker.formats.parquet.values import Fixed, Values, constant
 from stoker.types import Array, Batch, Buffer, Ids
 
 __all__ = ["ParquetReader"]
+
+# Bytes of a map that are decoded before they are taken out of this process's memory.
+_LET_GO: Final = 4 << 20
 
 
 class ParquetReader:
@@ -155,9 +158,12 @@ class ParquetReader:
         if shape is None or shape.dtype.kind == "f":
             raise OtherPagesError(f"it holds {column.type}")
         start = int(chunks[0, START])
+        stop = start + int(chunks[0, COMPRESSED])
         for values, offsets, end in decode_lists(shape, self.samples, chunks[0], self._buffer):
             yield values, offsets
-            _let_go(self._buffer, start, end)
+            if end - start >= _LET_GO or end >= stop:
+                _let_go(self._buffer, start, end)
+                start = end
 
     def _find(self, name: str) -> tuple[ColumnSchema, NDArray[np.int64]]:
         """A column of the file, and facts of its chunks, with places in the buffer."""

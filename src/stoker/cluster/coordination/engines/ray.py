@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
 from typing import Any
 
+from stoker.cluster.coordination.engines.forwarding import ForwardingStore
 from stoker.cluster.coordination.engines.sqlite import SqliteStore
 from stoker.cluster.coordination.errors import EngineError
-from stoker.cluster.coordination.store import Stored
 from stoker.errors import ConfigError, MissingPackageError
 
 __all__ = ["RayStore"]
@@ -36,7 +35,7 @@ class _Keeper:
         return getattr(self._store, name)(*arguments)
 
 
-class RayStore:
+class RayStore(ForwardingStore):
     """The records, kept by a named actor.
 
     Args:
@@ -73,35 +72,17 @@ class RayStore:
             max_restarts=-1,
             scheduling_strategy=here,
         ).remote(path, timeout / 2)
-        known = self._ask("path")
+        known = self.ask("path")
         if known != path:
             raise ConfigError(
                 f"the engine {self.url} keeps its records in {known}, and {path} was asked for: use one of them"
             )
 
-    def get(self, keys: Sequence[str]) -> list[Stored | None]:
-        found: list[Stored | None] = self._ask("get", list(keys))
-        return found
-
-    def create(self, key: str, value: bytes) -> int | None:
-        version: int | None = self._ask("create", key, value)
-        return version
-
-    def swap(self, key: str, value: bytes, version: int) -> int | None:
-        fresh: int | None = self._ask("swap", key, value, version)
-        return fresh
-
-    def delete(self, key: str, version: int) -> bool:
-        return bool(self._ask("delete", key, version))
-
-    def scan(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, Stored]]:
-        found: list[tuple[str, Stored]] = self._ask("scan", prefix, after, limit)
-        return found
-
     def close(self) -> None:
         """Nothing to let go of; the actor stays."""
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """See :class:`ForwardingStore`."""
         deadline = time.monotonic() + self._timeout
         ray = self._ray
         while True:

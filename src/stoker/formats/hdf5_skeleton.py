@@ -1,0 +1,133 @@
+"""HDF5 files whose structure h5py lays out, and whose values others put in their places."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Sequence, Sized
+from functools import cache
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from stoker.errors import MissingPackageError
+
+__all__ = ["Skeleton", "load_h5py", "make_dataset"]
+
+Part = TypeVar("Part", bound=Sized)
+
+
+@cache
+def load_h5py() -> ModuleType:
+    """h5py.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    try:
+        return importlib.import_module("h5py")
+    except ImportError as error:
+        raise MissingPackageError(f"HDF5 needs h5py ({error}): pip install 'stoker[hdf5]'") from error
+
+
+def make_dataset(
+    file: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk: tuple[int, ...] | None = None
+) -> Any:
+    """Make a dataset that has its place in the file, and no values: its ``h5py.h5d.DatasetID``.
+
+    Nothing in it tells when it was made, so that the same datasets are the same bytes.
+
+    Args:
+        file: an ``h5py.File`` that is written.
+        name: the path of the dataset; groups are made as needed.
+        dtype: of its values.
+        shape: of all of it.
+        chunk: shape of a chunk; ``None`` for values that lie in one piece.
+    """
+    h5py = load_h5py()
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if chunk is None:
+        created.set_layout(h5py.h5d.CONTIGUOUS)
+    else:
+        created.set_chunk(chunk)
+    created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    created.set_obj_track_times(False)
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    space, kind = h5py.h5s.create_simple(shape), h5py.h5t.py_create(dtype, logical=True)
+    return h5py.h5d.create(file.id, name.encode(), kind, space, created, lcpl=links)
+
+
+class Skeleton(io.RawIOBase):
+    """A file in memory that remembers what HDF5 wrote and where: all of the file but the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._writes: list[tuple[int, bytes]] = []
+        self._at = 0
+        self._size = 0
+
+    def open(self) -> Any:
+        """The file to make datasets in, an ``h5py.File``; closed, it is laid out."""
+        return load_h5py().File(self, "w", track_order=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._at if size is None else size
+        return self._size
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._writes.append((self._at, piece))
+        self._at += len(piece)
+        self._size = max(self._size, self._at)
+        return len(piece)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._size - self._at))
+        view[:count] = bytes(count)
+        for start, piece in self._writes:
+            first, last = max(start, self._at), min(start + len(piece), self._at + count)
+            if first < last:
+                view[first - self._at : last - self._at] = piece[first - start : last - start]
+        self._at += count
+        return count
+
+    def around(self, places: Sequence[tuple[int, Part]]) -> list[bytearray | Part]:
+        """The file's bytes as pieces that follow each other, with values in their places.
+
+        Args:
+            places: where values begin, and what stands for them: its length is their bytes.
+        """
+        pieces: list[bytearray | Part] = []
+        at = 0
+        for start, values in sorted(places, key=lambda place: place[0]):
+            pieces += [self._between(at, start), values]
+            at = start + len(values)
+        return [piece for piece in [*pieces, self._between(at, self._size)] if len(piece)]
+
+    def _between(self, at: int, stop: int) -> bytearray:
+        between = bytearray(stop - at)
+        for first, piece in self._writes:
+            low, high = max(first, at), min(first + len(piece), stop)
+            if low < high:
+                between[low - at : high - at] = piece[low - first : high - first]
+        return between

@@ -1,0 +1,74 @@
+"""Files of several samples, as DLIO's generators lay them out: each sample comes once, whichever loader reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.bench.loaders import Job, get_loader
+from stoker.bench.loaders.decode import samples_last
+from stoker.bench.sources import read_workload
+from stoker.cluster import World
+
+FILES, SAMPLES, SIDE = 3, 5, 7
+DLIO = f"""\
+framework: pytorch
+dataset:
+  format: {{format}}
+  num_files_train: {FILES}
+  num_samples_per_file: {SAMPLES}
+  record_length_bytes: {SIDE * SIDE}
+  record_length_bytes_resize: {SIDE * SIDE}
+reader: {{{{data_loader: pytorch, batch_size: 3, read_threads: 1, sample_shuffle: seed}}}}
+train: {{{{epochs: 1, computation_time: 0}}}}
+"""
+
+
+def written(kind: str, folder: Path) -> list[bytes]:
+    """DLIO's files; all samples."""
+    folder.mkdir(parents=True)
+    samples = np.random.default_rng(1).integers(0, 255, (FILES, SAMPLES, SIDE, SIDE)).astype(np.uint8)
+    for number, each in enumerate(samples):
+        path = folder / f"img_{number}_of_{FILES}.{kind}"
+        if kind == "npz":
+            np.savez(path, x=np.moveaxis(each, 0, -1), y=[0] * SAMPLES)
+        else:
+            h5py = pytest.importorskip("h5py")
+            with h5py.File(path, "w") as file:
+                file.create_dataset("records", data=each)
+                file.create_dataset("labels", data=[0] * SAMPLES)
+    return [one.tobytes() for one in samples.reshape(-1, SIDE * SIDE)]
+
+
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_each_sample_of_dlio_s_files_comes_once(kind: str, loader: str, tmp_path: Path) -> None:
+    samples = written(kind, tmp_path / "data" / "train")
+    (tmp_path / "dlio.yaml").write_text(DLIO.format(format=kind))
+    settings = [f"reader.loader={loader}", "reader.threads=0"]
+    workload = read_workload(str(tmp_path / "dlio.yaml"), settings, environ={}, dotenv=None).workload
+    job = Job(workload, "train", str(tmp_path / "data"), World(), 0, 3, str(tmp_path / "scratch"))
+    opened = get_loader(loader).open(job)
+    try:
+        batches = list(opened.epoch(0))
+    finally:
+        opened.close()
+    assert [batch.samples for batch in batches] == [3] * 5
+    found = []
+    for batch in batches:
+        array = np.asarray(batch.data["data"] if isinstance(batch.data, dict) else batch.data)
+        found += [row.tobytes() for row in array.reshape(3, -1)]
+    assert sorted(found) == sorted(samples)
+    assert found != samples  # shuffled
+
+
+@pytest.mark.parametrize(
+    ("shape", "last"), [((4, 9, 2), False), ((9, 2, 4), True), ((4, 2, 4), False), ((2, 9), False)]
+)
+def test_the_first_axis_that_counts_the_samples_does(shape: tuple[int, ...], last: bool, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(shape))
+    np.savez(tmp_path / "a.npz", x=np.zeros(shape), y=[0] * 4)
+    for name in ("a.npy", "a.npz"):
+        assert samples_last((tmp_path / name).read_bytes(), 4) is last

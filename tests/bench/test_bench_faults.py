@@ -1,0 +1,334 @@
+"""Faults in real processes: every rank tells what is missing, full or killed, and what was measured is kept and marked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_faults import end_started, failed, pid_of, small_disk, start, wait_for
+
+from s3server import Bucket
+from stoker.bench.checkpoint import manifest as manifests
+from stoker.bench.generation import spec_of
+from stoker.bench.link import RankFailedError
+from stoker.bench.run import run_benchmark
+from stoker.bench.sources import read_workload
+from stoker.bench.workload import Stage
+from stoker.errors import ConfigError
+from stoker.generate import generate
+from stoker.storage import open_store
+
+TINY = (
+    "compute.seconds=0.002",
+    "dataset.files=4",
+    "dataset.samples_per_file=8",
+    "dataset.record_bytes=4096",
+    "reader.batch_size=2",
+    "reader.threads=1",
+)
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    yield
+    end_started()
+
+
+def bench(results: Path, *settings: str, url: str, ranks: int = 2, stages: tuple[Stage, ...]) -> dict[str, Any]:
+    resolved = read_workload(None, [*TINY, *settings], environ={}, dotenv=None)
+    return run_benchmark(resolved, results=results, url=url, accelerators=ranks, stages=stages)
+
+
+def content(url: str) -> dict[str, str]:
+    store = open_store(url)
+    return {one.key: hashlib.sha256(store.get(one.key)).hexdigest() for one in store.list()}
+
+
+# -- what is missing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_a_library_that_generation_needs_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['h5py'] = None; from stoker.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = [
+        "bench",
+        "run",
+        "w.yaml",
+        "dataset.format=hdf5",
+        "--data",
+        "d",
+        "--results",
+        "r",
+        "--stages",
+        "generate",
+    ]
+    (tmp_path / "w.yaml").write_text("name: x\n")
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'stoker[hdf5]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["w.yaml"]
+
+
+def test_a_data_set_that_can_not_be_made_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataset\.settings\.colour is not understood"):
+        bench(tmp_path / "r", "dataset.settings={colour: red}", url=str(tmp_path / "d"), stages=("generate", "train"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.processes
+def test_a_library_that_one_host_lacks_is_told_by_every_rank(tmp_path: Path) -> None:
+    run = start(tmp_path, {"reader": {"loader": "bench_loaders:Lacks"}}, "--data", "/nothing", "--accelerators", "3")
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1
+    assert "Traceback" not in said
+    result = failed(tmp_path)
+    assert len(result["ranks"]) == 3
+    for rank in result["ranks"]:
+        assert "nolib is not installed" in rank["error"]
+        assert f"rank {rank['rank']}: " in said
+
+
+def launched(folder: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Exit codes and errors of two ranks that torchrun's variables make ones."""
+    runs = [
+        start(folder, {}, *arguments, RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2") for number in range(2)
+    ]
+    said = [run.communicate(timeout=60)[1] for run in runs]
+    return [(run.returncode, one) for run, one in zip(runs, said, strict=True)]
+
+
+@pytest.mark.processes
+def test_what_one_rank_of_a_launcher_can_not_do_ends_all_before_anything_starts(tmp_path: Path) -> None:
+    """Instead of having the others wait for it."""
+    for code, said in launched(tmp_path, "--loader", "bench_loaders:LacksAtOnce", "--data", "/nothing"):
+        assert code == 1
+        assert "nolib is not installed" in said
+        assert "Traceback" not in said
+    assert not list((tmp_path / "r").iterdir())
+    (tmp_path / "r" / "results.json").write_text("another run's")
+    for code, said in launched(tmp_path, "--loader", "synthetic"):
+        assert code == 1
+        assert "holds results already" in said
+    assert (tmp_path / "r" / "results.json").read_text() == "another run's"
+
+
+@pytest.mark.processes
+def test_a_rank_that_ends_before_any_step_counts_leaves_the_others_numbers(tmp_path: Path) -> None:
+    with pytest.raises(RankFailedError, match=r"rank 1 .*the disk is gone.* what was measured"):
+        bench(tmp_path / "r", "reader.loader=bench_loaders:Stops", url="/nothing", stages=("train",))
+    result = failed(tmp_path)
+    assert [rank["metrics"]["au"] is None for rank in result["epochs"][0]["ranks"]] == [False, True]
+    assert result["epochs"][0]["samples_per_second"] is None
+    assert "train_au_percentage" not in json.loads((tmp_path / "r" / "summary.json").read_text())["metric"]
+
+
+@pytest.mark.processes
+@pytest.mark.s3
+@pytest.mark.parametrize("stages", [("generate",), ("train",)])
+def test_a_bucket_that_is_not_there_is_told_by_every_rank(
+    stages: tuple[Stage, ...], bucket: Bucket, tmp_path: Path
+) -> None:
+    options = f"storage.options={json.dumps(dict(bucket.storage_options))}"
+    with pytest.raises(RankFailedError, match=r"s3://no-such-bucket-of-ours.* what was measured"):
+        bench(tmp_path / "r", options, url="s3://no-such-bucket-of-ours/x", stages=stages)
+    for rank in failed(tmp_path)["ranks"]:
+        assert "s3://no-such-bucket-of-ours" in rank["error"]
+
+
+# -- what is full --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_a_disk_that_generation_fills_is_told_and_whole_files_are_kept(tmp_path: Path) -> None:
+    settings = ("dataset.files=30", "dataset.samples_per_file=1", "dataset.record_bytes=200000")
+    with small_disk(tmp_path / "small") as place:
+        with pytest.raises(RankFailedError, match=r"rank \d .*: No space left on device\. Free some space"):
+            bench(tmp_path / "r", *settings, url=str(place / "d"), stages=("generate",))
+        assert all("No space left" in rank["error"] for rank in failed(tmp_path)["ranks"])
+        made = [path for path in (place / "d" / "train").iterdir() if path.suffix == ".npz"]
+        assert 5 < len(made) < 16
+        others = {path.name for path in (place / "d" / "train").iterdir()} - {path.name for path in made}
+        assert others <= {"_generated.json", "_generated.shares"}  # nothing that is half made
+        subprocess.run(["mount", "-o", "remount,size=9m", str(place)], check=True)
+        told = bench(tmp_path / "again", *settings, url=str(place / "d"), stages=("generate",))["generate"]
+        assert (told["made"], told["kept"]) == (30 - len(made), len(made))
+
+
+@pytest.mark.processes
+def test_results_that_find_no_room_are_an_error_on_every_rank(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "r", "64k") as place:
+        (place / "filler").write_bytes(bytes(48 << 10))
+        run = start(tmp_path, {"train": {"epochs": 300}}, *TINY, "--loader", "synthetic", "--accelerators", "2")
+        said = run.communicate(timeout=60)[1]
+        assert run.returncode == 1
+        assert "No space left on device" in said
+        assert "Traceback" not in said
+        assert said.count("rank ") >= 2
+
+
+# -- what is killed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_generation_that_was_killed_is_completed_and_not_begun_again(tmp_path: Path) -> None:
+    """By another number of ranks, to the same bytes as if one had made all of it."""
+    data, kind = tmp_path / "d", "mds"  # which also has an index
+    settings = {"dataset": {"format": kind, "files": 120, "record_bytes": 20000}, "stages": ["generate"]}
+    run = start(tmp_path, settings, "--data", str(data), "--accelerators", "2")
+    wait_for(lambda: len(list((data / "train").glob("*"))) > 10, run)
+    os.kill(pid_of(tmp_path, 1), signal.SIGKILL)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1
+    assert "rank 1" in said
+    assert "Traceback" not in said
+    failed(tmp_path)
+    made = {path: path.stat().st_mtime_ns for path in (data / "train").glob("*") if path.name[0] not in "._"}
+    assert len(made) < 120
+    chosen = [
+        f"dataset.format={kind}",
+        "dataset.files=120",
+        "dataset.samples_per_file=1",
+        "dataset.record_bytes=20000",
+    ]
+    result = bench(tmp_path / "again", *chosen, url=str(data), ranks=3, stages=("generate",))
+    told = result["generate"]
+    assert (told["files"], told["made"], told["kept"]) == (120, 120 - len(made), len(made))
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    spec = spec_of(read_workload(None, [*TINY, *chosen], environ={}, dotenv=None).workload)
+    generate(spec, f"memory://{tmp_path.name}")
+    assert content(str(data / "train")) == content(f"memory://{tmp_path.name}")
+
+
+@pytest.mark.processes
+def test_every_rank_makes_its_share_of_the_files(tmp_path: Path) -> None:
+    """Seen by the processors that each took."""
+    run = start(
+        tmp_path,
+        {"dataset": {"files": 24, "samples_per_file": 1, "record_bytes": 1_000_000}, "stages": ["generate"]},
+        *("--data", str(tmp_path / "d"), "--accelerators", "2"),
+    )
+    wrote: dict[int, int] = {}
+
+    def ended() -> bool:
+        for rank in range(2):
+            try:
+                told = Path(f"/proc/{pid_of(tmp_path, rank)}/io").read_text()
+            except (OSError, ValueError):
+                continue
+            wrote[rank] = int(told.split("wchar:")[1].split()[0])
+        return run.poll() is not None
+
+    while not ended():
+        time.sleep(0.005)
+    assert run.communicate()[1] == ""
+    assert run.returncode == 0
+    assert min(wrote[0], wrote[1]) > 10 * 1_000_000
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_of_a_launcher_ends_the_others_and_the_results_say_so(rank: int, tmp_path: Path) -> None:
+    """Rank 0, too, which would have written them."""
+    runs = [
+        start(
+            tmp_path,
+            {"train": {"epochs": 1000}},
+            *(*TINY, "--loader", "synthetic"),
+            RANK=str(number),
+            WORLD_SIZE="3",
+            LOCAL_WORLD_SIZE="3",
+        )
+        for number in range(3)
+    ]
+    wait_for(lambda: len(list((tmp_path / "r" / "steps").glob("*-train-0-1.npz"))) == 3, runs[0])
+    os.kill(runs[rank].pid, signal.SIGKILL)
+    told = [run.communicate(timeout=60)[1] for run in runs]
+    assert [run.returncode for run in runs] == [-signal.SIGKILL if one == rank else 1 for one in range(3)]
+    for one in {0, 1, 2} - {rank}:
+        assert "Traceback" not in told[one]
+        assert ("rank 1" if rank else "is gone: killed") in told[one]
+    result = failed(tmp_path)
+    assert result["epochs"][0]["complete"]
+    assert len(result["epochs"][0]["ranks"]) == 3
+    assert ("rank 1" if rank else "the process that the ranks meet at") in result["failure"]
+
+
+@pytest.mark.processes
+def test_ranks_whose_starter_is_killed_end_and_write_the_results(tmp_path: Path) -> None:
+    arguments = (*TINY, "--loader", "synthetic", "--accelerators", "2")
+    run = start(tmp_path, {"train": {"epochs": 1000}}, *arguments, TMPDIR=str(tmp_path))
+    wait_for(lambda: len(list((tmp_path / "r" / "steps").glob("*-train-0-1.npz"))) == 2, run)
+    ranks = [pid_of(tmp_path, rank) for rank in range(2)]
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate(timeout=60)  # until the ranks have let go of it
+    assert run.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks)
+    result = failed(tmp_path)
+    assert "is gone" in result["failure"]
+    assert result["epochs"][0]["complete"]
+    assert not list(tmp_path.glob("stoker-bench-*"))
+
+
+SAVED = {"writes": 1000, "keep": 2}
+CHECKPOINTS = {"model": {"size_bytes": 6_000_000}, "stages": ["checkpoint"]}
+
+
+@pytest.mark.processes
+@pytest.mark.s3
+def test_what_a_killed_rank_0_had_begun_to_save_is_removed(bucket: Bucket, tmp_path: Path) -> None:
+    """As objects; of files see the tests of checkpoints."""
+    url, options = f"{bucket.url}/c", dict(bucket.storage_options)
+    settings = {**CHECKPOINTS, "checkpoint": {**SAVED, "url": url, "options": options}}
+    store = open_store(url, options)
+    run = start(tmp_path, settings, "--accelerators", "2")
+    while True:  # in the middle of one
+        wait_for(lambda: manifests.find(store), run)
+        if manifests.unfinished(store):
+            break
+    os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1
+    assert "Traceback" not in said
+    failed(tmp_path)
+    assert manifests.find(store)
+    assert manifests.unfinished(store) == []
+
+
+@pytest.mark.processes
+def test_what_another_run_has_left_is_told_by_the_next_and_stays(tmp_path: Path) -> None:
+    """It may be just being saved."""
+    settings = {**CHECKPOINTS, "checkpoint": SAVED}
+    arguments = ("--data", str(tmp_path / "d"), "--accelerators", "1")
+    run = start(tmp_path, settings, *arguments, TMPDIR=str(tmp_path))
+    store = open_store(tmp_path / "d" / "checkpoints")
+    while True:
+        wait_for(lambda: (tmp_path / "r" / "rank00000.json").exists(), run)
+        os.killpg(run.pid, signal.SIGSTOP)
+        if manifests.unfinished(store):
+            break
+        os.killpg(run.pid, signal.SIGCONT)
+        time.sleep(0.003)
+    os.killpg(run.pid, signal.SIGKILL)  # all at once, as a host does that loses its power
+    run.communicate(timeout=60)
+    left = manifests.unfinished(store)
+    chosen = ["model.size_bytes=100", "checkpoint.writes=1"]
+    result = bench(tmp_path / "next", *chosen, url=str(tmp_path / "d"), ranks=1, stages=("checkpoint",))
+    said = next(one["reason"] for one in result["findings"] if one["rule"] == "leftovers")
+    assert left[0].folder in said
+    assert f"{sum(one.bytes for one in left) / 1e9:.4g} GB" in said
+    assert manifests.unfinished(store) == left

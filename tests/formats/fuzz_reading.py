@@ -1,0 +1,214 @@
+"""How damaged files of a format are read: as a dataset reads them, without the dataset."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.dataset import foreign_facts, parquet_side
+from stoker.dataset.foreign_facts import ForeignFile
+from stoker.dataset.foreign_shards import describe_file
+from stoker.dataset.index import Index
+from stoker.dataset.parquet_files import FoundFile
+from stoker.dataset.parquet_shards import describe_row_groups
+from stoker.dataset.unpacking import unpack_file
+from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ReadOptions, ShardInfo
+from stoker.formats.compression import parse_compression
+from stoker.formats.parquet.facts import FileFacts
+from stoker.formats.parquet.footer import TAIL, footer_length, read_facts
+from stoker.formats.parquet.predicate import Predicate
+from stoker.formats.registry import get_format
+from stoker.formats.source import MappedSource
+from stoker.formats.survey import Survey
+from stoker.storage import open_store
+from stoker.types import Ids
+
+__all__ = [
+    "WHERE",
+    "facts_of",
+    "read_index",
+    "read_indexed",
+    "read_packed",
+    "read_parquet",
+    "read_side",
+    "read_surveyed",
+]
+
+WHERE = "the shard"
+"""What errors have to name."""
+
+_COPIES, _VIEWS = ReadOptions(), ReadOptions(views=True)
+_FEW = 1 << 12
+_PIXELS = 1 << 16
+
+
+@lru_cache(256)
+def _rows(samples: int) -> tuple[Ids, Ids, Ids]:
+    """Rows to read of so many, with some of them twice; and whether each is of the first or of the second reader."""
+    rows = np.array([samples - 1, samples // 2, 0, 0][: 4 if samples else 0], np.int64)
+    if samples <= _FEW:
+        rows = np.concatenate([rows, np.arange(samples)])
+    which = np.arange(len(rows), dtype=np.int64) % 2
+    return rows, which, which * 0
+
+
+def read_shard(form: Any, info: ShardInfo, files: Sequence[bytes], bits: int) -> None:
+    """Open a shard and read it, in one of the ways in which datasets do; ``bits`` choose which."""
+    reader = form.open(info, files, where=WHERE, options=_VIEWS if bits & 1 else _COPIES)
+    rows, which, first = _rows(info.samples)
+    way = bits >> 1 & 3
+    if way == 0:
+        values: Mapping[str, Any] = form.read_many([reader, reader], which, rows)
+    elif way == 1:
+        found = form.iterate_many([reader], first, rows)
+        values = {name: list(column) for name, column in found.items()}
+        if info.format in ("images", "jpeg", "png"):
+            _decode(values["image"][0])
+    elif way == 2:
+        values = reader.read(np.arange(min(info.samples, _FEW)) if info.samples <= _FEW else rows)
+        rows = rows[4:] if 0 < info.samples <= _FEW else rows
+    else:
+        values = reader.read(rows, reader.columns[: 1 + (bits >> 3) % max(1, len(reader.columns))])
+    assert all(len(column) == len(rows) for column in values.values())
+
+
+def _decode(image: Any) -> None:
+    """The pixels, which Pillow decodes when they are asked for; whatever it raises then is not stoker's any more."""
+    if image.size[0] * image.size[1] < _PIXELS:
+        try:
+            image.load()
+        except Exception:
+            return
+
+
+def read_indexed(info: ShardInfo, files: Sequence[bytes], bits: int) -> None:
+    """Read a shard that stoker wrote; mostly as large as the index says, whatever was cut off or put in."""
+    if bits & 56:
+        raw = tuple([FileInfo(f"f{turn}", len(file), {}) for turn, file in enumerate(files)])
+        info = ShardInfo(info.format, info.samples, raw, (), None, info.spec)
+    read_shard(get_format(info.format), info, files, bits)
+
+
+def surveyed(name: str, settings: Mapping[str, Any], files: Sequence[bytes]) -> Survey:
+    """What a file says of itself."""
+    form: Any = get_format(name)
+    found: Survey = form.survey(MappedSource(files[0], WHERE), settings)
+    return found
+
+
+def read_surveyed(name: str, settings: Mapping[str, Any], known: Survey, files: Sequence[bytes], bits: int) -> None:
+    """Read a file's shards as they would be fetched: by what it says of itself, or by what was ``known`` of it before."""
+    form: Any = get_format(name)
+    # Text is mostly understood when it is surveyed, other formats again when they are opened.
+    found = known if bits & (16 if known.pieces else 48) else surveyed(name, settings, files)
+    if not found.pieces:
+        raw = tuple([FileInfo(f"f{turn}", len(file), {}) for turn, file in enumerate(files)])
+        read_shard(form, ShardInfo(name, found.samples, raw, (), None, found.spec), files, bits)
+        return
+    pieces = tuple((piece.start, piece.end, piece.samples) for piece in found.pieces)
+    beside = tuple(FoundFile(f"{WHERE}.{turn}", len(data), "") for turn, data in enumerate(files[1:]))
+    one = ForeignFile(WHERE, len(files[0]), "", found.samples, found.spec, pieces, beside)
+    in_place = bool(bits & 8)
+    for info in describe_file(name, one, found.spec, in_place=in_place):
+        read_shard(form, info, [_cut(data, file.part) for data, file in zip(files, info.raw, strict=True)], bits)
+
+
+def _cut(data: bytes, part: FilePart | None) -> bytes:
+    """What would be opened of a file: a window of it where it lies, else its ranges one after the other."""
+    if part is None:
+        return data
+    if part.in_place:
+        return data[part.window[0] : part.window[1]]
+    return part.head + b"".join([data[begin:end] for begin, end in zip(part.starts, part.ends, strict=True)])
+
+
+def read_parquet(schemas: Mapping[Any, Any], filters: Sequence[Any] | None, files: Sequence[bytes], bits: int) -> None:
+    """Read a file's footer and its row groups, sometimes only those that ``filters`` leave."""
+    (data,) = files
+    facts = facts_of(data, dict(schemas), None if bits & 48 else filters)
+    kinds = {column.name: column.type for column in facts.schema.columns}
+    form = get_format("parquet")
+    for info in describe_row_groups([facts], {WHERE: ()}, kinds, in_place=bool(bits & 8)):
+        read_shard(form, info, [_cut(data, info.raw[0].part)], bits)
+
+
+def facts_of(data: bytes, schemas: dict[Any, Any], filters: Sequence[Any] | None = None) -> FileFacts:
+    """What a dataset keeps of a Parquet file; ``schemas`` are those that were met before, and get the file's."""
+    try:
+        length = footer_length(data[-TAIL:], len(data))
+        footer = data[len(data) - TAIL - length : len(data) - TAIL]
+        return read_facts(
+            footer,
+            key=WHERE,
+            size=len(data),
+            version="",
+            columns=None,
+            predicate=Predicate.parse(filters),
+            constants={},
+            schemas=schemas,
+        )
+    except (FormatError, ConfigError) as error:  # the file's name is given by who fetches footers
+        raise FormatError(f"{WHERE}: {error}") from error
+
+
+def read_index(files: Sequence[bytes], bits: int) -> None:
+    """Read an ``index.json``, and ask it what a dataset asks."""
+    index = Index.from_json(files[0], WHERE)
+    if bits & 1:
+        assert index.fingerprint
+        assert index.samples == sum(shard.samples for shard in index.shards)
+        assert len(index.columns) >= 0
+        assert index.total_bytes >= index.largest_shard * 0
+    if bits & 2:
+        assert Index.from_json(index.to_json(), WHERE).fingerprint == index.fingerprint
+
+
+def read_side(files: Sequence[bytes], bits: int) -> None:
+    """Read what a dataset keeps of files of others, which is made anew if it is not what was written.
+
+    The first file is what is kept, as JSON or as an archive; the second one is the text of what it says.
+    """
+    data, expected = files
+    if expected.startswith(b"parquet "):
+        facts = parquet_side.parse_facts(data)
+        told = told_of(facts.values())
+    else:
+        told = repr(foreign_facts.parse_facts(data)).encode()
+    if told in (b"{}", b"parquet "):
+        raise CorruptDataError(WHERE)
+    assert told == expected
+
+
+def told_of(facts: Iterable[FileFacts]) -> bytes:
+    """All that is known of Parquet files, as text."""
+    texts = []
+    for one in facts:
+        arrays = [one.numbers, one.rows, one.bytes, one.chunks, one.possible]
+        texts.append(repr((one.key, one.size, one.version, one.schema, [array.tolist() for array in arrays])))
+    return ("parquet " + "; ".join(texts)).encode()
+
+
+def read_packed(codec: str, size: int, files: Sequence[bytes], bits: int) -> None:
+    """Decompress a file of a known size, one of an unknown size, or one of others from disk to disk."""
+    (data,) = files
+    if codec in ("gz", "zstd") and bits & 3 == 3:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, WHERE).write_bytes(data)
+            store, into = open_store(folder), Path(folder, "into")
+            part = FilePart(WHERE, len(data), "", (0,), (len(data),), in_place=False)
+            unpack_file(store, part, codec, size if bits & 4 else UNKNOWN, into, Path(folder, "scratch"))
+            assert into.stat().st_size == size or not bits & 4
+        return
+    try:
+        if bits & 1:
+            assert len(parse_compression(codec).decompress(data, size)) == size
+        else:
+            assert len(parse_compression(codec).decompress_unsized(data, 1 << 24)) <= 1 << 24
+    except CorruptDataError as error:  # the file's name is given by who fetches shards
+        raise CorruptDataError(f"{WHERE}: {error}") from error
