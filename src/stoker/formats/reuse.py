@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = ["LEAST", "KeptBlocks", "empty"]
 
-LEAST: Final = 16 << 20
+LEAST: Final = 1 << 20
 """Bytes from which on memory is used again. Of smaller blocks the C library's allocator takes care."""
 
 _GRAIN: Final = 1 << 20

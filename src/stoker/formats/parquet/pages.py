@@ -81,8 +81,16 @@ def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, S
     pages: list[Page] = []
     at = start
     entries, unpacked = 0, int(facts[UNCOMPRESSED])
+    head, kind, fresh = b"", -1, Page(0, 0, 0, 0)
     while at < end:
-        kind, page, at = _read_head(view, at, end)
+        # Pages of one size have the same head, which tells its own length: it is not parsed again.
+        if not head or at + len(head) > end or view[at : at + len(head)] != head:
+            begin = at
+            kind, fresh, at = _read_head(view, at, end)
+            head = bytes(view[begin:at])
+        else:
+            at += len(head)
+        page = fresh
         if page.size > end - at or not 0 <= page.unpacked <= unpacked:
             raise OtherPagesError("a page is larger than its chunk")
         page = replace(page, start=at, packed=page.packed and facts[CODEC] != 0)

@@ -27,7 +27,7 @@ from stoker.types import Array, Batch, Buffer, Ids
 __all__ = ["ParquetReader"]
 
 # Bytes of a map that are decoded before they are taken out of this process's memory.
-_LET_GO: Final = 4 << 20
+_LET_GO: Final = 2 << 20
 
 
 class ParquetReader:
