@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from packed_cases import opened
 from stoker.dataset.writers import NPYWriter
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions
-from stoker.formats.npy import npy_header
+from stoker.formats.npy import npy_header, parse_header
 from stoker.formats.registry import get_format
 
 
@@ -24,6 +28,34 @@ def saved(array: Any) -> bytes:
     out = io.BytesIO()
     np.save(out, array)
     return out.getvalue()
+
+
+@pytest.fixture
+def _restless() -> Iterator[None]:
+    """Other threads run at each garbage collection, of which there are many: as where objects have finalizers."""
+
+    def give_way(*_: object) -> None:
+        time.sleep(0)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(give_way)
+    gc.set_threshold(5, 2, 2)
+    yield
+    gc.set_threshold(*before)
+    gc.callbacks.remove(give_way)
+
+
+@pytest.mark.usefixtures("_restless")
+@pytest.mark.parametrize("kind", ["<f4", [("a", "<i8"), ("b", "<f4")]])
+def test_headers_are_parsed_on_many_threads(kind: Any) -> None:
+    """CPython's parser fails where two threads are in it at once."""
+
+    def parse(number: int) -> tuple[int, ...]:
+        header = npy_header(np.dtype(kind), (number, 3))
+        return parse_header(lambda a, b: header[a:b], len(header) + 48 * number, "x")[1]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(parse, range(6000))) == [(number, 3) for number in range(6000)]
 
 
 def test_numpy_reads_what_is_written(tmp_path: Path) -> None:

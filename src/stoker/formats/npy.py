@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import math
+import os
+import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -35,6 +38,28 @@ __all__ = ["NPYEncoder", "NPYFormat", "NPYShard", "npy_header", "parse_header"]
 _MAGIC: Final = b"\x93NUMPY"
 _MOST_HEADER: Final = 1 << 16
 _COLUMN: Final = "data"
+
+# As numpy.save writes the header of an array that is not structured.
+_PLAIN: Final = re.compile(
+    r"\{'descr': '([^'\\\n]+)', 'fortran_order': (False|True), 'shape': \(((?:N,|N(?:, N)+)?)\), \}\s*".replace(
+        "N", "(?:0|[1-9][0-9]{0,18})"
+    )
+)
+
+
+class _Parsing:
+    """One thread at a time: CPython's parser counts its depth for all threads together (python/cpython#106905), and two
+    that parse at once may both fail."""
+
+    lock = threading.Lock()
+
+    @classmethod
+    def reset(cls) -> None:
+        """In a process that was forked, where another thread may have held it."""
+        cls.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_Parsing.reset)
 
 
 def parse_header(
@@ -75,7 +100,12 @@ def parse_header(
 @lru_cache(maxsize=256)
 def _literals(raw: bytes, coding: str) -> tuple[np.dtype[Any], Any, Any]:
     """Dtype, shape and order as a header has them. Headers of the files of a data set are few."""
-    header = ast.literal_eval(raw.decode(coding))
+    text = raw.decode(coding)
+    if plain := _PLAIN.fullmatch(text):
+        shape = tuple(int(number) for number in plain[3].replace(",", " ").split())
+        return np.dtype(plain[1]), shape, plain[2] == "True"
+    with _Parsing.lock:
+        header = ast.literal_eval(text)
     return np.lib.format.descr_to_dtype(header["descr"]), header["shape"], header["fortran_order"]
 
 
