@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
 from stoker.dataset.destination import OutPath, open_destination
-from stoker.dataset.finishing import Finishing
 from stoker.dataset.parquet_files import is_hidden
 from stoker.dataset.progress import Progress
-from stoker.dataset.storing import Storing
+from stoker.dataset.storing import Storing, StoringWriter
 from stoker.dataset.unfinished import NOTE, Unfinished, read_note
 from stoker.dataset.writer import WriterOptions, check_size_limit
 from stoker.errors import ConfigError
@@ -31,7 +30,7 @@ _LOOKS: Final = 8
 _REPLACING: Final = {"replacing": True}
 
 
-class FileSetWriter(Finishing):
+class FileSetWriter(StoringWriter):
     """Base of these writers: ``part-00000.parquet``, ``part-00001.parquet``, ...
 
     Use it in a ``with`` statement. Until its end a note lies beside the files (see :mod:`stoker.dataset.unfinished`), by
@@ -100,12 +99,6 @@ class FileSetWriter(Finishing):
             raise
         self._close("finished")
 
-    def abort(self) -> None:
-        """Stop. Files that are stored stay, and do not count, for a writer with ``resume=True``."""
-        if self._closed is None:
-            self._storing.cancel()
-            self._close("aborted")
-
     def end_shard(self) -> None:
         """End the file with the last sample that was added: the next one begins another."""
         self._check_open()
@@ -136,16 +129,6 @@ class FileSetWriter(Finishing):
             self._destination.put(_name(number, end), data)
         if self._progress is not None:
             self._progress.advance(samples, sum(size_of(data) for data in files))
-
-    def _check_open(self) -> None:
-        if self._closed is None:
-            self._storing.check()
-        self._check_unclosed()
-
-    def _close(self, how: str) -> None:
-        self._closed = how
-        if self._progress is not None:
-            self._progress.stop()
 
     # -- what is there already -------------------------------------------------------------------------------------
 

@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.dataset.destination import OutPath, open_destination
-from stoker.dataset.finishing import Finishing
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.progress import Progress
-from stoker.dataset.storing import Storing
+from stoker.dataset.storing import Storing, StoringWriter
 from stoker.dataset.writer import WriterOptions, check_hash_names
 from stoker.errors import ConfigError, EncodingError, MissingPackageError
 from stoker.formats.base import ShardInfo
@@ -34,7 +33,7 @@ _THREADS: Final = 3
 _WAITING: Final = 8
 
 
-class ImageWriter(Finishing):
+class ImageWriter(StoringWriter):
     """Base of the writers of images: ``<label>/000000017.jpeg``, or ``000000017.jpeg`` without labels.
 
     Use it in a ``with`` statement. The index is written at its end, after every image is stored; after an exception it is not
@@ -167,27 +166,11 @@ class ImageWriter(Finishing):
             raise
         self._close("finished")
 
-    def abort(self) -> None:
-        """Stop without an index. Images that are stored stay, for a writer with ``resume=True``."""
-        if self._closed is None:
-            self._storing.cancel()
-            self._close("aborted")
-
     def _store(self, name: str, data: bytes, entry: dict[str, Any]) -> None:
         entry["hashes"] = {algorithm: hash_hex(algorithm, data) for algorithm in self._hashes}
         self._destination.put(name, data)
         if self._progress is not None:
             self._progress.advance(1, len(data))
-
-    def _check_open(self) -> None:
-        if self._closed is None:
-            self._storing.check()
-        self._check_unclosed()
-
-    def _close(self, how: str) -> None:
-        self._closed = how
-        if self._progress is not None:
-            self._progress.stop()
 
     # -- what is there already -------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Storing files behind a writer's back, a few at a time."""
+"""Storing files behind a writer's back, a few at a time, and what writers share that do so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["Storing"]
+from stoker.dataset.finishing import Finishing
+from stoker.dataset.progress import Progress
+
+__all__ = ["Storing", "StoringWriter"]
 
 
 class Storing:
@@ -56,3 +59,31 @@ class Storing:
         self._room.release()
         if not future.cancelled() and (error := future.exception()) is not None:
             self.error = self.error or error
+
+
+class StoringWriter(Finishing):
+    """A writer whose files are stored on threads; has ``_storing`` and ``_progress``, which is ``None`` if nobody looks."""
+
+    _storing: Storing
+    _progress: Progress | None
+
+    def abort(self) -> None:
+        """Stop. Files that are stored stay, and do not count, for a writer with ``resume=True``."""
+        if self._closed is None:
+            self._storing.cancel()
+            self._close("aborted")
+
+    def _check_open(self) -> None:
+        """
+        Raises:
+            ConfigError: the writer is closed.
+            BaseException: what storing an earlier file failed with.
+        """
+        if self._closed is None:
+            self._storing.check()
+        self._check_unclosed()
+
+    def _close(self, how: str) -> None:
+        self._closed = how
+        if self._progress is not None:
+            self._progress.stop()

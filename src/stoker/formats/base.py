@@ -8,7 +8,6 @@ neither networks nor caches.
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -52,14 +51,6 @@ class FilePart:
         if self.ends[-1] == self.starts[0]:
             return self.starts[0], self.starts[0]
         return max(0, self.starts[0] - 1) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY, self.ends[-1]
-
-    def moved(self, place: int) -> int:
-        """How far the range that holds this byte of the file is moved forward in what is opened."""
-        if self.in_place:
-            return self.window[0]
-        number = bisect_right(self.starts, place) - 1
-        before = sum(self.ends[:number]) - sum(self.starts[:number])
-        return self.starts[number] - before - len(self.head)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""Whether the pages of a column chunk are those that the footer tells of, whatever they are encoded and compressed with.
+"""The heads of the pages of a column chunk, and whether the pages are those that the footer tells of.
 
-Only the heads of pages are read, and the bytes of those that carry a checksum. Source: ``parquet.thrift`` and ``README.md``
-of Apache parquet-format.
+For that only heads are read, and the bytes of pages that carry a checksum, whatever they are encoded and compressed with.
+Source: ``parquet.thrift`` and ``README.md`` of Apache parquet-format.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -19,9 +19,11 @@ from stoker.formats.parquet.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE,
 from stoker.formats.parquet.thrift import Reader
 from stoker.types import Buffer
 
-__all__ = ["PageHead", "bad_pages", "page_heads"]
+__all__ = ["DATA", "DATA_V2", "DICTIONARY", "INDEX", "PageHead", "bad_pages", "page_heads"]
 
-_DATA, _INDEX, _DICTIONARY, _DATA_V2 = 0, 1, 2, 3
+DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
+"""Kinds of pages."""
+
 # Bytes of a page's head that are looked at, and then at most: what makes it longer are statistics.
 _HEAD: Final = 256
 _LONGEST_HEAD: Final = 1 << 26
@@ -37,7 +39,8 @@ class PageHead:
         at: where its head begins in the buffer.
         start: where its bytes begin there.
         size: how many there are.
-        entries: values, and entries of empty and null lists.
+        unpacked: how many they are when decompressed; -1 if it does not say.
+        numbers: integers and booleans of the kind's own head, by their fields.
         crc: CRC-32 of its bytes, if it carries one.
     """
 
@@ -45,8 +48,14 @@ class PageHead:
     at: int
     start: int
     size: int
-    entries: int
+    unpacked: int
+    numbers: Mapping[int, int]
     crc: int | None
+
+    @property
+    def entries(self) -> int:
+        """Values, and entries of empty and null lists: the first field of each kind's head. -1 if it does not say."""
+        return self.numbers.get(1, -1)
 
 
 def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[PageHead]:
@@ -56,8 +65,14 @@ def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[P
         CorruptDataError: what lies there is no page, or is cut off.
     """
     view, at, end = memoryview(buffer), start, start + size
+    raw, head = b"", None
     while at < end:
-        head = _read(view, at, end)
+        # Pages of one size have the same head, which tells its own length: it is not parsed again.
+        if head is None or at + len(raw) > end or view[at : at + len(raw)] != raw:
+            head = _read(view, at, end)
+            raw = bytes(view[at : head.start])
+        else:
+            head = replace(head, at=at, start=at + len(raw))
         if head.size > end - head.start:
             raise CorruptDataError(
                 f"a page of {head.size} bytes begins {end - head.start} bytes before the end of its chunk"
@@ -85,15 +100,15 @@ def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int)
     try:
         for head in page_heads(view, begin, size):
             place = f"page {number} at byte {head.at + shift}"
-            if dictionary and number == 0 and head.kind != _DICTIONARY:
+            if dictionary and number == 0 and head.kind != DICTIONARY:
                 yield f"{place} is no dictionary, as the footer says"
             if dictionary and number == 1 and head.at + shift != int(facts[DATA_PAGE]):
                 yield f"{place} is the first one of data; the footer says that this begins at byte {facts[DATA_PAGE]}"
-            if head.kind == _DICTIONARY and number:
+            if head.kind == DICTIONARY and number:
                 yield f"{place} is a dictionary behind other pages"
             if head.crc is not None and zlib.crc32(view[head.start : head.start + head.size]) != head.crc:
                 yield f"{place} does not have its checksum"
-            if head.kind in (_DATA, _DATA_V2):
+            if head.kind in (DATA, DATA_V2):
                 entries += head.entries
             number += 1
     except CorruptDataError as error:
@@ -108,7 +123,7 @@ def _read(view: memoryview, at: int, end: int) -> PageHead:
     while True:
         reader = Reader(bytes(view[at : min(at + length, end)]))
         try:
-            kind, size, entries, crc = _parse(reader)
+            head = _parse(reader, at)
         except IndexError:
             if at + length >= end or length >= _LONGEST_HEAD:
                 raise CorruptDataError("its head is cut off, or is none") from None
@@ -116,37 +131,37 @@ def _read(view: memoryview, at: int, end: int) -> PageHead:
             continue
         except CorruptDataError:
             raise CorruptDataError("its head is damaged") from None
-        if kind not in (_DATA, _INDEX, _DICTIONARY, _DATA_V2):
-            raise CorruptDataError(f"its head says that it is of kind {kind}, which there is not")
-        if size < 0 or (kind != _INDEX and entries < 0):
+        if head.kind not in (DATA, INDEX, DICTIONARY, DATA_V2):
+            raise CorruptDataError(f"its head says that it is of kind {head.kind}, which there is not")
+        if head.size < 0 or (head.kind != INDEX and head.entries < 0):
             raise CorruptDataError("its head lacks its size")
-        return PageHead(kind, at, at + reader.at, size, entries, crc)
+        return head
 
 
-def _parse(reader: Reader) -> tuple[int, int, int, int | None]:
-    """Kind, bytes, entries and checksum of a page."""
-    kind = size = entries = -1
+def _parse(reader: Reader, at: int) -> PageHead:
+    found = {1: -1, 2: -1, 3: -1}
     crc: int | None = None
-    for field, type_ in reader.fields():
-        if field == 1:
-            kind = reader.integer(type_)
-        elif field == 3:
-            size = reader.integer(type_)
+    numbers: Mapping[int, int] = {}
+    for field, kind in reader.fields():
+        if field in found:
+            found[field] = reader.integer(kind)
         elif field == 4:
-            crc = reader.integer(type_) & 0xFFFFFFFF
-        elif field in (5, 7, 8) and type_ == _STRUCT:
-            entries = _first_number(reader)
+            crc = reader.integer(kind) & 0xFFFFFFFF
+        elif field in (5, 7, 8) and kind == _STRUCT:
+            numbers = _numbers(reader)
         else:
-            reader.skip(type_)
-    return kind, size, entries, crc
+            reader.skip(kind)
+    return PageHead(found[1], at, at + reader.at, found[3], found[2], numbers, crc)
 
 
-def _first_number(reader: Reader) -> int:
-    """The first field of a struct, which is the number of values in each of them."""
-    found = -1
-    for field, type_ in reader.fields():
-        if field == 1:
-            found = reader.integer(type_)
+def _numbers(reader: Reader) -> dict[int, int]:
+    """Integers and booleans of a struct."""
+    found: dict[int, int] = {}
+    for field, kind in reader.fields():
+        if kind in (1, 2):
+            found[field] = 2 - kind
+        elif kind in (5, 6):
+            found[field] = reader.integer(kind)
         else:
-            reader.skip(type_)
+            reader.skip(kind)
     return found

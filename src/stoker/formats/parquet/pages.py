@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError
 from stoker.formats.compression import parse_compression
 from stoker.formats.parquet.facts import CODEC, COMPRESSED, START, UNCOMPRESSED, VALUES
-from stoker.formats.parquet.thrift import Reader
+from stoker.formats.parquet.heads import DATA, DATA_V2, DICTIONARY, INDEX, PageHead, page_heads
 from stoker.types import Buffer
 
 __all__ = ["PLAIN", "OtherPagesError", "Page", "Unpacker", "read_pages"]
@@ -24,12 +24,7 @@ __all__ = ["PLAIN", "OtherPagesError", "Page", "Unpacker", "read_pages"]
 PLAIN: Final = 0
 _DICTIONARIES: Final = (2, 8)  # PLAIN_DICTIONARY, RLE_DICTIONARY
 _RLE: Final = 3
-
-_DATA, _INDEX, _DICTIONARY, _DATA_V2 = 0, 1, 2, 3
 _CODECS: Final = {1: "snappy", 2: "gz", 6: "zstd"}
-# Bytes of a page's head that are looked at, and then at most: what makes it longer are statistics.
-_HEAD: Final = 256
-_LONGEST_HEAD: Final = 1 << 20
 
 
 class OtherPagesError(Exception):
@@ -79,91 +74,42 @@ def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, S
         raise OtherPagesError(f"codec {facts[CODEC]}")
     dictionary: Page | None = None
     pages: list[Page] = []
-    at = start
     entries, unpacked = 0, int(facts[UNCOMPRESSED])
-    head, kind, fresh = b"", -1, Page(0, 0, 0, 0)
-    while at < end:
-        # Pages of one size have the same head, which tells its own length: it is not parsed again.
-        if not head or at + len(head) > end or view[at : at + len(head)] != head:
-            begin = at
-            kind, fresh, at = _read_head(view, at, end)
-            head = bytes(view[begin:at])
-        else:
-            at += len(head)
-        page = fresh
-        if page.size > end - at or not 0 <= page.unpacked <= unpacked:
-            raise OtherPagesError("a page is larger than its chunk")
-        page = replace(page, start=at, packed=page.packed and facts[CODEC] != 0)
-        at += page.size
-        if kind == _DICTIONARY and dictionary is None and not pages:
-            dictionary = page
-        elif kind in (_DATA, _DATA_V2):
-            entries += page.entries
-            pages.append(page)
-        elif kind != _INDEX:
-            raise OtherPagesError(f"a page of kind {kind}")
+    try:
+        for head in page_heads(view, start, end - start):
+            page = _page_of(head, packed=bool(facts[CODEC]))
+            if not 0 <= page.unpacked <= unpacked:
+                raise OtherPagesError("a page is larger than its chunk")
+            if head.kind == DICTIONARY and dictionary is None and not pages:
+                dictionary = page
+            elif head.kind in (DATA, DATA_V2):
+                entries += page.entries
+                pages.append(page)
+            elif head.kind != INDEX:
+                raise OtherPagesError(f"a page of kind {head.kind}")
+    except CorruptDataError as error:
+        raise OtherPagesError(str(error)) from None
     if entries != facts[VALUES] or (dictionary is None and any(page.coded for page in pages)):
         raise OtherPagesError(f"{entries} entries, not {facts[VALUES]}")
     return dictionary, pages
 
 
-def _read_head(view: memoryview, at: int, end: int) -> tuple[int, Page, int]:
-    """Kind of the page whose head begins at ``at``, what the head says, and its end."""
-    length = _HEAD
-    while True:
-        reader = Reader(bytes(view[at : min(at + length, end)]))
-        try:
-            kind, page = _parse(reader)
-            return kind, page, at + reader.at
-        except IndexError:
-            if at + length >= end or length >= _LONGEST_HEAD:
-                raise OtherPagesError("a page's head is cut off") from None
-            length *= 16
-        except CorruptDataError as error:
-            raise OtherPagesError(str(error)) from None
-
-
-def _parse(reader: Reader) -> tuple[int, Page]:
-    found = {1: -1, 2: -1, 3: -1}
-    crc: int | None = None
-    head: dict[int, int] = {}
-    for field, kind in reader.fields():
-        if field in found:
-            found[field] = reader.integer(kind)
-        elif field == 4:
-            crc = reader.integer(kind) & 0xFFFFFFFF
-        elif field in (5, 7, 8) and kind == 12:
-            head = _numbers(reader)
-        else:
-            reader.skip(kind)
-    page = Page(0, found[3], found[2], head.get(1, -1), crc=crc)
-    if page.size < 0 or (found[1] != _INDEX and page.entries < 0):
-        raise OtherPagesError("a page's head lacks its size")
-    encoding = head.get(4 if found[1] == _DATA_V2 else 2, -1)
-    if found[1] != _INDEX and encoding != PLAIN and encoding not in _DICTIONARIES:
-        raise OtherPagesError(f"encoding {encoding}")
-    if found[1] == _DATA:
-        if (head.get(3), head.get(4)) != (_RLE, _RLE):
+def _page_of(head: PageHead, *, packed: bool) -> Page:
+    """What a head says that concerns decoding; ``packed``: the chunk has a codec."""
+    numbers = head.numbers
+    coding = numbers.get(4 if head.kind == DATA_V2 else 2, -1)
+    if head.kind != INDEX and coding != PLAIN and coding not in _DICTIONARIES:
+        raise OtherPagesError(f"encoding {coding}")
+    levels = None
+    if head.kind == DATA:
+        if (numbers.get(3), numbers.get(4)) != (_RLE, _RLE):
             raise OtherPagesError("levels of an encoding that is not used any more")
-    elif found[1] == _DATA_V2:
-        levels = head.get(6, -1), head.get(5, -1)
-        if min(levels) < 0 or sum(levels) > min(page.size, page.unpacked):
+    elif head.kind == DATA_V2:
+        levels = numbers.get(6, -1), numbers.get(5, -1)
+        if min(levels) < 0 or sum(levels) > min(head.size, head.unpacked):
             raise OtherPagesError("levels are larger than their page")
-        page = replace(page, levels=levels, packed=bool(head.get(7, 1)))
-    return found[1], replace(page, coded=encoding != PLAIN)
-
-
-def _numbers(reader: Reader) -> dict[int, int]:
-    """Integers and booleans of a struct."""
-    found: dict[int, int] = {}
-    for field, kind in reader.fields():
-        if kind in (1, 2):
-            found[field] = 2 - kind
-        elif kind in (5, 6):
-            found[field] = reader.integer(kind)
-        else:
-            reader.skip(kind)
-    return found
+        packed = packed and bool(numbers.get(7, 1))
+    return Page(head.start, head.size, head.unpacked, head.entries, coding != PLAIN, levels, packed, head.crc)
 
 
 class Unpacker:
