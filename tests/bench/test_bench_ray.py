@@ -176,6 +176,26 @@ def test_a_rank_that_is_gone_ends_the_run_and_what_was_measured_is_kept(loader: 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
+def test_a_storage_is_sized_by_ranks_of_the_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which has room for two."""
+    (tmp_path / "w.yaml").write_text("name: tiny\n")
+    data = str(tmp_path / "data")
+    made = ["bench", "run", str(tmp_path / "w.yaml"), "--data", data, "--stages", "generate", *TINY, "dataset.files=64"]
+    assert main([*made, "--results", str(tmp_path / "g")]) in (0, 3)
+    asked = ["bench", "size", str(tmp_path / "w.yaml"), "--data", data, "--results", str(tmp_path / "out")]
+    asked += ["--launcher", "ray", "--steps", "20", "--repeats", "1", "--no-calibrate", "--json"]
+    capsys.readouterr()
+    assert main([*asked, *TINY, "dataset.files=64", "metric.au=0"]) in (0, 3)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["accelerators"], found["limited_by"]) == (2, "cluster")
+    assert "the cluster can have no more" in found["said"]
+    assert {point["accelerators"] for point in found["points"]} == {1, 2}
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/results.json")]
+    assert {run["world"]["launcher"] for run in runs} == {"Ray"}
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
 def test_more_ranks_than_the_cluster_has_processors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="3 ranks do not fit the Ray cluster, whose nodes have room for 2"):
         run_benchmark(

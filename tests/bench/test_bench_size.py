@@ -57,7 +57,7 @@ def of_capacity(capacity: int, asked: list[int], noise: Callable[[], float] = la
 @given(st.integers(0, 300), st.integers(1, 256), st.integers(1, 4))
 def test_the_border_is_found_to_one_accelerator_in_few_runs(capacity: int, most: int, repeats: int) -> None:
     asked: list[int] = []
-    border = find_border(of_capacity(capacity, asked), 0.949, most=most, repeats=repeats)
+    border = find_border(of_capacity(capacity, asked), 0.949, counts=range(1, most + 1), repeats=repeats)
     assert border.fed == min(capacity, most)
     assert border.starved == (None if capacity >= most else capacity + 1)
     assert len(asked) <= 2 * int(np.ceil(np.log2(most + 1))) + 2 * repeats
@@ -67,10 +67,22 @@ def test_the_border_is_found_to_one_accelerator_in_few_runs(capacity: int, most:
     assert not border.sure or repeats > 1
 
 
+@given(st.integers(0, 70), st.lists(st.integers(1, 64), min_size=1, unique=True).map(sorted))
+def test_only_numbers_that_can_be_had_are_tried(capacity: int, counts: list[int]) -> None:
+    """Of a cluster whose nodes have as many each."""
+    asked: list[int] = []
+    border = find_border(of_capacity(capacity, asked), 0.949, counts=counts, repeats=2)
+    assert border.fed == max((count for count in counts if count <= capacity), default=0)
+    assert border.starved == min((count for count in counts if count > capacity), default=None)
+    assert set(asked) == set(border.values) <= set(counts)
+
+
 def test_noise_below_the_gap_does_not_move_the_border_and_is_told_from_certainty() -> None:
     random = np.random.default_rng(1)
     for capacity in (1, 3, 7, 20):
-        border = find_border(of_capacity(capacity, [], lambda: random.normal(0, 0.002)), 0.93, most=64, repeats=4)
+        border = find_border(
+            of_capacity(capacity, [], lambda: random.normal(0, 0.002)), 0.93, counts=range(1, 65), repeats=4
+        )
         assert border.fed == capacity
         assert border.sure
 
@@ -81,7 +93,7 @@ def test_a_lucky_run_at_the_border_is_repeated_and_the_search_goes_on() -> None:
     def probe(accelerators: int) -> float:
         return first.pop(accelerators, 0.95 if accelerators <= 4 else 0.6)
 
-    border = find_border(probe, 0.9, most=64, repeats=3)
+    border = find_border(probe, 0.9, counts=range(1, 65), repeats=3)
     assert (border.fed, border.starved) == (4, 5)
     assert len(border.values[5]) >= 2
     assert not border.sure  # what was seen of 5 scatters around the threshold

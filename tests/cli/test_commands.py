@@ -237,3 +237,17 @@ def test_ctrl_c_ends_with_130_one_line_and_nothing_left(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert out == ""
     assert err == "stoker verify: interrupted; nothing was changed\n"
+
+
+def test_settings_may_stand_behind_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["bench", "size", "unet3d-h100", "compute.seconds=1", "--rules-only", "--host-memory", "1gb"]
+    assert main([*asked, "dataset.files=5", "--accelerators", "2", "reader.batch_size=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples_for_steps"] == 500 * 2 * 2
+    for wrong in ("nonsense", "--nonsense=1"):
+        with pytest.raises(SystemExit) as ended:
+            main([*asked, "--accelerators", "2", wrong])
+        assert ended.value.code == 2
+        assert f"unrecognized arguments: {wrong}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["verify", str(tmp_path), "--json", "a.b=c"])
+    assert "unrecognized arguments: a.b=c" in capsys.readouterr().err

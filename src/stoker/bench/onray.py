@@ -25,7 +25,7 @@ from stoker.bench.workload import Workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, MissingPackageError, StokerError
 
-__all__ = ["RayRanks", "deal"]
+__all__ = ["RayRanks", "deal", "possible_ranks"]
 
 _LOOK_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0
@@ -42,6 +42,11 @@ class _Left:
 
     error: str
     files: Mapping[str, bytes]
+
+
+def possible_ranks(most: int, workload: Workload) -> list[int]:
+    """Numbers of ranks, up to ``most``, that the Ray cluster can have; see :class:`RayRanks`."""
+    return RayRanks(1, workload, Path()).possible(most)
 
 
 def deal(ranks: int, room: Mapping[str, int]) -> list[str]:
@@ -94,6 +99,14 @@ class RayRanks:
             MissingPackageError: Ray is not installed.
             ConfigError: no cluster answers, or it has no room.
         """
+        self._connect()
+        try:
+            self._nodes = deal(self._ranks, self._room())
+        except ConfigError:
+            self._leave()
+            raise
+
+    def _connect(self) -> None:
         try:
             ray = self._ray = importlib.import_module("ray")
         except ImportError as error:
@@ -113,14 +126,28 @@ class RayRanks:
                     "or by ray job submit"
                 ) from None
             self._connected = True
+
+    def _room(self) -> dict[str, int]:
+        """How many ranks each node can have."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        return {node["NodeID"]: int(node["Resources"].get(self._needs, 0)) for node in alive}
+
+    def possible(self, most: int) -> list[int]:
+        """Numbers of ranks, up to ``most``, that the cluster can have.
+
+        Raises:
+            MissingPackageError, ConfigError: as for :meth:`prepare`; or there is room for none.
+        """
+        self._connect()
         try:
-            alive = [node for node in ray.nodes() if node["Alive"]]
-            self._nodes = deal(
-                self._ranks, {node["NodeID"]: int(node["Resources"].get(self._needs, 0)) for node in alive}
-            )
-        except ConfigError:
+            room = self._room()
+            found = []
+            for ranks in range(1, most + 1):
+                with contextlib.suppress(ConfigError):
+                    found.append(len(deal(ranks, room)))
+            return found or [len(deal(1, room))]
+        finally:
             self._leave()
-            raise
 
     def start(self, plan: Plan, port: int, token: str) -> None:
         """See :class:`~stoker.bench.launch.Launch`."""

@@ -26,7 +26,7 @@ _SECONDS: Final = 15.0
 _LEAST_STEPS: Final = 30
 _MOST_STEPS: Final = 500
 
-Limit = Literal["storage", "host", "unknown", "asked", "data set"]
+Limit = Literal["storage", "host", "unknown", "asked", "data set", "cluster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Sizing:
         accelerators: how many are fed, at that utilization.
         limited_by: what would not feed one more: the ``storage``; the ``host`` or loader, which starve them with data in
             memory, too; ``unknown`` which of the two; or nothing did, and the search ended at the number that was ``asked``
-            for, or that the ``data set`` has samples for.
+            for, that the ``data set`` has samples for, or that the ``cluster`` has room for.
         sure: see :class:`~stoker.bench.size_search.Border`.
         said: the answer in a sentence or two.
         points: the curve.
@@ -129,13 +129,14 @@ def find_size(
     repeats: int = 3,
     steps: int | None = None,
     calibrate: bool = True,
+    launcher: Literal["ray"] | None = None,
     on_run: Callable[[int, Mapping[str, Any]], None] | None = None,
     command: Sequence[str] = (),
 ) -> Sizing:
     """Search for the number of accelerators that a storage feeds.
 
     Each run is one epoch of some steps, of which the first third does not count, with the files out of the page cache before
-    it, and with another order of samples than all others. Ranks are processes on this host.
+    it, and with another order of samples than all others. Ranks are processes on this host, or where the launcher puts them.
 
     Args:
         resolved: the workload; ``metric.au`` is the threshold.
@@ -146,6 +147,7 @@ def find_size(
         repeats: runs on each side of the border.
         steps: of each run; default, :func:`probe_steps`.
         calibrate: run the first number that is not fed with data in memory, too, to tell the storage from the host.
+        launcher: as of :func:`~stoker.bench.run.run_benchmark`.
         on_run: called after each run with the number of accelerators and its results.
         command: how this was started, for the record.
 
@@ -154,7 +156,7 @@ def find_size(
         RankFailedError: a run failed.
     """
     workload = resolved.workload
-    if find_world() is not None:
+    if launcher is None and find_world() is not None:
         raise ConfigError("the search starts ranks by itself: run it without torchrun, Slurm or an MPI")
     if workload.compute.kind == "simulated" and workload.compute.seconds.expected <= 0:
         raise ConfigError("compute.seconds is 0: an accelerator that takes no time is never utilized")
@@ -192,6 +194,7 @@ def find_size(
             url=url,
             accelerators=accelerators,
             stages=("train",),
+            launcher=launcher,
             command=command,
         )
         if on_run is not None:
@@ -209,8 +212,9 @@ def find_size(
         rates.setdefault(accelerators, []).append(train["samples_per_second"]["mean"])
         return float(train["au"]["mean"])
 
-    border = find_border(probe, workload.metric.au, most=min(most, allowed), repeats=repeats)
-    limited: Limit = "asked" if border.fed == most else "data set"
+    counts = _counts(min(most, allowed), launcher, workload)
+    border = find_border(probe, workload.metric.au, counts=counts, repeats=repeats)
+    limited: Limit = "asked" if border.fed == most else "data set" if border.fed == allowed else "cluster"
     ceiling = None
     if border.starved is not None:
         limited = "unknown"
@@ -241,6 +245,15 @@ def find_size(
     return made
 
 
+def _counts(most: int, launcher: Literal["ray"] | None, workload: Workload) -> Sequence[int]:
+    """Numbers of accelerators that can be had."""
+    if launcher is None:
+        return range(1, most + 1)
+    from stoker.bench.onray import possible_ranks
+
+    return possible_ranks(most, workload)
+
+
 def _point(accelerators: int, values: tuple[float, ...], threshold: float, rates: Sequence[float]) -> Point:
     low, high = mean_interval(values, CONFIDENCE) if len(values) > 1 else (None, None)
     fed = math.fsum(values) / len(values) >= threshold
@@ -254,12 +267,15 @@ def _said(threshold: float, border: Border, limited: Limit, ceiling: float | Non
             f"the data set has samples for no more than {allowed} in runs of this length"
             if limited == "data set"
             else "no more were tried"
+            if limited == "asked"
+            else "the cluster can have no more, dealt out evenly"
         )
         first = f"At least {many} are fed at a utilization of {threshold:.0%}: {why}."
     elif not border.fed:
         first = f"Not a single accelerator is fed at a utilization of {threshold:.0%}."
     else:
-        first = f"{many} are fed at a utilization of {threshold:.0%}, one more is not."
+        more = "one more is" if border.starved == border.fed + 1 else f"{border.starved} are"
+        first = f"{many} are fed at a utilization of {threshold:.0%}, {more} not."
     if limited == "host":
         first += (
             f" With data in memory {border.starved} come to {ceiling:.1%}: it is this host or the loader that can not feed "

@@ -7,7 +7,7 @@ repeats the two runs at the border until it has several of each; where that move
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,8 +24,8 @@ class Border:
     """Where the search ended.
 
     Attributes:
-        fed: the most accelerators that are fed; 0 if one is too many.
-        starved: ``fed + 1``, which are not; ``None`` where the search was not allowed to go so far.
+        fed: the most accelerators that are fed; 0 if the fewest are too many.
+        starved: the next number that can be had, which are not; ``None`` where there is none.
         sure: whether both sides of the border are on their side of the threshold by their intervals.
         values: utilization of all runs, by the number of accelerators.
     """
@@ -36,34 +36,39 @@ class Border:
     values: Mapping[int, tuple[float, ...]]
 
 
-def find_border(probe: Callable[[int], float], threshold: float, *, most: int, repeats: int) -> Border:
+def find_border(probe: Callable[[int], float], threshold: float, *, counts: Sequence[int], repeats: int) -> Border:
     """Search.
 
     Args:
         probe: runs so many accelerators, and returns their utilization.
         threshold: utilization with which they count as fed.
-        most: accelerators to try.
+        counts: numbers of accelerators that can be had, rising.
         repeats: runs on each side of the border.
     """
+    # Numbers are told by their places among the counts, from 1.
     values: dict[int, list[float]] = {}
+    last = len(counts)
     while True:
-        means = {count: math.fsum(found) / len(found) for count, found in sorted(values.items())}
-        starved = next((count for count, mean in means.items() if mean < threshold), None)
+        means = {place: math.fsum(found) / len(found) for place, found in sorted(values.items())}
+        starved = next((place for place, mean in means.items() if mean < threshold), None)
         fed = max(
-            (count for count, mean in means.items() if mean >= threshold and count < (starved or most + 1)), default=0
+            (place for place, mean in means.items() if mean >= threshold and place < (starved or last + 1)), default=0
         )
-        if starved is None and fed < most:
-            ask = min(2 * fed or 1, most)
+        if starved is None and fed < last:
+            ask = min(2 * fed or 1, last)
         elif starved is not None and starved - fed > 1:
             ask = (fed + starved) // 2
         else:
-            border = [count for count in (fed, starved) if count]
-            ask = min(border, key=lambda count: len(values[count]))
+            border = [place for place in (fed, starved) if place]
+            ask = min(border, key=lambda place: len(values[place]))
             if len(values[ask]) >= repeats:
                 break
-        values.setdefault(ask, []).append(probe(ask))
+        values.setdefault(ask, []).append(probe(counts[ask - 1]))
     low = mean_interval(values[fed], CONFIDENCE)[0] if fed else math.inf
     high = mean_interval(values[starved], CONFIDENCE)[1] if starved else -math.inf
     return Border(
-        fed, starved, low >= threshold > high, {count: tuple(found) for count, found in sorted(values.items())}
+        counts[fed - 1] if fed else 0,
+        counts[starved - 1] if starved else None,
+        low >= threshold > high,
+        {counts[place - 1]: tuple(found) for place, found in sorted(values.items())},
     )

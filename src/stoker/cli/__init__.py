@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 commands.add_parser(command, help=said)
         else:
             importlib.import_module(f"stoker.cli.{name}").add(commands)
-        chosen = parser.parse_args(given)
+        chosen = _parse(parser, given)
         code = chosen.run(chosen)
         sys.stdout.flush()
     except StokerError as error:
@@ -66,3 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = None
     return ExitCode.FINE if code is None else code
+
+
+def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    """The arguments, of which settings (``section.key=value``) may stand anywhere behind what they are of.
+
+    ``argparse`` takes those only that come directly behind it.
+    """
+    chosen, left = parser.parse_known_args(given)
+    if left and (not hasattr(chosen, "settings") or any(one.startswith("-") or "=" not in one for one in left)):
+        parser.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        chosen.settings = [*chosen.settings, *left]
+    return chosen

@@ -32,6 +32,9 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--data", metavar="URL", help="the data set: a directory or URL, with train/ below")
     parser.add_argument("--results", metavar="DIR", help="a directory, new or empty, for the results of all runs")
     parser.add_argument("--loader", metavar="NAME", help="the loader, as reader.loader")
+    parser.add_argument(
+        "--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in"
+    )
     parser.add_argument("--most", metavar="N", type=integer(1), default=64, help="accelerators to try; default: 64")
     parser.add_argument("--steps", metavar="N", type=integer(1), help="steps of a run; default: of about 15 s")
     parser.add_argument(
@@ -93,6 +96,7 @@ def run(chosen: argparse.Namespace) -> int | None:
             repeats=chosen.repeats,
             steps=chosen.steps,
             calibrate=not chosen.no_calibrate,
+            launcher=chosen.launcher,
             on_run=None if chosen.json else _tell,
             command=sys.argv,
         )
