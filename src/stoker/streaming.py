@@ -6,13 +6,14 @@ import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.dataset.held import CacheKind, is_held
 from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.dataset.samples import iterate_samples, read_samples
 from stoker.dataset.streams import Stream, StreamDefaults, open_streams
@@ -37,6 +38,8 @@ from stoker.units import parse_bytes, parse_count
 __all__ = ["StreamingDataset"]
 
 logger = logging.getLogger(__name__)
+
+_HELD_BYTES: Final = 8 << 30
 
 
 class StreamingDataset(TorchIterable[Any]):
@@ -70,6 +73,11 @@ class StreamingDataset(TorchIterable[Any]):
         predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth.
         cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
             first. Needs a remote.
+        cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
+            ``"memory"``: each process holds those that it reads in its own memory, from before it needs them until it
+            does not, and they are written nowhere: less work where an epoch is all there is, or there is no disk. Processes
+            that read the same shard each fetch it. ``cache_limit`` is then what the node's processes hold together; default
+            8 GiB.
         partition: who reads what: :class:`~stoker.order.partition.Elastic` (default: global batches, the same in any
             world), ``RoundRobin``, ``Contiguous``, ``HashBased``, ``RangeBased``, ``Stratified``, or one of your own.
         num_canonical_nodes: see :mod:`stoker.order.line`. For each shard to be fetched by one node, a multiple of the
@@ -133,6 +141,7 @@ class StreamingDataset(TorchIterable[Any]):
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
+        cache: CacheKind = "disk",
         partition: Partition | None = None,
         num_canonical_nodes: int | None = None,
         batch_size: int | None = None,
@@ -175,7 +184,9 @@ class StreamingDataset(TorchIterable[Any]):
         options = ReadOptions(allow_unsafe_types, views, parse_bytes(decoded_limit))
         subsets = as_subsets(subset)
         needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
-        defaults = StreamDefaults(download_retry, download_timeout, validate_hash, keep_zip, storage_options, needed)
+        held = is_held(cache)
+        kept = (download_retry, download_timeout, validate_hash, keep_zip)
+        defaults = StreamDefaults(*kept, storage_options, needed, in_memory=held)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         self._streams = open_streams(streams, defaults, cache_limit=limit)
         self._seating = Seating(world, replication, mesh)
@@ -217,7 +228,7 @@ class StreamingDataset(TorchIterable[Any]):
                 sample_bytes=total_bytes // max(1, self.size),
                 shard_bytes=total_bytes // max(1, len(self._table)),
                 near=self._streams.near,
-                limit=limit,
+                limit=limit if limit is not None or not held or self._streams.near else _HELD_BYTES,
             ),
             self._seating,
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Batch", "Buffer", "Column", "Ids", "Sample", "StorageOptions", "Transform"]
+__all__ = ["Array", "Batch", "Buffer", "Column", "HeldBytes", "Ids", "Sample", "StorageOptions", "Transform"]
 
 Array: TypeAlias = NDArray[Any]
 """A NumPy array of any dtype and shape."""
@@ -26,8 +26,21 @@ Batch: TypeAlias = dict[str, Column]
 Sample: TypeAlias = dict[str, Any]
 """Column name to value: a batch of one without its first axis."""
 
-Buffer: TypeAlias = mmap.mmap | bytes
-"""The bytes of a file. Slicing gives ``bytes`` in one copy; both support the buffer protocol."""
+
+class HeldBytes(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """The bytes of a file in memory that is used again: ``bytes`` to whom slices them, an array to all others."""
+
+    def __getitem__(self, where: Any) -> Any:
+        found = memoryview(self)[where]
+        return bytes(found) if isinstance(found, memoryview) else found
+
+    if TYPE_CHECKING:  # which NumPy's stubs say of arrays from Python 3.12 on
+
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+Buffer: TypeAlias = mmap.mmap | bytes | HeldBytes
+"""The bytes of a file. Slicing gives ``bytes`` in one copy; all support the buffer protocol."""
 
 Transform: TypeAlias = Callable[[Sample], Any]
 

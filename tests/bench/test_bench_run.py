@@ -111,10 +111,12 @@ def test_data_is_generated_trained_on_and_evaluated_by_two_ranks(kind: str, tmp_
 
 @pytest.mark.processes
 @pytest.mark.s3
-def test_objects_are_generated_and_trained_on(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", ["disk", "memory"])
+def test_objects_are_generated_and_trained_on(cache: str, bucket: Bucket, tmp_path: Path) -> None:
     """``s3://`` goes to no function for paths on the way."""
     options = json.dumps(dict(bucket.storage_options))
-    settings = ("dataset.format=npz", f"storage.options={options}", "storage.settle_seconds=5")
+    read = "reader.options=" + json.dumps({"cache": "memory"} if cache == "memory" else {})
+    settings = ("dataset.format=npz", f"storage.options={options}", "storage.settle_seconds=5", read)
     result = bench(tmp_path / "results", *settings, url=f"{bucket.url}/data", stages=("generate", "train"))
     check(result, tmp_path / "results")
     assert [epoch["samples"] for epoch in result["epochs"]] == [32, 32]
@@ -122,6 +124,8 @@ def test_objects_are_generated_and_trained_on(bucket: Bucket, tmp_path: Path) ->
     assert (
         result["epochs"][1]["fetched_bytes"] >= 2 * 32 * 4096
     )  # each epoch from the store, not from the last one's cache
+    said = " ".join(result["epochs"][0]["loader"]["notes"])
+    assert ("held in memory" if cache == "memory" else "begins with an empty cache") in said
     assert not (Path.cwd() / "s3:").exists()
     assert bucket.storage_options["secret_access_key"] not in (tmp_path / "results" / "results.json").read_text()
 

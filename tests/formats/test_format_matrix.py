@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import secrets
 import threading
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,15 @@ def check(name: str, dataset: StreamingDataset, total: int = ROWS) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("place", ["directory", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.mark.parametrize("place", ["directory", "memory", pytest.param("s3", marks=pytest.mark.s3)])
 def test_written_streamed_shuffled_and_resumed(
     name: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     where: dict[str, Any] = {"remote": str(tmp_path / "data")}
     options: dict[str, Any] = {}
-    if place == "s3":
+    if place == "memory":  # nothing of it comes onto a disk
+        where = {"remote": f"memory://{secrets.token_hex(8)}/data", "cache": "memory"}
+    elif place == "s3":
         bucket: Bucket = request.getfixturevalue("bucket")
         options = {"storage_options": bucket.storage_options}
         where = {"remote": f"{bucket.url}/data", "local": tmp_path / "cache", **options}

@@ -318,3 +318,39 @@ def test_a_range_is_downloaded_to_its_place_in_a_file(store: Store, tmp_path: Pa
         store.download_range("a", path, 10, 3_000_001)
     with pytest.raises(ObjectNotFoundError):
         store.download_range("b", path, 0, 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3_000_000])
+def test_an_object_is_read_into_memory(store: Store, size: int) -> None:
+    data = np.random.default_rng(0).bytes(size)
+    store.put("a", data)
+    into = bytearray(size)
+    assert store.read_into("a", memoryview(into)) == size
+    assert into == data
+    for start, end in ((0, size), (size // 3, size // 2), (size, size)):
+        part = bytearray(end - start)
+        assert store.read_into("a", memoryview(part), start=start, version=store.head("a").version) == end - start
+        assert part == data[start:end]
+    # One of another size is not read.
+    for other in (size + 1, size - 1):
+        if other >= 0:
+            into = bytearray(b"x" * other)
+            assert store.read_into("a", memoryview(into)) == size
+            assert set(into) <= {ord("x")}
+    with pytest.raises(StorageError):
+        store.read_into("a", memoryview(bytearray(2)), start=size)
+    with pytest.raises(ObjectNotFoundError):
+        store.read_into("b", memoryview(into))
+    with pytest.raises(ConfigError):
+        store.read_into("../a", memoryview(into))
+
+
+def test_a_version_that_is_gone_is_not_read_into_memory(store: Store) -> None:
+    store.put("a", b"0123456789")
+    first = store.head("a").version
+    if not first:
+        return  # a store that tells none
+    time.sleep(0.02)
+    store.put("a", b"abcdefghij")
+    with pytest.raises(StorageError, match="a"):
+        store.read_into("a", memoryview(bytearray(4)), start=2, version=first)

@@ -36,6 +36,8 @@ def s3(server: ScriptedServer, *, attempts: int = 3, stall: float = _STALL) -> S
 _READS: list[Callable[[Store, Path], object]] = [
     lambda store, path: store.get("a"),
     lambda store, path: store.download("a", path / "target"),
+    lambda store, path: store.read_into("a", memoryview(bytearray(len(_BODY)))),
+    lambda store, path: store.read_into("a", memoryview(bytearray(10)), start=0),
     lambda store, path: store.get_range("a", 0, 10),
     lambda store, path: store.get_ranges("a", [0, 200_000], [10, 200_010]),
 ]
@@ -85,6 +87,21 @@ def test_a_download_survives_two_failures(script: Script, tmp_path: Path) -> Non
         assert s3(server).download("a", tmp_path / "t") == len(_BODY)
     assert (tmp_path / "t").read_bytes() == _BODY
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("script", [cut, reset_in_body, _SLOW_DOWN])
+def test_reading_into_memory_survives_two_failures(script: Script) -> None:
+    into = bytearray(len(_BODY))
+    with serve(script, script, status(200, _BODY)) as server:
+        assert s3(server).read_into("a", memoryview(into)) == len(_BODY)
+    assert into == _BODY
+
+
+def test_a_server_that_sends_more_than_it_was_asked_for_fills_no_more() -> None:
+    into = bytearray(30)
+    with serve(status(200, _BODY)) as server, pytest.raises(StorageError, match="s3://bucket/x/a"):
+        s3(server).read_into("a", memoryview(into)[:20], start=10)
+    assert into[20:] == bytes(10)
 
 
 @pytest.mark.parametrize("script", [cut, reset_in_body, _SLOW_DOWN])

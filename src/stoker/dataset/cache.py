@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from stoker.dataset.counts import Count, Counts
 from stoker.dataset.excerpts import check_file, fetch_part
@@ -70,12 +70,14 @@ class CacheSettings:
         keep_zip: keep compressed files beside the decompressed ones.
         limit: most bytes of shard files to keep; ``None`` for no limit.
         stall_timeout: seconds without progress after which another process's download is no longer waited for.
+        in_memory: shards of a remote are held in the memory of the process that reads them, while it reads them.
     """
 
     validate_hash: str | bool | None = None
     keep_zip: bool = False
     limit: int | None = None
     stall_timeout: float = 60.0
+    in_memory: bool = False
 
 
 class ShardCache:
@@ -88,9 +90,12 @@ class ShardCache:
         known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
 
     Attributes:
+        keeps: whether shards that nobody reads stay.
         counts: where downloads are counted, if anywhere.
         early: bytes of the downloads that nobody counted, each; what opens the dataset may fetch before anything is read.
     """
+
+    keeps: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -249,20 +254,27 @@ class ShardCache:
 
     def _obtain(self, info: ShardInfo, number: int, part: Path, target: Path) -> None:
         """Fill the part file that we hold, verify it, and rename it into place."""
-        file = info.raw[number]
+
+        def fill() -> None:
+            if info.zip:
+                self._decompress(info, number, part)
+            else:
+                self._download(info.raw[number], part)
+
+        self._again_if_corrupt(fill)
+        self._guard(lambda: os.rename(part, target), "write to")
+
+    def _again_if_corrupt(self, fetch: Callable[[], _T]) -> _T:
+        """Fetch what is checked on arrival; again, once, where that finds it corrupt."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                if info.zip:
-                    self._decompress(info, number, part)
-                else:
-                    self._download(file, part)
-                self._guard(lambda: os.rename(part, target), "write to")
-                return
+                return fetch()
             except CorruptDataError as error:
                 if attempt == _ATTEMPTS or self.store is None:
                     raise
                 self._count(Count.RETRIES, 1)
                 logger.warning("%s; fetching it again", error)
+        raise AssertionError("unreachable")
 
     def _count(self, what: Count, number: int) -> None:
         if self.counts is not None:
@@ -298,6 +310,14 @@ class ShardCache:
             unpack = partial(unpack_file, self.store, packed.part, info.compression, file.whole, part, scratch)
             self._count(Count.BYTES_FETCHED, self._guard(unpack, "write to"))
             return
+        raw, data = self._unzip(info, number)
+        self._guard(lambda: _write(part, raw), "write to")
+        if self.settings.keep_zip and self.store is not None and not (self.root / packed.basename).exists():
+            self.keep(packed.basename, data, room=False)
+
+    def _unzip(self, info: ShardInfo, number: int) -> tuple[bytearray, bytes]:
+        """A raw file that is stored compressed, checked, and what it was decompressed from."""
+        file, packed = info.raw[number], info.zip[number]
         kept = self.root / packed.basename
         data = self._kept_zip(kept, packed)
         where: str | Path = kept
@@ -325,9 +345,7 @@ class ShardCache:
             if self.store is not None:
                 _unlink(kept)
             raise
-        self._guard(lambda: _write(part, raw), "write to")
-        if self.settings.keep_zip and self.store is not None and not kept.exists():
-            self.keep(packed.basename, data, room=False)
+        return raw, data
 
     def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
         """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""

@@ -22,7 +22,7 @@ from stoker.errors import (
 from stoker.formats.base import FilePart
 from stoker.storage import Store, is_local
 
-__all__ = ["check_file", "fetch_part", "plan_requests", "version_of"]
+__all__ = ["check_file", "fetch_part", "part_bytes", "plan_requests", "version_of"]
 
 # Bytes between ranges are fetched and thrown away where that saves a request: at most so many in a row, and at most this
 # part of what is needed.
@@ -33,8 +33,18 @@ _PIECE: Final = 8 << 20
 _AT_ONCE: Final = 4
 
 
-def fetch_part(store: Store, part: FilePart, path: Path) -> int:
-    """Write a part's head and ranges into a local file, one after the other; their bytes.
+def part_bytes(part: FilePart) -> int:
+    """Bytes of a part's head and ranges."""
+    return len(part.head) + sum(part.ends) - sum(part.starts)
+
+
+def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
+    """Put a part's head and ranges, one after the other, into a local file or into memory; their bytes.
+
+    Args:
+        store: where the file is.
+        part: what is wanted of it.
+        into: a file to be written, or flat writable bytes, as many as :func:`part_bytes` says.
 
     Raises:
         CorruptDataError: the file is not the one that was indexed.
@@ -44,11 +54,14 @@ def fetch_part(store: Store, part: FilePart, path: Path) -> int:
     at = len(part.head)
     work: list[Callable[[], None]] = []
     for start, end, wanted in requests:
-        work.append(partial(_fetch, store, part, path, start, end, wanted, at))
+        work.append(partial(_fetch, store, part, into, start, end, wanted, at))
         at += sum(last - first for first, last in wanted)
-    with open(path, "wb") as handle:
-        handle.write(part.head)
-        handle.truncate(at)
+    if isinstance(into, memoryview):
+        into[: len(part.head)] = part.head
+    else:
+        with open(into, "wb") as handle:
+            handle.write(part.head)
+            handle.truncate(at)
     threads = Threads(min(_AT_ONCE, len(work)), "ranges") if len(work) > 1 else None
     if threads is None:
         for action in work:
@@ -114,12 +127,21 @@ def check_file(path: Path, status: os.stat_result, part: FilePart) -> None:
 
 
 def _fetch(
-    store: Store, part: FilePart, path: Path, start: int, end: int, wanted: Sequence[tuple[int, int]], at: int
+    store: Store,
+    part: FilePart,
+    into: Path | memoryview,
+    start: int,
+    end: int,
+    wanted: Sequence[tuple[int, int]],
+    at: int,
 ) -> None:
-    """Carry out one request, and write what is wanted of it from byte ``at`` of the file on."""
+    """Carry out one request, and put what is wanted of it where it belongs, from byte ``at`` on."""
     try:
-        if len(wanted) == 1:
-            store.download_range(part.key, path, start, end, at=at, version=part.version)
+        if wanted[-1][1] - wanted[0][0] == sum(last - first for first, last in wanted):  # nothing between them
+            if isinstance(into, memoryview):
+                store.read_into(part.key, into[at : at + end - start], start=start, version=part.version)
+            else:
+                store.download_range(part.key, into, start, end, at=at, version=part.version)
             return
         data = memoryview(store.get_ranges(part.key, [start], [end], version=part.version)[0])
     except (ObjectNotFoundError, AccessDeniedError, StorageTimeoutError, StorageFullError):
@@ -131,9 +153,15 @@ def _fetch(
         if part.version and info.version != part.version:
             raise _replaced(store.url_of(part.key), "its ETag or time of change is another") from error
         raise
-    with open(path, "r+b") as handle:
+    pieces = [data[first - start : last - start] for first, last in wanted]
+    if isinstance(into, memoryview):
+        for piece in pieces:
+            into[at : at + len(piece)] = piece
+            at += len(piece)
+        return
+    with open(into, "r+b") as handle:
         handle.seek(at)
-        handle.writelines(data[first - start : last - start] for first, last in wanted)
+        handle.writelines(pieces)
 
 
 def _check_local(store: Store, part: FilePart) -> None:

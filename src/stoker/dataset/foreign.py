@@ -23,6 +23,7 @@ from stoker.dataset.foreign_facts import ForeignFile, load_facts, save_facts
 from stoker.dataset.foreign_files import find_foreign
 from stoker.dataset.foreign_shards import describe_file, packed_file, whole_file
 from stoker.dataset.foreign_survey import FetchedFiles, survey_files
+from stoker.dataset.held import make_cache
 from stoker.dataset.index import Index
 from stoker.dataset.parquet_files import FoundFile, Source
 from stoker.dataset.place import Address, Place, address_of, default_cache
@@ -112,7 +113,12 @@ def open_foreign(
         address = Address(source.root, root, in_place=False)
     sizes = {whole_file(file, in_place=False).basename: file.size for file in files}
     sizes.update({packed_file(file)[0].basename: file.size for file in packed})
-    cache = ShardCache(address.root, None if address.in_place else store, settings, lambda: sizes)
+    if packed and settings.in_memory:
+        raise ConfigError(
+            f"{store.url_of(packed[0].key)}: compressed files come into the cache whole, decompressed, and one in memory "
+            "would not keep them: leave out cache='memory', or decompress them"
+        )
+    cache = make_cache(address.root, None if address.in_place else store, settings, lambda: sizes)
     if not address.in_place:
         with contextlib.suppress(OSError):
             cache.sweep()
@@ -131,9 +137,9 @@ def open_foreign(
         for shard in describe_file(format, one, spec, in_place=address.in_place)
     ]
     index = Index(shards, where=source.root)
-    if not address.in_place:
+    if not address.in_place and cache.keeps:
         _remove_replaced(cache, known, facts, format)
-    place = ShardCache(address.root, None if address.in_place else store, settings, index.file_sizes)
+    place = make_cache(address.root, None if address.in_place else store, settings, index.file_sizes)
     place.early = cache.early
     return Place(index, place, keep)
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from stoker.dataset.asked import files_asked_for, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.held import make_cache
 from stoker.dataset.index import Index
 from stoker.dataset.parquet_files import FoundFile, Source, find_files, kinds_of, partitions_of
 from stoker.dataset.parquet_footers import BadFile, FooterReader
@@ -125,11 +126,12 @@ def open_parquet(
     address = address_of(source.root, cache_root, None, storage_options)
     by_key = {file.key: values for file, values in zip(files, constants, strict=True)}
     kinds = _agreed(facts, wanted.columns, kinds_of(constants), store)
-    shards = list(describe_row_groups(facts, by_key, kinds, in_place=address.in_place))
+    apart = settings.in_memory  # what row groups share with others that are read much later would be fetched for each
+    shards = list(describe_row_groups(facts, by_key, kinds, in_place=address.in_place, apart=apart))
     extra = {"skipped_files": [{"key": bad.key, "problem": bad.problem} for bad in skipped]} if skipped else {}
     index = Index(shards, extra=extra, where=source.root)
-    cache = ShardCache(address.root, None if address.in_place else store, settings, index.file_sizes)
-    if not address.in_place:
+    cache = make_cache(address.root, None if address.in_place else store, settings, index.file_sizes)
+    if not address.in_place and cache.keeps:
         _remove_replaced(cache, known, facts, index)
         with contextlib.suppress(OSError):
             cache.sweep()

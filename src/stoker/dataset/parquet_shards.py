@@ -25,6 +25,7 @@ def describe_row_groups(
     kinds: Mapping[str, str],
     *,
     in_place: bool,
+    apart: bool = False,
 ) -> Iterator[ShardInfo]:
     """A description of each row group that may be read.
 
@@ -33,6 +34,7 @@ def describe_row_groups(
         constants: of each file, by key, the values that its directory tells.
         kinds: names and types of the columns to read.
         in_place: whether the files are mapped where they lie.
+        apart: fetch each row group by itself, however small.
 
     Raises:
         CorruptDataError: chunks of a file overlap.
@@ -41,7 +43,7 @@ def describe_row_groups(
     for one in facts:
         chosen = tuple((name, value) for name, value in constants[one.key] if name in kinds)
         places, rows = np.flatnonzero(one.possible).tolist(), one.rows.tolist()
-        for file, together in _windows(one, places) if in_place else _fetched(one, places):
+        for file, together in _windows(one, places) if in_place else _fetched(one, places, apart):
             for place in together:
                 yield ShardInfo("parquet", rows[place], (file,), (), None, spec, RowGroup(one, place, chosen))
 
@@ -59,7 +61,7 @@ def _windows(facts: FileFacts, places: Sequence[int]) -> Iterator[tuple[FileInfo
         yield FileInfo(facts.key, end - start, _NO_HASHES, part), (place,)
 
 
-def _fetched(facts: FileFacts, places: Sequence[int]) -> Iterator[tuple[FileInfo, Sequence[int]]]:
+def _fetched(facts: FileFacts, places: Sequence[int], apart: bool) -> Iterator[tuple[FileInfo, Sequence[int]]]:
     """Row groups that share a file of the cache, with this file."""
     sizes = facts.chunks[:, :, COMPRESSED].sum(axis=1).tolist()
     together: list[int] = []
@@ -67,7 +69,7 @@ def _fetched(facts: FileFacts, places: Sequence[int]) -> Iterator[tuple[FileInfo
     for place in places:
         together.append(place)
         total += sizes[place]
-        if total >= _FETCH_TOGETHER:
+        if apart or total >= _FETCH_TOGETHER:
             yield _file(facts, together), together
             together, total = [], 0
     if together:

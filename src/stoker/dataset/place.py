@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.held import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
@@ -45,7 +46,7 @@ class Place:
         cache = self.cache
         known = None if cache.store is None else self.index.file_sizes
         settings = replace(cache.settings, limit=limit)
-        limited = ShardCache(cache.root, cache.store, settings, known)
+        limited = make_cache(cache.root, cache.store, settings, known)
         limited.early = cache.early
         return replace(self, cache=limited)
 
@@ -140,8 +141,9 @@ def open_place(
     assert source is not None  # without a remote we have returned
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
     index = _fetch_index(store, root, load)
-    cache = ShardCache(root, store, settings, index.file_sizes)
-    _keep_index(index, cache)
+    cache = make_cache(root, store, settings, index.file_sizes)
+    if cache.keeps:
+        _keep_index(index, cache)
     with contextlib.suppress(OSError):
         cache.sweep()
     return Place(index, cache, tuple(dict.fromkeys((root, default_cache(source, storage_options)))))

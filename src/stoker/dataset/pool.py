@@ -155,11 +155,12 @@ class ShardPool:
                 future.cancel()
 
     def done_with(self, shard: int) -> None:
-        """Say that a shard is not needed soon. Where the cache is limited its file may then be evicted."""
+        """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go."""
         future = self._coming.pop(shard, None)
         if future is not None:
             future.cancel()
-        if self.cache_of(shard).settings.limit is not None:
+        cache = self.cache_of(shard)
+        if cache.settings.limit is not None or not cache.keeps:
             self._open.pop(shard, None)
             self._used.pop(shard, None)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.dataset.cache import CacheSettings
+from stoker.dataset.held import check_held
 from stoker.dataset.index import Index
 from stoker.dataset.joined import JoinedIndex
 from stoker.dataset.opening import check_format, format_address, is_made, open_format
@@ -116,6 +117,7 @@ class StreamDefaults:
     keep_zip: bool = False
     storage_options: StorageOptions | None = field(default=None, repr=False)
     columns: tuple[str, ...] | None = None
+    in_memory: bool = False
 
 
 class Streams:
@@ -253,6 +255,7 @@ class _Opener:
 
     def open(self) -> Place:
         one, chosen = self.stream, self._chosen()
+        check_held(self.defaults.in_memory, one.remote, one.local, chosen["keep_zip"])
         # As for a dataset: False never validates, and what is empty is not given.
         validate = chosen["validate_hash"] or (False if chosen["validate_hash"] is False else None)
         return open_format(
@@ -266,7 +269,10 @@ class _Opener:
             options=one.format_options,
             cache_limit=self.limit,
             settings=CacheSettings(
-                validate_hash=validate, keep_zip=chosen["keep_zip"], stall_timeout=chosen["download_timeout"]
+                validate_hash=validate,
+                keep_zip=chosen["keep_zip"],
+                stall_timeout=chosen["download_timeout"],
+                in_memory=self.defaults.in_memory,
             ),
             storage_options=self.options,
             retry=RetryPolicy(attempts=chosen["download_retry"] + 1),

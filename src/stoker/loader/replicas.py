@@ -78,7 +78,7 @@ class Replicas:
         try:
             for shard in self._shards(spans, seen):
                 info, cache = pool.index.shards[shard], pool.cache_of(shard)
-                if cache.store is None or self._closed.is_set():
+                if cache.store is None or not cache.keeps or self._closed.is_set():
                     return
                 if cache.open(info) is not None:
                     continue

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Final
 
-__all__ = ["copy_all", "copy_part", "write_all"]
+__all__ = ["copy_all", "copy_part", "fill", "write_all"]
 
 _CHUNK: Final = 1 << 30
 _CAN_NOT_COPY: Final = frozenset([errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF])
@@ -19,6 +19,16 @@ def write_all(fd: int, data: memoryview | bytes) -> int:
     while done < len(view):
         done += os.write(fd, view[done:] if done else view)
     return done
+
+
+def fill(fd: int, into: memoryview, start: int) -> None:
+    """Read as many bytes as ``into`` has, from byte ``start`` of a file on."""
+    done = 0
+    while done < len(into):
+        count = os.preadv(fd, [into[done:]], start + done)  # at most 2 GiB
+        if not count:
+            raise OSError(errno.EIO, "the file shrank while it was read")
+        done += count
 
 
 def copy_part(source: int, target: int, start: int, end: int, at: int) -> None:

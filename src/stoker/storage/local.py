@@ -17,7 +17,7 @@ from stoker.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
-from stoker.storage.copying import copy_all, copy_part, write_all
+from stoker.storage.copying import copy_all, copy_part, fill, write_all
 from stoker.storage.stream import Made
 from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_range, check_size
 
@@ -48,6 +48,17 @@ class LocalStore:
             parts: list[BufferLike] = [_read(fd, start, end - start) for start, end in zip(starts, ends, strict=True)]
             _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return parts
+
+    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int:
+        path = self._path(key)
+        with _errors(path), _open(path) as (fd, size):
+            if start is None and size != len(into):
+                return size
+            first = start or 0
+            check_range(first, first + len(into), size, path)
+            fill(fd, into, first)
+            _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
+            return len(into)
 
     def download(self, key: str, path: Path, max_bytes: int | None) -> int:
         source = self._path(key)

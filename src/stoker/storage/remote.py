@@ -97,6 +97,32 @@ class RemoteStore:
         options: Any = {"range": (start, end), "if_match": version}
         return memoryview(obstore.get(self._client, self._path(key), options=options).bytes())
 
+    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int:
+        import obstore
+
+        size = len(into)
+        if start is not None and not size:
+            return 0
+        options: Any = {} if start is None else {"range": (start, start + size)}
+        if version:
+            options["if_match"] = version
+
+        def attempt(_: int) -> int:
+            result = obstore.get(self._client, self._path(key), options=options)
+            if start is None and result.meta["size"] != size:
+                return int(result.meta["size"])
+            done = 0
+            for chunk in result.stream(_CHUNK):
+                end = done + len(chunk)
+                if end > size:  # a server that takes no ranges, or counts otherwise
+                    raise StorageError(f"{self._url(key)}: more came than the {size} bytes that were asked for.")
+                into[done:end] = chunk
+                done = end
+            self._check_whole(done, size, key)
+            return done
+
+        return self._run(key, attempt)
+
     def download(self, key: str, path: Path, max_bytes: int | None) -> int:
         import obstore
 

@@ -117,6 +117,21 @@ class Store:
         check_ranges(starts, ends, self.url_of(check_key(key)))
         return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends], version)
 
+    def read_into(self, key: str, into: memoryview, *, start: int | None = None, version: str = "") -> int:
+        """Stream the object, or ``len(into)`` bytes of it from ``start`` on, into memory. After an error that holds anything.
+
+        Args:
+            key: the object.
+            into: flat writable bytes, as many as are wanted.
+            start: ``None`` for the whole object, which must have ``len(into)`` bytes.
+            version: as for :meth:`get_ranges`.
+
+        Returns:
+            Bytes of the whole object; if they are not ``len(into)``, nothing was read. With ``start``, ``len(into)``.
+        """
+        check_key(key)
+        return self._backend().read_into(key, into, None if start is None else int(start), version)
+
     def download(self, key: str, path: Path, *, max_bytes: int | None = None) -> int:
         """Stream the object into a local file and return its size in bytes.
 

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.dataset.held import CacheKind, is_held
 from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.errors import ConfigError
 from stoker.loader.iterable import TorchIterable
@@ -102,6 +103,8 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         decode_threads: row groups that are decoded at once, ahead of the one that is delivered.
         local: directory of the cache for remote files; default below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
         cache_limit: bytes that it may take.
+        cache: ``"disk"``, or ``"memory"``: row groups of remote files are held by each process that reads them, while it
+            reads them, and written nowhere; see :class:`~stoker.StreamingDataset`.
         storage_options: credentials and settings for remote files.
         on_bad_files: ``"skip"`` leaves damaged files out, and lists them in :attr:`skipped_files`.
         world, replication, mesh: who reads what, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
@@ -137,6 +140,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         decode_threads: int = 1,
         local: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
+        cache: CacheKind = "disk",
         storage_options: StorageOptions | None = None,
         on_bad_files: OnBadFiles = "error",
         world: World | None = None,
@@ -161,7 +165,8 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self._seating = Seating(world, replication, mesh)
         self._seating.seat(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
-        self._source = open_source(source, column, local, storage_options, on_bad_files, limit)
+        held = is_held(cache)
+        self._source = open_source(source, column, local, storage_options, on_bad_files, limit, in_memory=held)
         self._making = making.over(self._source, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._course: TokenCourse = self._making.course(

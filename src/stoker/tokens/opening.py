@@ -20,6 +20,8 @@ def open_source(
     storage_options: StorageOptions | None,
     on_bad_files: OnBadFiles,
     cache_limit: int | None,
+    *,
+    in_memory: bool = False,
 ) -> TokenSource:
     """Parquet files, Megatron's, or a source as it is; arguments as those of the loader.
 
@@ -46,4 +48,5 @@ def open_source(
         storage_options=storage_options,
         on_bad_files=on_bad_files,
         cache_limit=cache_limit,
+        in_memory=in_memory,
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.dataset.cache import CacheSettings
+from stoker.dataset.held import check_held
 from stoker.dataset.kept import Sink, keep
 from stoker.dataset.parquet import Files, OnBadFiles, open_parquet
 from stoker.dataset.parquet_files import find_files, source_of
@@ -199,6 +200,7 @@ def open_files(
     storage_options: StorageOptions | None = None,
     on_bad_files: OnBadFiles = "error",
     cache_limit: int | None = None,
+    in_memory: bool = False,
 ) -> ParquetSource:
     """Open Parquet files as a source; arguments as :class:`~stoker.tokens.loader.StreamingParquetLoader` has them.
 
@@ -206,6 +208,7 @@ def open_files(
         ConfigError: there is no token column, or there are no tokens.
         StorageError, CorruptDataError, FormatError, IndexFileError: as :func:`~stoker.dataset.parquet.open_parquet`.
     """
+    check_held(in_memory, given, local)
     if column is None:
         column = _find_column(given, storage_options, skip_bad=on_bad_files == "skip")
     place = open_parquet(
@@ -214,7 +217,7 @@ def open_files(
         columns=(column,),
         hive=False,
         on_bad_files=on_bad_files,
-        settings=CacheSettings(limit=cache_limit),
+        settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
         storage_options=storage_options,
     )
     return ParquetSource(place, column)

@@ -50,6 +50,7 @@ class _Open:
         self._notes: list[str] = []
         self._local = bool(is_local(job.url))
         dataset, reader = job.workload.dataset, job.workload.reader
+        self._held = reader.options.get("cache") == "memory"
         self._format, self._transform = self._plan()
         options = dict(reader.options)
         self._format_options: Mapping[str, Any] | None = options.pop("format_options", self._axis())
@@ -104,7 +105,7 @@ class _Open:
             place, columns = self._files(), ("data",)
         stream = Stream(
             place,
-            None if self._local else f"{job.scratch}/{job.split}-{epoch}",
+            None if self._local or self._held else f"{job.scratch}/{job.split}-{epoch}",
             format=self._format,
             format_options=self._format_options,
             storage_options=None if self._local else workload.storage.options or None,
@@ -162,7 +163,9 @@ class _Open:
         workload = self._job.workload
         notes = list(self._notes)
         if not self._local:
-            notes.append("each epoch begins with an empty cache")
+            notes.append(
+                "shards are held in memory, by each rank" if self._held else "each epoch begins with an empty cache"
+            )
         return LoaderReport(
             "arrays" if workload.reader.decode else "bytes",
             f"{self._job.threads} threads",
