@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
-from stoker.dataset.held import CacheKind, is_held
+from stoker.dataset.cache import CacheKind
+from stoker.dataset.caches import uses_memory
 from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.dataset.samples import iterate_samples, read_samples
 from stoker.dataset.streams import Stream, StreamDefaults, open_streams
@@ -184,7 +185,7 @@ class StreamingDataset(TorchIterable[Any]):
         options = ReadOptions(allow_unsafe_types, views, parse_bytes(decoded_limit))
         subsets = as_subsets(subset)
         needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
-        held = is_held(cache)
+        held = uses_memory(cache)
         kept = (download_retry, download_timeout, validate_hash, keep_zip)
         defaults = StreamDefaults(*kept, storage_options, needed, in_memory=held)
         limit = None if cache_limit is None else parse_bytes(cache_limit)

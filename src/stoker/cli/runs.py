@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.cache import CacheSettings
+from stoker.dataset.disk_cache import DiskCache
 from stoker.dataset.index import Index, load_index
 from stoker.dataset.place import Place
 from stoker.dataset.streams import Stream, Streams
@@ -81,7 +82,7 @@ def open_run(asked: Asked) -> Opened:
     store = open_store(url)
     index = load_index(store)
     # The cache is never looked at, so it can be anywhere.
-    place = Place(index, ShardCache(Path("nowhere"), store, CacheSettings()))
+    place = Place(index, DiskCache(Path("nowhere"), store, CacheSettings()))
     streams = Streams([Stream(remote=url)], [asked.split or "data"], [place])
     options = CourseOptions(
         shuffle=asked.shuffle,

@@ -1,62 +1,33 @@
-"""The local cache: whole, verified shard files, shared by every process of a node.
-
-A shard's file is in the cache by rename, whole and verified, or it is not there. All coordination is between files:
-
-* ``<root>/.stoker/<name>.part`` is a download under way. Who downloads holds an exclusive ``flock`` on it; the kernel
-  drops that with the process, so a killed download is taken over, or swept away by the next process that opens the cache.
-* ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`stoker.dataset.room`.
-* ``<root>/<basename>`` is a shard file. Whoever has it mapped holds a shared ``flock`` on it; eviction passes over files
-  that are locked. A file that is unlinked while mapped stays readable to those who mapped it.
-
-Readers of present shards take no lock that anyone waits for.
-"""
+"""What every cache is to those who read shards: it opens those that are at hand, and fetches and checks the others."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import logging
-import mmap
-import os
-import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stoker.dataset.counts import Count, Counts
-from stoker.dataset.excerpts import check_file, fetch_part
-from stoker.dataset.origin import write_origin
-from stoker.dataset.room import PART, Room, claim, part_name, release, remove_unlocked, try_lock
-from stoker.dataset.unpacking import unpack_file
-from stoker.errors import (
-    CacheError,
-    ConfigError,
-    CorruptDataError,
-    ObjectNotFoundError,
-    StokerError,
-    StorageFullError,
-)
-from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.compression import parse_compression
 from stoker.formats.hashing import fastest_hash, hash_hex
 from stoker.storage import Store
 from stoker.types import Buffer
 
-__all__ = ["CacheSettings", "ShardCache"]
+__all__ = ["CacheKind", "CacheSettings", "ShardCache"]
 
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
-_PRIVATE = ".stoker"
 # A corrupt download is fetched again this often before it is an error.
-_ATTEMPTS = 2
-# How many bytes a compressed one is thought to stand for where nothing tells: text gives three to five.
-_USUAL_RATIO = 4
+_ATTEMPTS: Final = 2
+
+CacheKind: TypeAlias = Literal["disk", "memory"]
+"""Where shards of a remote are: in files that all processes of a node share, or held by each that reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +51,13 @@ class CacheSettings:
     in_memory: bool = False
 
 
-class ShardCache:
-    """Shard files of one dataset under one directory.
+class ShardCache(ABC):
+    """Shard files of one dataset.
 
     Args:
-        root: the directory; made when first written to.
-        store: where shards come from; ``None`` if the directory itself is the dataset. Then nothing is ever evicted.
+        root: the directory that they are read from, or would be.
+        store: where shards come from; ``None`` if the directory itself is the dataset.
         settings: see :class:`CacheSettings`.
-        known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
 
     Attributes:
         keeps: whether shards that nobody reads stay.
@@ -97,95 +67,52 @@ class ShardCache:
 
     keeps: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        root: Path,
-        store: Store | None,
-        settings: CacheSettings,
-        known: Callable[[], Mapping[str, int]] | None = None,
-    ) -> None:
+    def __init__(self, root: Path, store: Store | None, settings: CacheSettings) -> None:
         self.root = root
         self.store = store
         self.settings = settings
         self.counts: Counts | None = None
         self.early: list[int] = []
-        self._private = root / _PRIVATE
-        self._room: Room | None = None
-        self._warned = False
-        self._noted = False
-        # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
-        self._watches: dict[Path, _Watch] = {}
-        if settings.limit is not None and known is not None:
-            self._room = Room(root, self._private, settings.limit, settings.stall_timeout, known)
-        if settings.limit is not None and store is None:
-            raise ConfigError(
-                f"cache_limit was given, but {root} has no remote to fetch evicted shards from again: "
-                "give remote= or leave cache_limit out"
-            )
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def open(self, info: ShardInfo) -> list[Buffer] | None:
-        """Map a shard's raw files if all are present with the right size; ``None`` if not.
+        """A shard's raw files if all are present with the right size; ``None`` if not.
 
         A file of a wrong size is not an error here: fetching replaces it.
 
         Raises:
             CorruptDataError: a file that is read in place, in part, was replaced after it was indexed.
         """
-        files: list[Buffer] = []
-        for file in info.raw:
-            data = self._map(self.root / file.basename, file)
-            if data is None:
-                return None
-            files.append(data)
-        return files
 
-    @staticmethod
-    def read_ahead(files: Sequence[Buffer]) -> None:
-        """Have the kernel read mapped files from disk in the background, whole, before pages of them are asked for."""
-        for data in files:
-            if isinstance(data, mmap.mmap):
-                with contextlib.suppress(OSError):
-                    data.madvise(mmap.MADV_WILLNEED)
+    def read_ahead(self, files: Sequence[Buffer]) -> None:  # noqa: B027 - there may be nothing to do
+        """Begin to bring opened files into memory, before they are asked for."""
 
-    def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:
+    def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:  # noqa: B027
         """Check files found in the cache where ``validate_hash`` names a hash.
 
         Raises:
             CorruptDataError: a hash differs.
         """
-        if isinstance(self.settings.validate_hash, str) or self.settings.validate_hash is True:
-            for file, data in zip(info.raw, files, strict=True):
-                self._check(file, data, self.root / file.basename)
 
+    @abstractmethod
     def describe(self, info: ShardInfo) -> str:
-        """Names a shard in errors: its path in the cache, and where it comes from."""
-        path = str(self.root / info.raw[0].basename)
-        if self.store is None:
-            return path
-        part = info.stored[0].part
-        if part is not None:  # the file of the cache has a name that tells users nothing
-            return self.store.url_of(part.key)
-        return f"{path} (from {self.store.url_of(info.stored[0].basename)})"
+        """Names a shard in errors: where it lies, and where it comes from."""
 
+    @abstractmethod
     def discard(self, info: ShardInfo) -> bool:
         """Remove a shard's raw files, which turned out to be corrupt. ``False`` where that would lose the only copy."""
-        if self.store is None and not info.zip:
-            return False
-        for file in info.raw:
-            with contextlib.suppress(FileNotFoundError):
-                self._guard(partial(os.unlink, self.root / file.basename), "remove a corrupt shard from")
-        return True
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def fetch(self, info: ShardInfo, *, wait: bool = True, room: bool = True) -> bool:
         """Bring a shard's raw files into the cache.
 
         Args:
             info: the shard.
-            wait: wait for another process that is fetching it. Otherwise ``False`` is returned in that case.
+            wait: wait for whoever else is fetching it. Otherwise ``False`` is returned in that case.
             room: with a limit, go on although room can not be made. Otherwise ``False`` is returned in that case.
 
         Returns:
@@ -196,73 +123,29 @@ class ShardCache:
             CorruptDataError: what was fetched, twice, is not what the index describes.
             StorageFullError, CacheError, StorageError: writing or reading failed.
         """
-        missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
-        if not missing:
-            return True
-        return all(self._fetch_file(info, k, wait=wait, room=room) for k in missing)
 
-    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, room: bool) -> bool:
-        file = info.raw[number]
-        target = self.root / file.basename
-        part = self._private / part_name(file.basename)
-        delay = 0.001
-        while True:
-            self._guard(lambda: self._make_directories(target), "write to")
-            held = self._guard(partial(claim, part), "write to")
-            if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
-                # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
-                part = self._private / part_name(file.basename, secrets.token_hex(8))
-                continue
-            if held is not None:
-                self._watches.pop(part, None)
-                try:
-                    if self._present(file):
-                        _unlink(part)
-                        return True
-                    if not self._take_room(info, number, insist=room):
-                        _unlink(part)
-                        return False
-                    self._obtain(info, number, part, target)
-                    return True
-                except BaseException:
-                    _unlink(part)
-                    raise
-                finally:
-                    release(held)
-            if self._present(file):
-                self._watches.pop(part, None)
-                return True
-            if not wait:
-                return False
-            time.sleep(delay)
-            delay = min(delay * 1.5, 0.05)
+    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:  # noqa: B027 - where nothing is kept
+        """Put a file into the cache, whole, in place of one that may be there.
 
-    def _take_room(self, info: ShardInfo, number: int, *, insist: bool) -> bool:
-        """Make room for a file whose part file we hold; whether to go on."""
-        room = self._room
-        if room is None:
-            return True
-        size = info.raw[number].whole
-        if size == UNKNOWN:
-            size = info.zip[number].bytes * _USUAL_RATIO
-        if self._guard(partial(room.take, size), "write to"):
-            return True
-        if insist and not self._warned:
-            self._warned = True
-            logger.warning("cache_limit=%d is too small for what is read at once from %s", room.limit, self.root)
-        return insist
+        Args:
+            name: its path below the root.
+            data: its bytes.
+            room: do so although there is a limit and room can not be made; otherwise leave it.
 
-    def _obtain(self, info: ShardInfo, number: int, part: Path, target: Path) -> None:
-        """Fill the part file that we hold, verify it, and rename it into place."""
+        Raises:
+            StorageFullError, CacheError: it can not be written.
+        """
 
-        def fill() -> None:
-            if info.zip:
-                self._decompress(info, number, part)
-            else:
-                self._download(info.raw[number], part)
+    def sweep(self) -> None:  # noqa: B027
+        """Remove what killed processes left."""
 
-        self._again_if_corrupt(fill)
-        self._guard(lambda: os.rename(part, target), "write to")
+    # -- what arrives ----------------------------------------------------------------------------------------------
+
+    def _count(self, what: Count, number: int) -> None:
+        if self.counts is not None:
+            self.counts.add(what, number)
+        elif what is Count.BYTES_FETCHED:
+            self.early.append(number)
 
     def _again_if_corrupt(self, fetch: Callable[[], _T]) -> _T:
         """Fetch what is checked on arrival; again, once, where that finds it corrupt."""
@@ -276,119 +159,32 @@ class ShardCache:
                 logger.warning("%s; fetching it again", error)
         raise AssertionError("unreachable")
 
-    def _count(self, what: Count, number: int) -> None:
-        if self.counts is not None:
-            self.counts.add(what, number)
-        elif what is Count.BYTES_FETCHED:
-            self.early.append(number)
+    def _decompressed(self, info: ShardInfo, number: int, data: bytes, where: str | Path) -> bytearray:
+        """The raw file that a compressed one holds, both checked."""
+        file, packed = info.raw[number], info.zip[number]
+        if len(data) != packed.bytes:
+            raise CorruptDataError(f"{where} has {len(data)} bytes, the index says {packed.bytes}")
+        if self.settings.validate_hash is not False:
+            self._check(packed, data, where)
+        assert info.compression is not None
+        try:
+            raw = parse_compression(info.compression).decompress(data, file.bytes)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{where}: {error}") from error
+        if self.settings.validate_hash is not False:
+            self._check(file, raw, where)
+        return raw
 
-    def _download(self, file: FileInfo, part: Path) -> None:
-        if self.store is None:
-            raise ObjectNotFoundError(
-                f"{self.root / file.basename} is missing or has a wrong size, and there is no remote to fetch it from",
-                url=str(self.root / file.basename),
-            )
-        store = self.store
-        excerpt = file.part
-        if excerpt is not None:
-            self._guard(lambda: fetch_part(store, excerpt, part), "write to")
-            self._count(Count.BYTES_FETCHED, sum(excerpt.ends) - sum(excerpt.starts))
-            return
-        size = self._guard(lambda: store.download(file.basename, part, max_bytes=file.bytes), "write to")
-        self._count(Count.BYTES_FETCHED, size)
-        where = store.url_of(file.basename)
+    def _check_arrived(self, file: FileInfo, size: int, data: Callable[[], Buffer]) -> None:
+        """Check a whole file that was fetched: its size, and its hash as far as there is one."""
+        assert self.store is not None
+        where = self.store.url_of(file.basename)
         if size != file.bytes:
             raise CorruptDataError(f"{where} has {size} bytes, the index says {file.bytes}")
         if self.settings.validate_hash is not False and file.hashes and size:
-            with open(part, "rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self._check(file, data, where)
+            self._check(file, data(), where)
 
-    def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
-        file, packed = info.raw[number], info.zip[number]
-        if packed.part is not None and self.store is not None and info.compression is not None:
-            scratch = self._private / part_name(packed.basename, secrets.token_hex(8))
-            unpack = partial(unpack_file, self.store, packed.part, info.compression, file.whole, part, scratch)
-            self._count(Count.BYTES_FETCHED, self._guard(unpack, "write to"))
-            return
-        raw, data = self._unzip(info, number)
-        self._guard(lambda: _write(part, raw), "write to")
-        if self.settings.keep_zip and self.store is not None and not (self.root / packed.basename).exists():
-            self.keep(packed.basename, data, room=False)
-
-    def _unzip(self, info: ShardInfo, number: int) -> tuple[bytearray, bytes]:
-        """A raw file that is stored compressed, checked, and what it was decompressed from."""
-        file, packed = info.raw[number], info.zip[number]
-        kept = self.root / packed.basename
-        data = self._kept_zip(kept, packed)
-        where: str | Path = kept
-        if data is None:
-            if self.store is None:
-                raise ObjectNotFoundError(f"{kept} is missing, and there is no remote to fetch it from", url=str(kept))
-            where = self.store.url_of(packed.basename)
-            data = self.store.get(packed.basename, max_bytes=packed.bytes)
-            self._count(Count.BYTES_FETCHED, len(data))
-        if len(data) != packed.bytes:
-            if self.store is not None and where == kept:
-                _unlink(kept)
-            raise CorruptDataError(f"{where} has {len(data)} bytes, the index says {packed.bytes}")
-        try:
-            if self.settings.validate_hash is not False:
-                self._check(packed, data, where)
-            assert info.compression is not None
-            try:
-                raw = parse_compression(info.compression).decompress(data, file.bytes)
-            except CorruptDataError as error:
-                raise CorruptDataError(f"{where}: {error}") from error
-            if self.settings.validate_hash is not False:
-                self._check(file, raw, where)
-        except CorruptDataError:
-            if self.store is not None:
-                _unlink(kept)
-            raise
-        return raw, data
-
-    def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
-        """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
-
-        def read() -> bytes | None:
-            with contextlib.suppress(FileNotFoundError):
-                if self.store is None or kept.stat().st_size == packed.bytes:
-                    return kept.read_bytes()
-            return None
-
-        return self._guard(read, "read from")
-
-    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:
-        """Put a file into the cache, whole, in place of one that may be there.
-
-        Args:
-            name: its path below the root.
-            data: its bytes.
-            room: do so although there is a limit and room can not be made; otherwise leave it.
-
-        Raises:
-            StorageFullError, CacheError: it can not be written.
-        """
-        target = self.root / name
-        self._guard(lambda: self._make_directories(target), "write to")
-        held = None
-        while held is None:  # another process that looks for debris may have it locked for a moment
-            beside = self._private / part_name(name, secrets.token_hex(8))
-            held = self._guard(partial(claim, beside), "write to")
-        try:
-            limited = None if room else self._room
-            if limited is not None and not self._guard(partial(limited.take, len(data)), "write to"):
-                _unlink(beside)
-                return
-            self._guard(lambda: _write(beside, data), "write to")
-            self._guard(lambda: os.rename(beside, target), "write to")
-        except BaseException:
-            _unlink(beside)
-            raise
-        finally:
-            release(held)
-
-    def _check(self, file: FileInfo, data: Buffer | bytes | bytearray | memoryview, where: str | Path) -> None:
+    def _check(self, file: FileInfo, data: Buffer | bytearray, where: str | Path) -> None:
         if file.part is not None:  # hashes are of whole files; the format checks its own
             return
         name = self.settings.validate_hash
@@ -408,107 +204,3 @@ class ShardCache:
         found = hash_hex(name, data)
         if found != expected:
             raise CorruptDataError(f"{where}: its {name} is {found}, the index says {expected}")
-
-    # -- files -----------------------------------------------------------------------------------------------------
-
-    def _present(self, file: FileInfo) -> bool:
-        try:
-            return file.whole in (os.stat(self.root / file.basename).st_size, UNKNOWN)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def _map(self, path: Path, file: FileInfo) -> Buffer | None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise CacheError(f"can not open {path}: {error.strerror}") from error
-        try:
-            status = os.fstat(descriptor)
-            first, end = 0, status.st_size
-            if file.part is not None and file.part.in_place and self.store is None:
-                check_file(path, status, file.part)
-            elif file.whole not in (end, UNKNOWN):
-                return None
-            if file.part is not None and file.part.in_place and file.whole != UNKNOWN:
-                first, end = file.part.window
-            if end <= first:
-                return b""
-            if self.store is not None:
-                # The map keeps a duplicate of the descriptor and with it this lock, until it is dropped.
-                try_lock(descriptor, fcntl.LOCK_SH)
-                if self.settings.limit is not None:
-                    with contextlib.suppress(OSError):
-                        os.utime(descriptor)  # eviction goes by this time
-            return mmap.mmap(descriptor, end - first, access=mmap.ACCESS_READ, offset=first)
-        finally:
-            os.close(descriptor)
-
-    def _make_directories(self, target: Path) -> None:
-        if not self._private.is_dir():
-            self._private.mkdir(parents=True, exist_ok=True)
-            self.sweep()
-        if self.store is not None and not self._noted:
-            self._noted = True
-            write_origin(self._private, self.store.url)
-        target.parent.mkdir(parents=True, exist_ok=True)
-
-    def _guard(self, action: Callable[[], _T], doing: str) -> _T:
-        """Run ``action``; local file errors become stoker's own, saying what to do."""
-        try:
-            return action()
-        except StorageFullError as error:
-            raise self._full() from error
-        except StokerError:
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise self._full() from error
-            raise CacheError(
-                f"can not {doing} the cache {self.root}: {error.strerror}; choose another local= or mend its permissions"
-            ) from error
-
-    def _full(self) -> StorageFullError:
-        message = f"no space left in the cache {self.root}: free some, set cache_limit=, or put local= elsewhere"
-        return StorageFullError(message, url=str(self.root))
-
-    def sweep(self) -> None:
-        """Remove part files whose process is gone."""
-        with contextlib.suppress(OSError):
-            for entry in list(os.scandir(self._private)):
-                if entry.name.endswith(PART):
-                    remove_unlocked(self._private / entry.name)
-
-
-class _Watch:
-    """Notices when a part file has stopped growing."""
-
-    def __init__(self, path: Path, patience: float) -> None:
-        self._path = path
-        self._patience = patience
-        self._seen: tuple[int, int, int] | None = None
-        self._since = time.monotonic()
-
-    def stalled(self) -> bool:
-        try:
-            status = os.stat(self._path)
-            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:
-            seen = (0, 0, 0)
-        now = time.monotonic()
-        if seen != self._seen:
-            self._seen, self._since = seen, now
-        return now - self._since > self._patience
-
-
-def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
-    with open(path, "wb", buffering=0) as handle:
-        view = memoryview(data)
-        while view:
-            view = view[handle.write(view) :]
-
-
-def _unlink(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)

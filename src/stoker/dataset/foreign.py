@@ -19,11 +19,11 @@ from typing import Any
 
 from stoker.dataset.asked import files_asked_for, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.caches import make_cache
 from stoker.dataset.foreign_facts import ForeignFile, load_facts, save_facts
 from stoker.dataset.foreign_files import find_foreign
 from stoker.dataset.foreign_shards import describe_file, packed_file, whole_file
 from stoker.dataset.foreign_survey import FetchedFiles, survey_files
-from stoker.dataset.held import make_cache
 from stoker.dataset.index import Index
 from stoker.dataset.parquet_files import FoundFile, Source
 from stoker.dataset.place import Address, Place, address_of, default_cache

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from stoker.dataset.asked import files_asked_for, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
-from stoker.dataset.held import make_cache
+from stoker.dataset.caches import make_cache
 from stoker.dataset.index import Index
 from stoker.dataset.parquet_files import FoundFile, Source, find_files, kinds_of, partitions_of
 from stoker.dataset.parquet_footers import BadFile, FooterReader

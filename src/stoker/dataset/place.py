@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.dataset.cache import CacheSettings, ShardCache
-from stoker.dataset.held import make_cache
+from stoker.dataset.caches import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
@@ -135,7 +135,7 @@ def open_place(
             # What is given as the remote is not written to.
             beside = (root,) if local is not None else ()
             keep = (*beside, default_cache(os.path.realpath(root), None))
-            return Place(index, ShardCache(root, None, settings), keep)
+            return Place(index, make_cache(root, None, settings), keep)
         # A remote is not written to: its shards are decompressed into a cache.
         root = default_cache(str(source), None)
     assert source is not None  # without a remote we have returned

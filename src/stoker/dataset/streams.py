@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.dataset.cache import CacheSettings
-from stoker.dataset.held import check_held
+from stoker.dataset.caches import check_memory
 from stoker.dataset.index import Index
 from stoker.dataset.joined import JoinedIndex
 from stoker.dataset.opening import check_format, format_address, is_made, open_format
@@ -255,7 +255,7 @@ class _Opener:
 
     def open(self) -> Place:
         one, chosen = self.stream, self._chosen()
-        check_held(self.defaults.in_memory, one.remote, one.local, chosen["keep_zip"])
+        check_memory(self.defaults.in_memory, one.remote, one.local, chosen["keep_zip"])
         # As for a dataset: False never validates, and what is empty is not given.
         validate = chosen["validate_hash"] or (False if chosen["validate_hash"] is False else None)
         return open_format(

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.cache import CacheSettings
+from stoker.dataset.disk_cache import DiskCache
 from stoker.dataset.index import Index
 from stoker.dataset.place import Address, Place, default_cache
 from stoker.errors import ConfigError
@@ -22,7 +23,7 @@ _MOST_SHARDS: Final = 1 << 20
 _NAME: Final = "synthetic"
 
 
-class _NoFiles(ShardCache):
+class _NoFiles(DiskCache):
     """Shards that need no file are always there."""
 
     def describe(self, info: ShardInfo) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.detect import detect
+from stoker.dataset.disk_cache import DiskCache
 from stoker.dataset.foreign import open_foreign
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.dataset.parquet import open_parquet
@@ -64,7 +65,7 @@ def verify_cache(
     groups: dict[tuple[str, ...], _Group] = {}
     for number, (info, first) in enumerate(zip(index.shards, first_samples(index.shards), strict=True)):
         groups.setdefault(tuple(file.basename for file in info.raw), []).append((number, first, info))
-    held = [group for group in groups.values() if _is_held(root, group[0][2])]
+    held = [group for group in groups.values() if _uses_memory(root, group[0][2])]
     plan = Plan(name, [Task(_size(root, group[0][2]), partial(_check, checker, root, group)) for group in held])
     plan.strange = _strange(root, set(index.file_sizes()))
     plan.notes.append(f"{sum(map(len, held))} of {len(index)} shards are in the cache; only these are checked")
@@ -83,7 +84,7 @@ def _open(
         store = open_store(url, options)
         index = load_index(store)
         formats = ", ".join(sorted({info.format for info in index.shards}))
-        return index, ShardCache(root, store, CacheSettings(), index.file_sizes), formats or None
+        return index, DiskCache(root, store, CacheSettings(), index.file_sizes), formats or None
     if name == "parquet":
         place = open_parquet(url, root, storage_options=options)
     else:
@@ -140,7 +141,7 @@ def _repaired(
     return replace(report, problems=tuple(left), repaired=tuple(done))
 
 
-def _is_held(root: Path, info: ShardInfo) -> bool:
+def _uses_memory(root: Path, info: ShardInfo) -> bool:
     return any((root / file.basename).exists() for file in (*info.raw, *info.zip))
 
 

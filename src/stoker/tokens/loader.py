@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike
 
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.mesh import DeviceMesh, Mesh
-from stoker.dataset.held import CacheKind, is_held
+from stoker.dataset.cache import CacheKind
+from stoker.dataset.caches import uses_memory
 from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.errors import ConfigError
 from stoker.loader.iterable import TorchIterable
@@ -165,7 +166,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self._seating = Seating(world, replication, mesh)
         self._seating.seat(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
-        held = is_held(cache)
+        held = uses_memory(cache)
         self._source = open_source(source, column, local, storage_options, on_bad_files, limit, in_memory=held)
         self._making = making.over(self._source, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None

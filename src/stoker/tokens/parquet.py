@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.dataset.cache import CacheSettings
-from stoker.dataset.held import check_held
+from stoker.dataset.caches import check_memory
 from stoker.dataset.kept import Sink, keep
 from stoker.dataset.parquet import Files, OnBadFiles, open_parquet
 from stoker.dataset.parquet_files import find_files, source_of
@@ -208,7 +208,7 @@ def open_files(
         ConfigError: there is no token column, or there are no tokens.
         StorageError, CorruptDataError, FormatError, IndexFileError: as :func:`~stoker.dataset.parquet.open_parquet`.
     """
-    check_held(in_memory, given, local)
+    check_memory(in_memory, given, local)
     if column is None:
         column = _find_column(given, storage_options, skip_bad=on_bad_files == "skip")
     place = open_parquet(

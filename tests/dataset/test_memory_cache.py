@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from s3server import Bucket
 from stoker import MDSWriter, StreamingConfig, StreamingDataset, StreamingParquetLoader, StreamingShardLoader
-from stoker.dataset.held import HeldShards
+from stoker.dataset.memory_cache import MemoryCache
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage import Store, open_store
 
@@ -82,7 +82,7 @@ def living(dataset: StreamingDataset) -> int:
     gc.collect()
     total = 0
     for cache in dataset.feed.pool.caches:
-        assert isinstance(cache, HeldShards)
+        assert isinstance(cache, MemoryCache)
         assert not cache._fresh
         total += sum(data.nbytes for data in (known() for known in cache._shards.values()) if data is not None)
     return total
@@ -153,7 +153,7 @@ def test_shards_of_one_file_share_what_is_held(remote: str, monkeypatch: pytest.
     place = StreamingDataset(remote=remote, format="parquet")
     (first, second, *_), store = place.index.shards, open_store(remote)
     assert first.raw == second.raw
-    cache = HeldShards(Path("nowhere"), store, place.feed.pool.cache.settings)
+    cache = MemoryCache(Path("nowhere"), store, place.feed.pool.cache.settings)
     reads = Reads(monkeypatch)
     threads = [threading.Thread(target=cache.fetch, args=(info,)) for info in (first, second) * 4]
     for thread in threads:

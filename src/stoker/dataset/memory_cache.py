@@ -5,49 +5,39 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import fetch_part
-from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.reuse import KeptBlocks
 from stoker.storage import Store
 from stoker.types import Buffer, HeldBytes
 
-__all__ = ["CacheKind", "HeldShards", "check_held", "is_held", "make_cache"]
-
-CacheKind: TypeAlias = Literal["disk", "memory"]
-"""Where shards of a remote are kept: in files that all processes of a node share, or held by each that reads them."""
+__all__ = ["MemoryCache"]
 
 # Memory of shards that were let go, kept for those to come: of fresh memory, each page is zeroed first.
 _BLOCKS: Final = KeptBlocks(512 << 20)
 os.register_at_fork(after_in_child=_BLOCKS.reset)
 
 
-class HeldShards(ShardCache):
+class MemoryCache(ShardCache):
     """Shard files of one dataset in the memory of this process, from when they are fetched until no reader has them.
 
     Files that several shards share are fetched once for readers that are open together. A head that a file's pieces share
     stays.
 
-    Args: see :class:`~stoker.dataset.cache.ShardCache`.
+    Args: see :class:`~stoker.dataset.cache.ShardCache`; there must be a store.
     """
 
     keeps: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        root: Path,
-        store: Store | None,
-        settings: CacheSettings,
-        known: Callable[[], Mapping[str, int]] | None = None,  # noqa: ARG002 - nothing is evicted
-    ) -> None:
+    def __init__(self, root: Path, store: Store, settings: CacheSettings) -> None:
         super().__init__(root, store, settings)
         self._reset()
 
@@ -86,11 +76,8 @@ class HeldShards(ShardCache):
         known = self._shards.get(file.basename)
         return None if known is None else known()
 
-    def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:
-        """Nothing: what is held was checked when it was fetched."""
-
     def describe(self, info: ShardInfo) -> str:
-        """Names a shard in errors: where it comes from."""
+        """See :class:`~stoker.dataset.cache.ShardCache`."""
         file = info.stored[0]
         assert self.store is not None
         return self.store.url_of(file.basename if file.part is None else file.part.key)
@@ -139,7 +126,10 @@ class HeldShards(ShardCache):
         file, store = info.raw[number], self.store
         assert store is not None
         if info.zip:
-            raw, _ = self._unzip(info, number)
+            packed = info.zip[number]
+            zipped = store.get(packed.basename, max_bytes=packed.bytes)
+            self._count(Count.BYTES_FETCHED, len(zipped))
+            raw = self._decompressed(info, number, zipped, store.url_of(packed.basename))
             return np.frombuffer(raw, np.uint8).view(HeldBytes)
         data = _BLOCKS.take(file.bytes).view(HeldBytes)
         into = memoryview(data)
@@ -149,45 +139,5 @@ class HeldShards(ShardCache):
             return data
         size = store.read_into(file.basename, into)
         self._count(Count.BYTES_FETCHED, min(size, file.bytes))
-        where = store.url_of(file.basename)
-        if size != file.bytes:
-            raise CorruptDataError(f"{where} has {size} bytes, the index says {file.bytes}")
-        if self.settings.validate_hash is not False and file.hashes and size:
-            self._check(file, data, where)
+        self._check_arrived(file, size, lambda: data)
         return data
-
-    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:
-        """Nothing: it is held nowhere but in the memory of who has it."""
-
-    def sweep(self) -> None:
-        """Nothing: there are no part files."""
-
-
-def is_held(cache: CacheKind) -> bool:
-    """Whether shards are held in memory.
-
-    Raises:
-        ConfigError: neither ``"disk"`` nor ``"memory"``.
-    """
-    if cache not in ("disk", "memory"):
-        raise ConfigError(f"cache={cache!r}: 'disk' or 'memory'")
-    return cache == "memory"
-
-
-def check_held(in_memory: bool, remote: object, local: object, keep_zip: bool = False) -> None:
-    """See that nothing is asked to be kept where shards are held in memory.
-
-    Raises:
-        ConfigError: something is.
-    """
-    if in_memory and remote is not None and (local is not None or keep_zip):
-        given = f"local={os.fspath(local)!r}" if isinstance(local, str | os.PathLike) else "keep_zip=True"
-        raise ConfigError(f"{given} says where shards are kept, and cache='memory' keeps none: leave out one of them")
-
-
-def make_cache(
-    root: Path, store: Store | None, settings: CacheSettings, known: Callable[[], Mapping[str, int]] | None = None
-) -> ShardCache:
-    """The cache that the settings ask for; files that are read where they lie (no ``store``) are mapped in any case."""
-    kind = HeldShards if settings.in_memory and store is not None else ShardCache
-    return kind(root, store, settings, known)
