@@ -15,11 +15,12 @@ from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.compression import parse_compression
 from stoker.formats.hashing import fastest_hash, hash_hex
 from stoker.storage import Store
-from stoker.types import Buffer
+from stoker.types import Buffer, HeldBytes
 
 __all__ = ["CacheKind", "CacheSettings", "ShardCache"]
 
 _T = TypeVar("_T")
+_B = TypeVar("_B", bytearray, HeldBytes)
 
 logger = logging.getLogger(__name__)
 
@@ -159,8 +160,10 @@ class ShardCache(ABC):
                 logger.warning("%s; fetching it again", error)
         raise AssertionError("unreachable")
 
-    def _decompressed(self, info: ShardInfo, number: int, data: bytes, where: str | Path) -> bytearray:
-        """The raw file that a compressed one holds, both checked."""
+    def _decompressed(
+        self, info: ShardInfo, number: int, data: bytes, where: str | Path, memory: Callable[[int], _B]
+    ) -> _B:
+        """The raw file that a compressed one holds, both checked; ``memory`` gives a buffer of so many bytes for it."""
         file, packed = info.raw[number], info.zip[number]
         if len(data) != packed.bytes:
             raise CorruptDataError(f"{where} has {len(data)} bytes, the index says {packed.bytes}")
@@ -168,7 +171,7 @@ class ShardCache(ABC):
             self._check(packed, data, where)
         assert info.compression is not None
         try:
-            raw = parse_compression(info.compression).decompress(data, file.bytes)
+            raw = parse_compression(info.compression).decompress_in(data, file.bytes, memory)
         except CorruptDataError as error:
             raise CorruptDataError(f"{where}: {error}") from error
         if self.settings.validate_hash is not False:

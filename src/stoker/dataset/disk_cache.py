@@ -241,7 +241,7 @@ class DiskCache(ShardCache):
             data = self.store.get(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
         try:
-            raw = self._decompressed(info, number, data, where)
+            raw = self._decompressed(info, number, data, where, bytearray)
         except CorruptDataError:
             if self.store is not None:
                 _unlink(kept)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import fetch_part
@@ -24,6 +22,10 @@ __all__ = ["MemoryCache"]
 # Memory of shards that were let go, kept for those to come: of fresh memory, each page is zeroed first.
 _BLOCKS: Final = KeptBlocks(512 << 20)
 os.register_at_fork(after_in_child=_BLOCKS.reset)
+
+
+def _memory(size: int) -> HeldBytes:
+    return _BLOCKS.take(size).view(HeldBytes)
 
 
 class MemoryCache(ShardCache):
@@ -129,9 +131,8 @@ class MemoryCache(ShardCache):
             packed = info.zip[number]
             zipped = store.get(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(zipped))
-            raw = self._decompressed(info, number, zipped, store.url_of(packed.basename))
-            return np.frombuffer(raw, np.uint8).view(HeldBytes)
-        data = _BLOCKS.take(file.bytes).view(HeldBytes)
+            return self._decompressed(info, number, zipped, store.url_of(packed.basename), _memory)
+        data = _memory(file.bytes)
         into = memoryview(data)
         if file.part is not None:
             fetch_part(store, file.part, into)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import cramjam
 
 from stoker.errors import CorruptDataError, FormatError
+from stoker.types import HeldBytes
 
 __all__ = ["PACKED", "Compression", "codec_of", "compression_names", "parse_compression"]
 
@@ -37,6 +38,8 @@ _CODECS: Final = {
     "snappy": _Codec(None, None, cramjam.snappy.compress_raw, cramjam.snappy.decompress_raw_into, 1 << 6),
     "zstd": _Codec(range(1, 23), 3, cramjam.zstd.compress, cramjam.zstd.decompress_into, 1 << 16),
 }
+
+_B = TypeVar("_B", bytearray, HeldBytes)
 
 # How the codecs say that a buffer can not hold what comes out; nothing else of the error tells.
 _TOO_SMALL = ("failed to write whole buffer", "smaller than required")
@@ -63,7 +66,16 @@ class Compression:
         return memoryview(out)
 
     def decompress(self, data: bytes | bytearray | memoryview, size: int) -> bytearray:
+        """Decompress a whole file to exactly ``size`` bytes; see :meth:`decompress_in`."""
+        return self.decompress_in(data, size, bytearray)
+
+    def decompress_in(self, data: bytes | bytearray | memoryview, size: int, memory: Callable[[int], _B]) -> _B:
         """Decompress a whole file to exactly ``size`` bytes.
+
+        Args:
+            data: the compressed file.
+            size: bytes that must come out.
+            memory: gives a writable buffer of so many bytes.
 
         Raises:
             CorruptDataError: the data is damaged, or is not of that size.
@@ -71,7 +83,7 @@ class Compression:
         # Refuse an absurd claim before allocating for it; 64 bytes are for headers.
         if size > (len(data) + 64) * _CODECS[self.extension].max_ratio:
             raise CorruptDataError(f"{len(data)} bytes of {self.extension} can not hold {size} bytes")
-        out = bytearray(size)
+        out = memory(size)
         self.decompress_into(data, out)
         return out
 
