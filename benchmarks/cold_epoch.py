@@ -5,8 +5,9 @@
 Writes a dataset of token rows below the URL (credentials and endpoint from the environment), then, alternating:
 
 * ``obstore``: every shard by ``obstore.get(...).bytes()`` on so many threads, thrown away;
-* ``stoker``: ``StreamingDataset(remote=URL, local=<empty directory>)``, one shuffled epoch of ``batches()``, every row
-  delivered once, shards written to the cache on the way, with as many download threads.
+* ``disk``: ``StreamingDataset(remote=URL, local=<empty directory>)``, one shuffled epoch of ``batches()``, every row
+  delivered once, shards written to the cache on the way, with as many download threads;
+* ``memory``: the same with ``cache="memory"``.
 
 Prints MB/s of shard bytes for each, and the ratio round by round.
 """
@@ -20,6 +21,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -63,9 +65,10 @@ def bare(url: str, threads: int) -> float:
     return total / (time.perf_counter() - begin) / 1e6
 
 
-def cold(url: str, threads: int, cache: Path, batch: int) -> tuple[float, float]:
+def cold(url: str, threads: int, cache: Path | None, batch: int) -> tuple[float, float]:
     begin = time.perf_counter()
-    dataset = StreamingDataset(remote=url, local=cache, shuffle=True, download_threads=threads)
+    kind: Literal["disk", "memory"] = "disk" if cache else "memory"
+    dataset = StreamingDataset(remote=url, local=cache, cache=kind, shuffle=True, download_threads=threads)
     rows, ids, first = 0, 0, 0.0
     for columns in dataset.batches(batch):
         first = first or time.perf_counter() - begin
@@ -90,23 +93,25 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("/dev/shm"), help="where the cold caches are made")
     options = parser.parse_args()
     write(options.url, options.megabytes, options.shard)
-    rates: list[tuple[float, float, float]] = []
+    rates: list[tuple[float, ...]] = []
     for number in range(options.rounds + 1):
         alone = bare(options.url, options.threads)
         cache = Path(tempfile.mkdtemp(dir=options.cache, prefix="stoker-cold-"))
         try:
-            ours, first = cold(options.url, options.threads, cache, options.batch)
+            disk, first = cold(options.url, options.threads, cache, options.batch)
         finally:
             shutil.rmtree(cache)
+        memory, soon = cold(options.url, options.threads, None, options.batch)
         word = "warm-up" if number == 0 else f"round {number}"
         print(
-            f"{word}: obstore {alone:7.0f} MB/s   stoker {ours:7.0f} MB/s   ratio {ours / alone:.3f}   "
-            f"first batch {first:.3f} s",
+            f"{word}: obstore {alone:5.0f} MB/s   disk {disk:5.0f} MB/s, ratio {disk / alone:.3f}, first batch {first:.3f} s"
+            f"   memory {memory:5.0f} MB/s, ratio {memory / alone:.3f}, first batch {soon:.3f} s",
             flush=True,
         )
         if number:
-            rates.append((alone, ours, ours / alone))
-    for name, values in zip(("obstore MB/s", "stoker MB/s", "ratio"), zip(*rates, strict=True), strict=True):
+            rates.append((alone, disk, memory, disk / alone, memory / alone))
+    names = ("obstore MB/s", "disk MB/s", "memory MB/s", "ratio disk", "ratio memory")
+    for name, values in zip(names, zip(*rates, strict=True), strict=True):
         print(f"{name:>13}: median {statistics.median(values):.3f}  min {min(values):.3f}  max {max(values):.3f}")
 
 

@@ -71,7 +71,8 @@ class StreamingDataset(TorchIterable[Any]):
             fastest hash that the index has.
         keep_zip: keep compressed shards in the cache beside the decompressed.
         epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
-        predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth.
+        predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
+            memory half of it.
         cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
             first. Needs a remote.
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
@@ -185,11 +186,12 @@ class StreamingDataset(TorchIterable[Any]):
         options = ReadOptions(allow_unsafe_types, views, parse_bytes(decoded_limit))
         subsets = as_subsets(subset)
         needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
-        held = uses_memory(cache)
+        in_memory = uses_memory(cache)
         kept = (download_retry, download_timeout, validate_hash, keep_zip)
-        defaults = StreamDefaults(*kept, storage_options, needed, in_memory=held)
+        defaults = StreamDefaults(*kept, storage_options, needed, in_memory=in_memory)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         self._streams = open_streams(streams, defaults, cache_limit=limit)
+        held = in_memory and not self._streams.near
         self._seating = Seating(world, replication, mesh)
         self.index = self._streams.index
         self.batch_size = batch_size
@@ -229,7 +231,8 @@ class StreamingDataset(TorchIterable[Any]):
                 sample_bytes=total_bytes // max(1, self.size),
                 shard_bytes=total_bytes // max(1, len(self._table)),
                 near=self._streams.near,
-                limit=limit if limit is not None or not held or self._streams.near else _HELD_BYTES,
+                held=held,
+                limit=_HELD_BYTES if held and limit is None else limit,
             ),
             self._seating,
         )

@@ -144,6 +144,7 @@ def _lookahead(asked: Asked, index: Index) -> int:
         sample_bytes=index.total_bytes // max(1, index.samples),
         shard_bytes=index.total_bytes // max(1, len(index)),
         near=False,
+        held=False,
         limit=asked.cache_limit,
         sharers=workers * asked.ranks,
         predownload=asked.predownload,

@@ -19,13 +19,7 @@ from stoker.types import Buffer, HeldBytes
 
 __all__ = ["MemoryCache"]
 
-# Memory of shards that were let go, kept for those to come: of fresh memory, each page is zeroed first.
-_BLOCKS: Final = KeptBlocks(512 << 20)
-os.register_at_fork(after_in_child=_BLOCKS.reset)
-
-
-def _memory(size: int) -> HeldBytes:
-    return _BLOCKS.take(size).view(HeldBytes)
+_KEPT: Final = 1 << 30
 
 
 class MemoryCache(ShardCache):
@@ -51,9 +45,11 @@ class MemoryCache(ShardCache):
         # Those that were fetched, and wait for their first reader; and heads.
         self._fresh: dict[str, HeldBytes] = {}
         self._heads: dict[str, HeldBytes] = {}
+        # Memory of shards that were let go, kept for those to come; it goes with the last of them and this.
+        self._blocks = KeptBlocks(_KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_pid", "_lock", "_busy", "_shards", "_fresh", "_heads")
+        own = ("_pid", "_lock", "_busy", "_shards", "_fresh", "_heads", "_blocks")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -123,6 +119,9 @@ class MemoryCache(ShardCache):
                     del self._shards[gone]
             busy.release()
 
+    def _memory(self, size: int) -> HeldBytes:
+        return self._blocks.take(size).view(HeldBytes)
+
     def _content(self, info: ShardInfo, number: int) -> HeldBytes:
         """The bytes of a raw file, fetched and checked."""
         file, store = info.raw[number], self.store
@@ -131,8 +130,8 @@ class MemoryCache(ShardCache):
             packed = info.zip[number]
             zipped = store.get(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(zipped))
-            return self._decompressed(info, number, zipped, store.url_of(packed.basename), _memory)
-        data = _memory(file.bytes)
+            return self._decompressed(info, number, zipped, store.url_of(packed.basename), self._memory)
+        data = self._memory(file.bytes)
         into = memoryview(data)
         if file.part is not None:
             fetch_part(store, file.part, into)

@@ -41,6 +41,7 @@ class FeedSettings:
         sample_bytes: bytes of an average sample.
         shard_bytes: bytes of an average shard.
         near: whether shards are read where they are.
+        held: whether they are held in memory.
         limit: bytes that the cache may take.
     """
 
@@ -51,6 +52,7 @@ class FeedSettings:
     sample_bytes: int = 1
     shard_bytes: int = 1
     near: bool = False
+    held: bool = False
     limit: int | None = None
 
 
@@ -179,6 +181,7 @@ class Feed:
             sample_bytes=settings.sample_bytes,
             shard_bytes=settings.shard_bytes,
             near=settings.near,
+            held=settings.held,
             limit=settings.limit,
             sharers=worker.count * self._seating.world.local_world_size,
             predownload=settings.predownload,

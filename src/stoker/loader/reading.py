@@ -170,6 +170,7 @@ class PoolRows:
             sample_bytes=settings.sample_bytes,
             shard_bytes=settings.shard_bytes,
             near=settings.near,
+            held=settings.held,
             limit=settings.limit,
             sharers=self._sharers,
             predownload=settings.predownload,

@@ -13,6 +13,8 @@ _CHUNK_SAMPLES = 4096
 # Bytes of samples whose shards are fetched ahead, and where the shards are at hand, opened ahead.
 _AHEAD_BYTES = 1 << 30
 _AHEAD_NEAR_BYTES = 1 << 28
+# Where they are held in memory: enough for the shards that are fetched at once. What comes after that is memory used again.
+_AHEAD_HELD_BYTES = 1 << 29
 # Small samples are located ahead no further than this: each takes 16 bytes of memory.
 _AHEAD_SAMPLES = 1 << 20
 
@@ -25,6 +27,7 @@ class Sizing:
         sample_bytes: bytes of an average sample.
         shard_bytes: bytes of an average shard.
         near: whether shards are read where they are, with nothing to fetch or decompress.
+        held: whether they are held in this process's memory.
         limit: bytes that the cache may take, or ``None``.
         sharers: processes on this node that read through the same cache.
         predownload: samples ahead, where the user says so.
@@ -33,6 +36,7 @@ class Sizing:
     sample_bytes: int
     shard_bytes: int
     near: bool
+    held: bool
     limit: int | None
     sharers: int
     predownload: int | None
@@ -48,7 +52,8 @@ class Sizing:
         """Samples ahead of the one delivered whose shards are fetched, or opened and read into the page cache."""
         if self.predownload is not None:
             return max(1, self.predownload)
-        ahead = (_AHEAD_NEAR_BYTES if self.near else _AHEAD_BYTES) // max(1, self.sample_bytes) // self.sharers
+        most = _AHEAD_NEAR_BYTES if self.near else _AHEAD_HELD_BYTES if self.held else _AHEAD_BYTES
+        ahead = most // max(1, self.sample_bytes) // self.sharers
         return max(8 * batch_size, min(ahead, _AHEAD_SAMPLES))
 
     def chunk(self, batch_size: int, *, one_by_one: bool) -> int:
