@@ -19,7 +19,8 @@ from stoker.types import Buffer, HeldBytes
 
 __all__ = ["MemoryCache"]
 
-_KEPT: Final = 1 << 30
+# Memory of shards that were let go, kept for those to come, of this dataset or the next: no more than was in use at once.
+_BLOCKS: Final = KeptBlocks(1 << 30)
 
 
 class MemoryCache(ShardCache):
@@ -45,11 +46,9 @@ class MemoryCache(ShardCache):
         # Those that were fetched, and wait for their first reader; and heads.
         self._fresh: dict[str, HeldBytes] = {}
         self._heads: dict[str, HeldBytes] = {}
-        # Memory of shards that were let go, kept for those to come; it goes with the last of them and this.
-        self._blocks = KeptBlocks(_KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_pid", "_lock", "_busy", "_shards", "_fresh", "_heads", "_blocks")
+        own = ("_pid", "_lock", "_busy", "_shards", "_fresh", "_heads")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -120,7 +119,7 @@ class MemoryCache(ShardCache):
             busy.release()
 
     def _memory(self, size: int) -> HeldBytes:
-        return self._blocks.take(size).view(HeldBytes)
+        return _BLOCKS.take(size).view(HeldBytes)
 
     def _content(self, info: ShardInfo, number: int) -> HeldBytes:
         """The bytes of a raw file, fetched and checked."""
