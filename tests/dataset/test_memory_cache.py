@@ -83,8 +83,8 @@ def living(dataset: StreamingDataset) -> int:
     total = 0
     for cache in dataset.feed.pool.caches:
         assert isinstance(cache, MemoryCache)
-        assert not cache._fresh
-        total += sum(data.nbytes for data in (known() for known in cache._shards.values()) if data is not None)
+        with cache._lock:
+            total += sum(data.nbytes for data in (known() for known in cache._shards.values()) if data is not None)
     return total
 
 
