@@ -6,6 +6,7 @@ import gc
 import pickle
 import secrets
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,20 @@ def test_what_is_ahead_is_held_and_no_more(remote: str) -> None:
     largest = dataset.index.largest_shard
     assert largest <= most <= 8 * largest
     assert len(dataset.index) > 15
+
+
+def test_an_epoch_that_is_left_holds_nothing(remote: str) -> None:
+    write(remote)
+    dataset = StreamingDataset(remote=remote, cache="memory", batch_size=4)
+    for _ in range(3):
+        iterator = iter(dataset)
+        next(iterator)
+        assert living(dataset) > 0
+        iterator.close()  # type: ignore[attr-defined]
+        deadline = time.monotonic() + 30
+        while living(dataset) and time.monotonic() < deadline:  # what is under way comes to its end
+            time.sleep(0.01)
+        assert living(dataset) == 0
 
 
 def test_samples_by_id_hold_no_more_than_the_limit(remote: str) -> None:

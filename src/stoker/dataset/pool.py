@@ -153,6 +153,9 @@ class ShardPool:
             coming, self._coming = self._coming, {}
             for future in coming.values():
                 future.cancel()
+            for shard in list(self._open):
+                if not self.cache_of(shard).keeps:
+                    self._close(shard)
 
     def done_with(self, shard: int) -> None:
         """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go."""
@@ -161,8 +164,11 @@ class ShardPool:
             future.cancel()
         cache = self.cache_of(shard)
         if cache.settings.limit is not None or not cache.keeps:
-            self._open.pop(shard, None)
-            self._used.pop(shard, None)
+            self._close(shard)
+
+    def _close(self, shard: int) -> None:
+        self._open.pop(shard, None)
+        self._used.pop(shard, None)
 
     def close(self) -> None:
         """Stop fetching ahead and drop all readers."""
@@ -178,7 +184,9 @@ class ShardPool:
 
     def _load_ahead(self, shard: int) -> ShardReader | None:
         reader = self._load(shard, demanded=False)
-        return None if reader is None else self._keep(shard, reader)
+        if reader is None or (shard not in self._needed and not self.cache_of(shard).keeps):
+            return reader  # where nobody waits for it any more, its memory goes
+        return self._keep(shard, reader)
 
     def _load_for_all(self, shard: int, mine: Future[ShardReader | None]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
@@ -207,8 +215,7 @@ class ShardPool:
                     (used, number) for number, used in list(self._used.items()) if number not in self._needed
                 )
                 for _, number in spare[: max(1, len(self._open) - self.most_open)]:
-                    self._open.pop(number, None)
-                    self._used.pop(number, None)
+                    self._close(number)
         return kept
 
     def _load(self, shard: int, *, demanded: bool) -> ShardReader | None:
@@ -261,8 +268,7 @@ class ShardPool:
             with self._lock:
                 for number in list(self._open):
                     if number not in self._needed and self.cache_of(number).root == cache.root:
-                        self._open.pop(number, None)
-                        self._used.pop(number, None)
+                        self._close(number)
         return cache.fetch(info, wait=demanded, room=demanded)
 
     def _reader(self, info: ShardInfo, cache: ShardCache, files: list[Any]) -> ShardReader:
