@@ -63,7 +63,10 @@ class ParquetLayout(Layout):
     def __init__(self, spec: DatasetSpec) -> None:
         super().__init__(spec)
         width = sum(mean_width(column) for column in spec.fields)
-        self._rows = min(spec.samples_per_file, spec.row_group_size or max(1, _ROW_GROUP // max(1, width)))
+        rows = max(1, _ROW_GROUP // max(1, width))
+        # Whole pages of the widest column: what is left over would be a small page of each column.
+        page = self._page_rows(max((row_width(column) or 0 for column in spec.fields), default=0))
+        self._rows = min(spec.samples_per_file, spec.row_group_size or (rows // page * page or rows))
         self._codec: Any = None
         if spec.compression is not None:
             name, _, level = spec.compression.partition(":")
@@ -115,12 +118,15 @@ class ParquetLayout(Layout):
         packed = {"pyarrow": pyarrow().__version__} if self.spec.compression else {}
         return {**packed, **image_versions(self.spec)}
 
+    def _page_rows(self, width: int) -> int:
+        """Rows of a page; values take 1/8 of a byte where the width is 0, for booleans."""
+        return max(1, self.spec.page_bytes // width if width else 8 * self.spec.page_bytes)
+
     def _cuts(self, content: Content, column: Column, first: int, rows: int) -> Iterator[tuple[int, int]]:
         """First row and rows of each page of a column chunk."""
         width = row_width(column)
         if width is not None:
-            # 1/8 of a byte a value for booleans
-            step = max(1, self.spec.page_bytes // width if width else 8 * self.spec.page_bytes)
+            step = self._page_rows(width)
             for start in range(first, first + rows, step):
                 yield start, min(step, first + rows - start)
             return
