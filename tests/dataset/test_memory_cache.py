@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import resource
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from s3server import Bucket
 from stoker import MDSWriter, StreamingConfig, StreamingDataset, StreamingParquetLoader, StreamingShardLoader
+from stoker.dataset import memory_cache
 from stoker.dataset.memory_cache import MemoryCache
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage import Store, open_store
@@ -40,11 +42,11 @@ def written(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-def write(out: str, *, rows: int = ROWS, **options: Any) -> list[bytes]:
+def write(out: str, *, rows: int = ROWS, width: int = 64, **options: Any) -> list[bytes]:
     """About 20 shards."""
     rng = np.random.default_rng(0)
-    data = [rng.bytes(64) for _ in range(rows)]
-    with MDSWriter(columns={"id": "int", "data": "bytes"}, out=out, size_limit=2048, **options) as writer:
+    data = [rng.bytes(width) for _ in range(rows)]
+    with MDSWriter(columns={"id": "int", "data": "bytes"}, out=out, size_limit=32 * width, **options) as writer:
         for number, row in enumerate(data):
             writer.write({"id": number, "data": row})
     return data
@@ -85,7 +87,7 @@ def living(dataset: StreamingDataset) -> int:
     for cache in dataset.feed.pool.caches:
         assert isinstance(cache, MemoryCache)
         with cache._lock:
-            total += sum(data.nbytes for data in (known() for known in cache._shards.values()) if data is not None)
+            total += sum(data.nbytes for data in cache._shards.values())
     return total
 
 
@@ -142,11 +144,45 @@ def test_samples_by_id_hold_no_more_than_the_limit(remote: str) -> None:
 
 
 def test_views_outlive_their_shard(remote: str) -> None:
-    """Memory that a view looks at is not given to the next shard."""
-    rows = write(remote)
+    """Memory that a view looks at is not given to the next shard; what nobody looks at is."""
+    rows = write(remote, width=1 << 16)
+    blocks = memory_cache._BLOCKS
     kept = list(StreamingDataset(remote=remote, cache="memory", views=True, predownload=1))
     gc.collect()
     assert [bytes(sample["data"]) for sample in kept] == rows
+    before = blocks.kept
+    del kept
+    gc.collect()
+    assert blocks.kept > before
+    before = blocks.kept
+    for number, sample in enumerate(StreamingDataset(remote=remote, cache="memory", views=True, predownload=1)):
+        assert bytes(sample["data"]) == rows[number]
+        assert blocks.kept < before
+    del sample
+    gc.collect()
+    assert blocks.kept == before
+
+
+def test_small_files_take_their_own_size(remote: str) -> None:
+    """As many as are read ahead, where each is a shard."""
+    store = open_store(remote)
+    for number in range(300):
+        store.put(f"{number:03}.bin", bytes([number % 256]) * 1000)
+    dataset = StreamingDataset(remote=remote, format="files", cache="memory")
+    base = resident()
+    iterator = iter(dataset)
+    assert [next(iterator)["data"][0] for _ in range(3)] == [0, 1, 2]
+    deadline = time.monotonic() + 30
+    while living(dataset) < 200 * 1000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert 200 * 1000 <= living(dataset) <= 300 * 1000
+    assert resident() - base < 64 << 20
+    assert [sample["data"] for sample in iterator] == [bytes([number % 256]) * 1000 for number in range(3, 300)]
+
+
+def resident() -> int:
+    """Bytes of this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_row_groups_are_fetched_by_themselves(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +273,7 @@ def test_a_dataset_that_is_pickled_holds_nothing(remote: str) -> None:
     iterator = iter(dataset)
     next(iterator)
     copy = pickle.loads(pickle.dumps(dataset.feed.pool.cache))
-    assert copy._shards == {}
+    assert not copy._shards
     assert copy.open(dataset.index.shards[0]) is None
 
 

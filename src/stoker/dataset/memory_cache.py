@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import fetch_part
-from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.reuse import KeptBlocks
+from stoker.formats.base import ShardInfo
+from stoker.formats.reuse import LEAST, KeptBlocks
 from stoker.storage import Store
 from stoker.types import Buffer, HeldBytes
 
@@ -42,7 +44,7 @@ class MemoryCache(ShardCache):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._busy: dict[str, threading.Lock] = {}
-        self._shards: dict[str, weakref.ref[HeldBytes]] = {}
+        self._shards: weakref.WeakValueDictionary[str, HeldBytes] = weakref.WeakValueDictionary()
         # Those that were fetched, and wait for their first reader; and heads.
         self._fresh: dict[str, HeldBytes] = {}
         self._heads: dict[str, HeldBytes] = {}
@@ -62,16 +64,12 @@ class MemoryCache(ShardCache):
         if self._pid != os.getpid():  # another thread of the parent may have had the lock
             self._reset()
         with self._lock:
-            found = [self._held(file) for file in info.raw]
+            found = [self._shards.get(file.basename) for file in info.raw]
             if any(one is None for one in found):
                 return None
             for file in info.raw:
                 self._fresh.pop(file.basename, None)
         return [one if one is not None and one.size else b"" for one in found]
-
-    def _held(self, file: FileInfo) -> HeldBytes | None:
-        known = self._shards.get(file.basename)
-        return None if known is None else known()
 
     def describe(self, info: ShardInfo) -> str:
         """See :class:`~stoker.dataset.cache.ShardCache`."""
@@ -83,8 +81,9 @@ class MemoryCache(ShardCache):
         """See :class:`~stoker.dataset.cache.ShardCache`."""
         with self._lock:
             for file in info.raw:
-                for kept in (self._shards, self._fresh, self._heads):
-                    kept.pop(file.basename, None)
+                self._shards.pop(file.basename, None)
+                self._fresh.pop(file.basename, None)
+                self._heads.pop(file.basename, None)
         return True
 
     # -- fetching --------------------------------------------------------------------------------------------------
@@ -94,32 +93,29 @@ class MemoryCache(ShardCache):
         return all(self._hold(info, number, wait=wait) for number in range(len(info.raw)))
 
     def _hold(self, info: ShardInfo, number: int, *, wait: bool) -> bool:
-        file = info.raw[number]
-        name = file.basename
+        name = info.raw[number].basename
         with self._lock:
-            if self._held(file) is not None:
+            if name in self._shards:
                 return True
             busy = self._busy.setdefault(name, threading.Lock())
         if not busy.acquire(blocking=wait):
             return False
         try:
-            if self._held(file) is None:
+            if name not in self._shards:
                 data = self._again_if_corrupt(lambda: self._content(info, number))
                 with self._lock:
-                    self._shards[name] = weakref.ref(data)
-                    self._fresh[name] = data
-                    if file.part is not None and number + 1 < len(info.raw):
+                    self._shards[name] = self._fresh[name] = data
+                    if info.raw[number].part is not None and number + 1 < len(info.raw):
                         self._heads[name] = data
             return True
         finally:
             with self._lock:
                 self._busy.pop(name, None)
-                for gone in [other for other, known in self._shards.items() if known() is None]:
-                    del self._shards[gone]
             busy.release()
 
     def _memory(self, size: int) -> HeldBytes:
-        return _BLOCKS.take(size).view(HeldBytes)
+        found = np.empty(size, np.uint8) if size < LEAST else _BLOCKS.take(size)
+        return found.view(HeldBytes)
 
     def _content(self, info: ShardInfo, number: int) -> HeldBytes:
         """The bytes of a raw file, fetched and checked."""

@@ -148,14 +148,16 @@ class ShardPool:
 
     def expect(self, shards: Collection[int]) -> None:
         """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest."""
+        self._mind_fork()
         self._needed = shards
         if not shards:
             coming, self._coming = self._coming, {}
             for future in coming.values():
                 future.cancel()
-            for shard in list(self._open):
-                if not self.cache_of(shard).keeps:
-                    self._close(shard)
+            with self._lock:
+                for shard in list(self._open):
+                    if not self.cache_of(shard).keeps:
+                        self._close(shard)
 
     def done_with(self, shard: int) -> None:
         """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go."""
@@ -184,14 +186,12 @@ class ShardPool:
 
     def _load_ahead(self, shard: int) -> ShardReader | None:
         reader = self._load(shard, demanded=False)
-        if reader is None or (shard not in self._needed and not self.cache_of(shard).keeps):
-            return reader  # where nobody waits for it any more, its memory goes
-        return self._keep(shard, reader)
+        return None if reader is None else self._keep(shard, reader, demanded=False)
 
     def _load_for_all(self, shard: int, mine: Future[ShardReader | None]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
         try:
-            reader = self._keep(shard, self._load(shard, demanded=True))
+            reader = self._keep(shard, self._load(shard, demanded=True), demanded=True)
         except BaseException as error:
             self._arrived(shard, mine)  # whoever asks from now on tries anew
             mine.set_exception(error)
@@ -205,9 +205,11 @@ class ShardPool:
             if self._coming.get(shard) is coming:
                 del self._coming[shard]
 
-    def _keep(self, shard: int, reader: ShardReader | None) -> ShardReader:
+    def _keep(self, shard: int, reader: ShardReader | None, *, demanded: bool) -> ShardReader:
         assert reader is not None
         with self._lock:
+            if not demanded and shard not in self._needed and not self.cache_of(shard).keeps:
+                return reader  # nobody waits for it any more: its memory goes
             kept = self._open.setdefault(shard, reader)
             self._used[shard] = next(self._tick)
             if len(self._open) > self.most_open:
