@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import pickle
 import resource
 import secrets
@@ -235,6 +236,20 @@ def test_a_damaged_shard_is_fetched_again_and_then_an_error(cut: bool, remote: s
     store.delete(key)
     with pytest.raises(ObjectNotFoundError, match=key):
         list(StreamingDataset(remote=remote, cache="memory"))
+
+
+def test_a_size_that_the_object_has_not_takes_no_memory(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a damaged index: 3 GiB, as much as one may claim."""
+    write(remote)
+    store = open_store(remote)
+    index = json.loads(store.get("index.json"))
+    index["shards"][3]["raw_data"]["bytes"] = 3 << 30
+    store.put("index.json", json.dumps(index).encode())
+    reads = Reads(monkeypatch)
+    with pytest.raises(CorruptDataError, match=r"shard\.00003\.mds has \d+ bytes, the index says 3221225472"):
+        list(StreamingDataset(remote=remote, cache="memory"))
+    assert "shard.00002.mds" in reads.keys
+    assert "shard.00003.mds" not in reads.keys
 
 
 def test_an_object_that_is_mended_meanwhile_is_read(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,14 +178,18 @@ class ShardCache(ABC):
             self._check(file, raw, where)
         return raw
 
+    def _check_size(self, file: FileInfo, size: int) -> None:
+        """Check a whole file of the store by its size."""
+        assert self.store is not None
+        if size != file.bytes:
+            raise CorruptDataError(f"{self.store.url_of(file.basename)} has {size} bytes, the index says {file.bytes}")
+
     def _check_arrived(self, file: FileInfo, size: int, data: Callable[[], Buffer]) -> None:
         """Check a whole file that was fetched: its size, and its hash as far as there is one."""
         assert self.store is not None
-        where = self.store.url_of(file.basename)
-        if size != file.bytes:
-            raise CorruptDataError(f"{where} has {size} bytes, the index says {file.bytes}")
+        self._check_size(file, size)
         if self.settings.validate_hash is not False and file.hashes and size:
-            self._check(file, data(), where)
+            self._check(file, data(), self.store.url_of(file.basename))
 
     def _check(self, file: FileInfo, data: Buffer | bytearray, where: str | Path) -> None:
         if file.part is not None:  # hashes are of whole files; the format checks its own

@@ -22,7 +22,7 @@ from stoker.errors import (
 from stoker.formats.base import FilePart
 from stoker.storage import Store, is_local
 
-__all__ = ["check_file", "fetch_part", "part_bytes", "plan_requests", "version_of"]
+__all__ = ["check_file", "fetch_part", "plan_requests", "version_of"]
 
 # Bytes between ranges are fetched and thrown away where that saves a request: at most so many in a row, and at most this
 # part of what is needed.
@@ -33,18 +33,13 @@ _PIECE: Final = 8 << 20
 _AT_ONCE: Final = 4
 
 
-def part_bytes(part: FilePart) -> int:
-    """Bytes of a part's head and ranges."""
-    return len(part.head) + sum(part.ends) - sum(part.starts)
-
-
 def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
     """Put a part's head and ranges, one after the other, into a local file or into memory; their bytes.
 
     Args:
         store: where the file is.
         part: what is wanted of it.
-        into: a file to be written, or flat writable bytes, as many as :func:`part_bytes` says.
+        into: a file to be written, or flat writable bytes, as many as head and ranges have.
 
     Raises:
         CorruptDataError: the file is not the one that was indexed.

@@ -23,6 +23,8 @@ __all__ = ["MemoryCache"]
 
 # Memory of shards that were let go, kept for those to come, of this dataset or the next: no more than was in use at once.
 _BLOCKS: Final = KeptBlocks(1 << 30)
+# From this size on, an object's own size is asked for first.
+_LARGE: Final = 256 << 20
 
 
 class MemoryCache(ShardCache):
@@ -126,13 +128,15 @@ class MemoryCache(ShardCache):
             zipped = store.get(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(zipped))
             return self._decompressed(info, number, zipped, store.url_of(packed.basename), self._memory)
-        data = self._memory(file.bytes)
-        into = memoryview(data)
         if file.part is not None:
-            fetch_part(store, file.part, into)
+            data = self._memory(file.bytes)
+            fetch_part(store, file.part, memoryview(data))
             self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
             return data
-        size = store.read_into(file.basename, into)
+        if file.bytes > _LARGE:  # before memory is taken for what a damaged index claims
+            self._check_size(file, store.head(file.basename).size)
+        data = self._memory(file.bytes)
+        size = store.read_into(file.basename, memoryview(data))
         self._count(Count.BYTES_FETCHED, min(size, file.bytes))
         self._check_arrived(file, size, lambda: data)
         return data

@@ -31,17 +31,24 @@ _MOST: Final = 256 << 20
 def _fresh(size: int) -> NDArray[np.uint8]:
     """Memory of the operating system, all of it there at once, in huge pages where there are such.
 
-    Getting them takes longer, as others' memory may have to be moved; once. Copies through them are up to a seventh faster.
+    Getting them takes longer, as others' memory may have to be moved, but once; copies through them are faster ever after.
+
+    Raises:
+        MemoryError: there is not so much.
     """
     if not size:
         return np.empty(0, dtype=np.uint8)
-    whole = np.frombuffer(mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
+    try:
+        memory = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes can not be had: {error}") from None
+    whole = np.frombuffer(memory, dtype=np.uint8)
     first = -whole.ctypes.data % _HUGE
-    memory = whole[first : first + size]
+    block = whole[first : first + size]
     # Other threads run meanwhile. A kernel that does not know the one or the other says so, and gives pages one by one.
     for advice in (mmap.MADV_HUGEPAGE, _POPULATE_WRITE):
-        _LIBC.madvise(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size), advice)
-    return memory
+        _LIBC.madvise(ctypes.c_void_p(block.ctypes.data), ctypes.c_size_t(size), advice)
+    return block
 
 
 class _Block:
