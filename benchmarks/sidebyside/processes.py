@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,12 @@ def environment(scratch: Path) -> dict[str, str]:
     return env | {"TMPDIR": str(scratch), "LITDATA_CACHE_DIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def measure(library: str, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
+def measure(
+    library: str, job: dict[str, Any], scratch: Path, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run ``job`` and return what its runner printed; ``{"error": ...}`` if it failed.
+
+    ``variables`` are added to the runner's environment.
 
     The runner and its workers are a process group of their own. It is ended here if this process is
     interrupted: first by SIGINT, so that the library can remove what it put into shared memory.
@@ -60,7 +65,7 @@ def measure(library: str, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
         stderr=subprocess.PIPE,
         text=True,
         cwd=scratch,
-        env=environment(scratch),
+        env=environment(scratch) | dict(variables or {}),
         start_new_session=True,
     )
     try:
