@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from stoker.dataset.detect import detect as find_out
 from stoker.dataset.detect import suffixes_of_formats
+from stoker.dataset.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.parquet_files import source_of
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
-from stoker.formats.checks import check_basename
+from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.onefile import SUFFIXES
 from stoker.formats.registry import get_format
 from stoker.storage import Store, is_local, join_url, open_store
@@ -36,8 +35,6 @@ FILES: Final = "files"
 """Any files, a sample each."""
 
 _PEEK: Final = 5000
-_STATE: Final = "state.json"
-_DICT: Final = "dataset_dict.json"
 _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 _OTHER_NAMES: Final = {"jsonl": "json", "webdataset": "tar", "hf": HUGGING_FACE, "h5": "hdf5"}
 
@@ -78,7 +75,7 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
         if found is not None:
             return found
     if name == HUGGING_FACE:
-        raise ConfigError(f"{source}: no {_STATE}, which datasets.save_to_disk writes: give its directory")
+        raise ConfigError(f"{source}: no {STATE_NAME}, which datasets.save_to_disk writes: give its directory")
     if name is not None:
         if name == INDEX:
             return Found(INDEX, source)
@@ -101,32 +98,16 @@ def _directory(source: Url, options: StorageOptions | None) -> Store | None:
 
 
 def _hugging_face(store: Store, source: Url) -> Found | None:
-    if store.exists(_DICT):
-        splits = _json(store, _DICT).get("splits")
-        parts = ", ".join(f"{store.url}/{name}" for name in splits or ())
-        raise ConfigError(f"{store.url} is a DatasetDict: convert its splits one by one: {parts}")
-    if not store.exists(_STATE):
+    if store.exists(DICT_NAME):
+        refuse_dict(store)
+    if not store.exists(STATE_NAME):
         return None
-    files = _json(store, _STATE).get("_data_files")
-    if not isinstance(files, list):
+    names = state_files(store)
+    if names is None:
         return None
-    names = [file.get("filename") if isinstance(file, dict) else None for file in files]
-    good = [name for name in names if isinstance(name, str) and check_basename(name) is None]
-    if len(good) != len(names):
-        raise CorruptDataError(f"{store.url_of(_STATE)}: its _data_files are not names of files")
-    if not good:
+    if not names:
         raise ConfigError(f"{store.url} is a dataset without any file: there is nothing to convert")
-    return Found(HUGGING_FACE, [join_url(source, name) for name in good])
-
-
-def _json(store: Store, key: str) -> dict[str, Any]:
-    try:
-        found = json.loads(store.get(key, max_bytes=64 << 20))
-    except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"{store.url_of(key)}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise CorruptDataError(f"{store.url_of(key)}: expected an object")
-    return found
+    return Found(HUGGING_FACE, [join_url(source, name) for name in names])
 
 
 def _by_suffix(source: Url | Sequence[Url], options: StorageOptions | None) -> str:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from stoker.dataset.huggingface import DICT_NAME, STATE_NAME, saved_files
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.parquet_files import FoundFile, Source, is_hidden, list_files, look_at
+from stoker.dataset.splits import refuse_splits
 from stoker.dataset.unfinished import NOTE, counted_files
 from stoker.errors import IndexFileError, ObjectNotFoundError
 from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
 
 __all__ = ["find_foreign"]
+
+# Formats with a sample a file, whose names may say anything.
+_SAMPLE_FILES: Final = ("files", "images", "jpeg", "png")
 
 
 def find_foreign(
@@ -23,6 +29,7 @@ def find_foreign(
 
     In directories and by patterns, hidden files are passed over: names that begin with ``_`` or ``.``, in any directory below
     the root. So is an ``index.json`` at the root, and files of a writer that is not done (:mod:`stoker.dataset.unfinished`).
+    In directories that ``datasets`` saved, only the files that their ``state.json`` lists count.
 
     Args:
         source: where.
@@ -38,6 +45,7 @@ def find_foreign(
     Raises:
         ObjectNotFoundError: there are none; says what is there.
         IndexFileError: a file's name leaves the root.
+        ConfigError: a directory holds several splits (:mod:`stoker.dataset.splits`); says how to choose one.
     """
     store = open_root(source.root)
     if source.keys is not None:
@@ -48,9 +56,12 @@ def find_foreign(
     more: dict[str, FoundFile] = {}
     others = 0
     notes: list[str] = []
+    saved: list[str] = []
     for file in list_files(source, store):
         if file.key.endswith(NOTE):
             notes.append(file.key)
+        if file.key.endswith((DICT_NAME, STATE_NAME)):
+            saved.append(file.key)
         counts = matches(file.key) if matches else not suffixes or file.key.lower().endswith(tuple(suffixes))
         if file.key.lower().endswith(tuple(beside)):
             more[file.key] = file
@@ -62,6 +73,9 @@ def find_foreign(
         found.append(file)
     if found:
         found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
+        if matches is None:
+            found = saved_files(found, saved, store) if name == "arrow" else found
+            refuse_splits((file.key for file in found), source.root, folders_only=name in _SAMPLE_FILES)
         # A pattern may match the files alone, and not what belongs to them.
         return (
             source,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.dataset.index import Index, load_index
 from stoker.dataset.shardfiles import find_shards, read_shards
+from stoker.dataset.splits import refuse_splits
 from stoker.errors import FormatError, ObjectNotFoundError
 from stoker.storage import Store
 
@@ -17,6 +18,7 @@ def index_or_headers(store: Store) -> Index:
 
     Raises:
         ObjectNotFoundError: there is no index and there are no shards.
+        ConfigError: the shards are of several splits (:mod:`stoker.dataset.splits`).
         CorruptDataError: a shard is torn.
         IndexFileError: the index is not valid.
     """
@@ -26,6 +28,8 @@ def index_or_headers(store: Store) -> Index:
         shards = list(find_shards(store.list()).values())
         if not shards:
             raise ObjectNotFoundError(f"{store.url} holds neither an index.json nor shards", url=store.url) from error
+    keys = (shard.key("data", None) for shard in shards)
+    refuse_splits(keys, store.url.rstrip("/"), whole="each as a Stream")
     infos = []
     for info in read_shards(store, shards, hashes=False):
         if isinstance(info, FormatError):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from stoker.dataset.excerpts import version_of
+from stoker.dataset.splits import refuse_splits
 from stoker.dataset.unfinished import NOTE, counted_files
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.checks import check_basename
@@ -128,6 +129,7 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
     Raises:
         ObjectNotFoundError: there are none; says what is there.
         IndexFileError: a file's name leaves the root.
+        ConfigError: a directory holds several splits (:mod:`stoker.dataset.splits`); says how to choose one.
     """
     store = open_root(source.root)
     if source.keys is not None:
@@ -146,7 +148,10 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
             raise IndexFileError(f"{source.root}: a file has the unsafe name {file.key!r}: {problem}")
         found.append(file)
     if found:
-        return source, store, counted_files(sorted(found, key=lambda file: file.key), notes, store)
+        found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
+        if matches is None:
+            refuse_splits((file.key for file in found), source.root)
+        return source, store, found
     if source.pattern is None and not others and is_local(source.root) is None:
         # Only a listing tells a file from a directory that is named like one, as Spark names them.
         head, _, name = source.root.rpartition("/")

@@ -1,0 +1,91 @@
+"""Splits of a dataset that lie side by side in one directory (``train/`` and ``test/``), told by their names.
+
+Reading them as one dataset would train on the test samples. A caller who names one directory with several splits in it is
+asked for one of them; a pattern or a list of files is read as given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from stoker.errors import ConfigError
+
+__all__ = ["refuse_splits"]
+
+_SPLIT_OF: Final[Mapping[str, str]] = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+_WORD: Final = "|".join(_SPLIT_OF)
+# `train`, `val2017`.
+_FOLDER: Final = re.compile(rf"({_WORD})(?:[-_]?[0-9]+)?", re.IGNORECASE)
+# `train.jsonl`, `train-00000-of-00002.parquet`, `imagenet-val-000001.tar`, `wiki.test.jsonl.gz`; not `test_tube.jpg`.
+_FILE: Final = re.compile(
+    rf"(?P<before>.*[-_.])?(?P<word>{_WORD})(?:[-_.]?[0-9].*)?(?:\.[a-z][a-z0-9]*){{1,2}}", re.IGNORECASE
+)
+
+
+def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False, whole: str = "") -> None:
+    """See that files below a directory are not of several splits.
+
+    Folders are splits where ``train`` is among them and another split's name, or where all folders beside each other
+    have names of splits; files where their names differ in nothing else. Folders ``name=value`` tell a column instead.
+
+    Args:
+        keys: the files, relative to the root.
+        root: the directory or URL, for the message.
+        folders_only: do not look at names of files, as of formats with a sample a file.
+        whole: how to take all of them on purpose; default: by a pattern.
+
+    Raises:
+        ConfigError: they are; names the splits, and says how to choose one.
+    """
+    parents: set[str] = set()
+    name = ""
+    # Directory and what comes before the split's name, to the file names' splits.
+    files: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for key in keys:
+        folder, _, name = key.rpartition("/")
+        parents.add(folder)
+        if not folders_only and (match := _FILE.fullmatch(name)):
+            found = files[folder, match["before"] or ""]
+            found.setdefault(_SPLIT_OF[match["word"].lower()], name[: match.end("word")])
+    end = name[name.rfind(".") :] if "." in name else ""
+    whole = whole or f"by the pattern {root}/**/*{end}"
+    folders: defaultdict[str, set[str]] = defaultdict(set)
+    for parent in parents:
+        path = parent
+        while path:
+            path, _, last = path.rpartition("/")
+            folders[path].add(last)
+    for above, names in sorted(folders.items()):
+        splits = {_SPLIT_OF[match[1].lower()]: name for name in sorted(names) if (match := _FOLDER.fullmatch(name))}
+        splits.update(files.pop((above, ""), {}))
+        if len(splits) > 1 and ("train" in splits or all(_FOLDER.fullmatch(name) for name in names)):
+            _refuse(root, above, splits, names, end, whole)
+    for (above, _), splits in sorted(files.items()):
+        if len(splits) > 1:
+            _refuse(root, above, splits, (), end, whole)
+
+
+def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[str], end: str, whole: str) -> None:
+    below = f"{above}/" if above else ""
+    first = splits.get("train", min(splits.values()))
+    choice = f'split="{below}{first}"' if first in folders else f"the pattern {root}/{below}{first}*{end}"
+    raise ConfigError(
+        f"{root} holds the splits {', '.join(f'{below}{name}' for name in sorted(splits.values()))} side by side, whose "
+        f"samples would come as one dataset: choose one, as by {choice}"
+        + (f" (or name {root}/{below}{first})" if first in folders else "")
+        + f", or take all of them on purpose, {whole}"
+    )
