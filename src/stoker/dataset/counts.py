@@ -1,30 +1,26 @@
 """What reading costs, counted over all processes that share a dataset object.
 
 A DataLoader reads in worker processes, and who asks how it goes sits in the main process. So the counts lie in memory that
-the processes share: an anonymous file (``memfd``), which has no name and is gone with the last process that holds it. Each
-process adds in a row of its own, so no two ever write the same; a sum over rows is the count. Rows of processes that are
-gone are added up in row 0 when their place is needed.
+the processes share (:class:`~stoker.concurrency.sharedfile.SharedFile`). Each process adds in a row of its own, so no two
+ever write the same; a sum over rows is the count. Rows of processes that are gone are added up in row 0 when their place is
+needed.
 
 Counts are kept per shard and per step of reading, never per sample.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
-from multiprocessing import reduction
-from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.concurrency.sharedfile import SharedFile, spawning
 
 __all__ = ["BUCKETS", "Count", "Counts", "bucket_of", "bucket_start"]
 
@@ -91,10 +87,11 @@ def bucket_start(bucket: int) -> float:
 class Counts:
     """Counts of a dataset object, of its copies in forked and spawned children, and of no other."""
 
+    _pid: int
+    _memory: mmap.mmap
+
     def __init__(self) -> None:
-        self._attach(os.memfd_create("stoker-counts", os.MFD_CLOEXEC))
-        os.ftruncate(self._file, _ROWS * _ROW * 8)
-        self._map()
+        self._attach(SharedFile("stoker-counts", _ROWS * _ROW * 8))
 
     def add(self, what: Count, number: int) -> None:
         """Add to a count."""
@@ -146,7 +143,7 @@ class Counts:
 
     def totals(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All counts by :class:`Count`, and the histogram of reading times by bucket, over all processes."""
-        with self._locked():
+        with self._shared.locked():
             rows = np.frombuffer(self._memory, dtype=np.int64).reshape(_ROWS, _ROW).sum(axis=0)
         return rows[_FIRST_COUNT : _FIRST_COUNT + len(Count)], rows[_FIRST_BUCKET : _FIRST_BUCKET + BUCKETS]
 
@@ -158,13 +155,15 @@ class Counts:
         return self._row
 
     def _claim(self) -> None:
-        self._lock = threading.Lock()  # that of the parent may be held by a thread which is not here
         cells = memoryview(self._memory).cast("q")
-        with self._locked():
+        with self._shared.locked():
+            if self._pid == os.getpid():
+                return  # another thread was first
+            self._lock = threading.Lock()  # that of the parent may be held by a thread which is not here
             number = self._free_row(cells)
             cells[number * _ROW + _PID] = os.getpid()
-        self._row = cells[number * _ROW : (number + 1) * _ROW]
-        self._pid = os.getpid()
+            self._row = cells[number * _ROW : (number + 1) * _ROW]
+            self._pid = os.getpid()
 
     @staticmethod
     def _free_row(cells: memoryview) -> int:
@@ -182,39 +181,23 @@ class Counts:
                 return number
         return _ROWS - 1  # more processes than rows: two share one, and may lose counts
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
-
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def _attach(self, file: int) -> None:
-        self._file = file
+    def _attach(self, shared: SharedFile) -> None:
+        self._shared = shared
         self._pid = 0
         self._lock = threading.Lock()
-
-    def _map(self) -> None:
-        self._memory = mmap.mmap(self._file, _ROWS * _ROW * 8)
+        self._memory = shared.map(_ROWS * _ROW * 8)
 
     def __getstate__(self) -> dict[str, Any]:
         # On the way to a spawned child the file itself is handed over. A copy sent by other means counts for itself.
-        return {"file": reduction.DupFd(self._file)} if get_spawning_popen() is not None else {}
+        return {"shared": self._shared} if spawning() else {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "file" in state:
-            self._attach(state["file"].detach())
-            self._map()
+        if "shared" in state:
+            self._attach(state["shared"])
         else:
             Counts.__init__(self)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            with contextlib.suppress(OSError):
-                os.close(self._file)
 
 
 def _exists(pid: int) -> bool:

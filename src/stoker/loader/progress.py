@@ -2,24 +2,21 @@
 
 A DataLoader forks (or spawns) workers for each pass, or keeps them over passes; either way the data set object in the
 main process is not told. So that each pass is a new epoch, and a loaded state reaches workers that already live, the few
-numbers this takes lie in memory that the processes share: an anonymous file (``memfd``), which has no name, belongs to
-nobody else, and is gone with the last process that holds it.
+numbers this takes lie in memory that the processes share.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import reduction
-from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.concurrency.sharedfile import SharedFile, spawning
 
 __all__ = ["EpochClock", "StartingPoint"]
 
@@ -62,13 +59,10 @@ def _three(numbers: NDArray[np.int64]) -> tuple[int, int, int]:
 class EpochClock:
     """Counts epochs for a data set and all copies of it in forked or spawned child processes."""
 
-    _file: int
     _passes: tuple[int, int, int]
 
     def __init__(self) -> None:
-        self._attach(os.memfd_create("stoker-epoch", os.MFD_CLOEXEC))
-        os.ftruncate(self._file, _BYTES)
-        self._map()
+        self._attach(SharedFile("stoker-epoch", _BYTES))
         with self._locked() as shared:
             shared[_RESUME_EPOCH] = -1
 
@@ -164,36 +158,23 @@ class EpochClock:
 
     @contextmanager
     def _locked(self) -> Iterator[NDArray[np.int64]]:
-        # A record lock belongs to the process and goes with it; threads of one process do not begin epochs at once.
-        fcntl.lockf(self._file, fcntl.LOCK_EX)
-        try:
+        with self._file.locked():
             yield self._shared
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _attach(self, file: int) -> None:
+    def _attach(self, file: SharedFile) -> None:
         self._file = file
         self._passes = 0, 0, 0
-
-    def _map(self) -> None:
-        self._memory = mmap.mmap(self._file, _BYTES)
-        self._shared: NDArray[np.int64] = np.frombuffer(self._memory, dtype=np.int64)
+        self._shared: NDArray[np.int64] = np.frombuffer(file.map(_BYTES), dtype=np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is not None:
-            # On the way to a spawned child: hand the file over itself.
-            return {"file": reduction.DupFd(self._file)}
+        if spawning():
+            return {"file": self._file}
         return {"numbers": self._shared.tolist()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "file" in state:
-            self._attach(state["file"].detach())
-            self._map()
+            self._attach(state["file"])
         else:
             # Sent by other means (to another host, say): a clock of its own that shows the same time.
             EpochClock.__init__(self)
             self._shared[:] = state["numbers"]
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)

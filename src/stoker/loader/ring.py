@@ -5,8 +5,8 @@ handed over through a socket, unmapped and freed. For batches of small samples t
 does. Here the pieces stay: a worker writes into a block, the main process uses it in place, and when the last tensor on it
 is gone the block is free for the worker to fill again.
 
-The memory is an anonymous file (``memfd``): it has no name, is not subject to the size of ``/dev/shm``, and is gone with the
-last process that has it. Nobody ever waits for a block: where none is free, the caller falls back to torch's own way.
+The memory is a :class:`~stoker.concurrency.sharedfile.SharedFile`. Nobody ever waits for a block: where none is free, the
+caller falls back to torch's own way.
 
 Each worker process holds one *region*, claimed by a record lock that the kernel drops with the process. A block is
 
@@ -17,19 +17,17 @@ Each worker process holds one *region*, claimed by a record lock that the kernel
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import secrets
 import threading
 import weakref
 from dataclasses import dataclass
-from multiprocessing import reduction
-from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stoker.concurrency.sharedfile import SharedFile, spawning
 
 __all__ = ["Block", "Region", "Ring", "receive"]
 
@@ -47,15 +45,14 @@ class Ring:
     """The blocks of one data set's workers, in the main process and in all of them."""
 
     def __init__(self) -> None:
-        file = os.memfd_create("stoker-batches", os.MFD_CLOEXEC)
-        os.ftruncate(file, _HEADER_BYTES + _REGIONS * _REGION_BYTES)  # sparse: pages come when they are written
-        self._attach(file, secrets.randbits(63))
+        size = _HEADER_BYTES + _REGIONS * _REGION_BYTES  # sparse: pages come when they are written
+        self._attach(SharedFile("stoker-batches", size), secrets.randbits(63))
 
-    def _attach(self, file: int, number: int) -> None:
+    def _attach(self, file: SharedFile, number: int) -> None:
         self._file = file
         self.number = number
         # Blocks of region r: shape (blocks, 4), int64.
-        self.table: NDArray[np.int64] = np.frombuffer(mmap.mmap(file, _HEADER_BYTES), np.int64)[
+        self.table: NDArray[np.int64] = np.frombuffer(file.map(_HEADER_BYTES), np.int64)[
             : _REGIONS * _BLOCKS * 4
         ].reshape(_REGIONS, _BLOCKS, 4)
         self._memory: dict[int, NDArray[np.uint8]] = {}
@@ -72,15 +69,13 @@ class Ring:
         """A region's bytes, mapped on first use and kept."""
         found = self._memory.get(region)
         if found is None:
-            mapped = mmap.mmap(self._file, _REGION_BYTES, offset=_HEADER_BYTES + region * _REGION_BYTES)
+            mapped = self._file.map(_REGION_BYTES, _HEADER_BYTES + region * _REGION_BYTES)
             found = self._memory[region] = np.frombuffer(mapped, np.uint8)
         return found
 
     def _claim(self) -> Region | None:
         for number in range(_REGIONS):
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-            except OSError:
+            if not self._file.claim(number):
                 continue
             table = self.table[number]
             # What a worker that is gone had not handed over will not be asked for any more.
@@ -92,19 +87,13 @@ class Ring:
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is not None:
-            return {"file": reduction.DupFd(self._file), "number": self.number}
-        return {}
+        return {"file": self._file, "number": self.number} if spawning() else {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state:
-            self._attach(state["file"].detach(), state["number"])
+            self._attach(state["file"], state["number"])
         else:
             Ring.__init__(self)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
 
 
 _rings: weakref.WeakValueDictionary[int, Ring] = weakref.WeakValueDictionary()

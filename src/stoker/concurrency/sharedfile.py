@@ -1,0 +1,122 @@
+"""Memory that a process shares with the children that it forks and spawns, with a lock for all of their threads.
+
+The memory is an anonymous file (``memfd``): it has no name, is not limited by the size of ``/dev/shm``, and is gone with the
+last process that has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+from stoker.concurrency.forks import reset_in_children
+from stoker.errors import StokerError
+
+__all__ = ["SharedFile", "spawning"]
+
+
+def spawning() -> bool:
+    """Whether what is pickled now goes to a child process that is being spawned, which can be handed a file itself."""
+    return get_spawning_popen() is not None
+
+
+class SharedFile:
+    """An anonymous file, and the right to change it for one thread of one process at a time.
+
+    Pickle it only where :func:`spawning` says so.
+
+    Args:
+        name: for whoever looks at the process's descriptors.
+        size: bytes; they are zeros, and take memory when they are written.
+    """
+
+    _file: int
+    _lock_file: int | None
+    _held: bool
+    _threads: Any  # threading.RLock, which is a function in Python 3.11 and 3.12
+
+    def __init__(self, name: str, size: int) -> None:
+        self._attach(os.memfd_create(name, os.MFD_CLOEXEC))
+        os.ftruncate(self._file, size)
+
+    def map(self, size: int, offset: int = 0) -> mmap.mmap:
+        """So many bytes of the file, writable. Changes are seen by all processes."""
+        return mmap.mmap(self._file, size, offset=offset)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep all other threads out, of this process and of all others. May be nested.
+
+        Raises:
+            StokerError: ``/proc`` is not mounted.
+        """
+        # The kernel's lock belongs to an open file description, which threads share: so a thread lock comes first.
+        # A POSIX record lock (lockf) would not do. It belongs to the process, so where threads of two processes wait for
+        # two files crosswise, the kernel sees a cycle that is none and answers EDEADLK.
+        # The thread lock can be taken again by the thread that has it: a signal handler or a finaliser may run in here.
+        with self._threads:
+            if self._held:
+                yield
+                return
+            try:
+                self._held = True
+                fcntl.flock(self._own_description(), fcntl.LOCK_EX)
+                yield
+            finally:
+                if self._lock_file is not None:
+                    fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+                self._held = False
+
+    def claim(self, number: int) -> bool:
+        """Claim a number for this process, until it ends; whether no other process has it. Nobody waits."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError:
+            return False
+        return True
+
+    def after_fork(self) -> None:
+        """In a forked child: leave the parent's lock alone. A description of its own is opened when it is needed."""
+        self._threads = threading.RLock()
+        self._held = False
+        lock_file, self._lock_file = self._lock_file, None
+        if lock_file is not None:
+            os.close(lock_file)
+
+    def _own_description(self) -> int:
+        """A descriptor of an open file description that no other process has."""
+        if self._lock_file is None:
+            try:
+                self._lock_file = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise StokerError(
+                    f"processes that share a dataset need /proc to lock their counters: {error}"
+                ) from error
+        return self._lock_file
+
+    def _attach(self, file: int) -> None:
+        self._file = file
+        self._lock_file = None
+        self._held = False
+        self._threads = threading.RLock()
+        reset_in_children(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"file": reduction.DupFd(self._file)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._attach(state["file"].detach())
+
+    def __del__(self) -> None:
+        for file in (self.__dict__.get("_file"), self.__dict__.get("_lock_file")):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    os.close(file)
