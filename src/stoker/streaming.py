@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.dataset.agreement import check_agreement
 from stoker.dataset.cache import CacheKind
 from stoker.dataset.caches import uses_memory
 from stoker.dataset.parquet import Files, OnBadFiles
@@ -197,9 +198,8 @@ class StreamingDataset(TorchIterable[Any]):
         self.batch_size = batch_size
         self._table = ShardTable(self.index.sizes)
         total_bytes = self.index.total_bytes
+        check_agreement(self._streams, columns)
         self._check_columns(columns)
-        # Of streams with different columns, those are read that all of them have.
-        read = tuple(columns) if columns is not None else None if self._streams.uniform else self.index.columns
         course = make_course(
             self._streams,
             CourseOptions(
@@ -224,7 +224,7 @@ class StreamingDataset(TorchIterable[Any]):
             self._streams.pool(threads=download_threads, options=options),
             course,
             FeedSettings(
-                columns=read,
+                columns=None if columns is None else tuple(columns),
                 transform=transform,
                 predownload=predownload,
                 read_threads=read_threads,

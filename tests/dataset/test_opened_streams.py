@@ -69,7 +69,6 @@ def test_streams_of_different_formats_are_read_as_one(three: list[Stream]) -> No
     assert streams.names == ("a", "b", "c")
     assert streams.index.samples == 300
     assert streams.index.columns == ("id", "text")
-    assert streams.uniform
     assert not streams.near
     assert read_all(streams) == list(range(300))
     parts = [len(place.index) for place in streams.places]
@@ -140,14 +139,13 @@ def test_a_child_process_reads_all_streams(three: list[Stream], method: str) -> 
     pool.close()
 
 
-def test_columns_that_differ_are_said_and_the_common_ones_read(tmp_path: Path) -> None:
+def test_columns_that_differ_are_an_error_of_reading_and_the_common_ones_are_read(tmp_path: Path) -> None:
     streams = open_streams(
         [
             Stream(local=write(tmp_path / "a", 0, 40)),
             Stream(local=write(tmp_path / "b", 40, 40, columns={**COLUMNS, "more": "int"})),
         ]
     )
-    assert not streams.uniform
     assert streams.index.columns == ("id", "text")
     assert read_all(streams) == list(range(80))
     shards = streams.shard_offsets[:2]

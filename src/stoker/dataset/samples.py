@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.dataset.pool import ShardPool
 from stoker.formats.base import ShardReader
-from stoker.formats.merge import scatter
+from stoker.formats.merge import check_types, scatter
 from stoker.formats.registry import get_format
 from stoker.types import Batch, Ids, Sample
 
@@ -50,17 +50,17 @@ def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str]
 
     Returns:
         Column name to column of n values.
+
+    Raises:
+        FormatError: the shards differ in columns, or in the type of one.
     """
     readers, which = _open(pool, shards)
     if _alike(readers):
         return get_format(readers[0].format).read_many(readers, which, rows, columns)
-    return scatter(
-        [
-            (here, get_format(chosen[0].format).read_many(chosen, which_of_them, rows[here], columns))
-            for here, chosen, which_of_them in _kinds(readers, which)
-        ],
-        len(rows),
-    )
+    kinds = list(_kinds(readers, which))
+    parts = [get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds]
+    check_types(parts, [getattr(chosen[0], "where", chosen[0].format) for _, chosen, _ in kinds])
+    return scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
 
 
 def iterate_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None) -> SampleRun:

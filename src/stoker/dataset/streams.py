@@ -166,11 +166,6 @@ class Streams:
         return all(place.cache.store is None and not place.index.compressed for place in self.places)
 
     @property
-    def uniform(self) -> bool:
-        """Whether all streams have the same columns; if not, ``index.columns`` are those that all of them have."""
-        return len({frozenset(place.index.columns) for place in self.places if len(place.index)}) <= 1
-
-    @property
     def where(self) -> str:
         """The directories that shards are read from, for messages."""
         return ", ".join(dict.fromkeys(str(place.cache.root) for place in self.places))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from stoker.errors import FormatError
 from stoker.formats.base import ShardReader
 from stoker.types import Array, Batch, Column, Ids
 
-__all__ = ["iterate_each", "read_each", "scatter"]
+__all__ = ["check_types", "iterate_each", "read_each", "scatter"]
 
 
 def read_each(shards: Sequence[ShardReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
@@ -50,6 +50,50 @@ def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
                 "read those that they share with columns="
             )
     return {name: _scatter_column([(places, part[name]) for places, part in parts], length) for name in names}
+
+
+def check_types(parts: Sequence[Batch], shards: Sequence[str]) -> None:
+    """See that a column holds values of one type in all parts, where no index tells the types.
+
+    Args:
+        parts: the columns of each part.
+        shards: a shard of each part, for the message.
+
+    Raises:
+        FormatError: it does not; names the column, shards and types.
+    """
+    for name, first in parts[0].items():
+        one = _type_name(first)
+        for shard, part in zip(shards[1:], parts[1:], strict=True):
+            two = _type_name(part[name]) if name in part else one
+            if one != two and one and two and not two.startswith(f"{one} ") and not one.startswith(f"{two} "):
+                raise FormatError(
+                    f"column {name!r} is {one} in {shards[0]} and {two} in {shard}: read only columns of one type with "
+                    "columns=, or write them alike"
+                )
+
+
+def _type_name(column: Column) -> str:
+    """What a column's values are, by the first that is not null; empty where nothing can be told.
+
+    Numbers in lists, as where some are null, are of a kind (``integer``); in arrays also of a data type (``integer int32``).
+    """
+    if isinstance(column, np.ndarray):
+        return f"{'arrays of ' if column.ndim > 1 else ''}{_KINDS.get(column.dtype.kind, '')} {column.dtype}"
+    first = next((value for value in column if value is not None), None)
+    if isinstance(first, np.ndarray) and first.ndim:
+        return f"arrays of {_KINDS.get(first.dtype.kind, '')} {first.dtype}"
+    return next((name for kind, name in _TYPES if isinstance(first, kind)), "")
+
+
+_KINDS: Final = {"b": "truth", "i": "integer", "u": "integer", "f": "float"}
+_TYPES: Final = (
+    (str, "text"),
+    ((bytes, memoryview), "bytes"),
+    ((bool, np.bool_), "truth"),
+    ((int, np.integer), "integer"),
+    ((float, np.floating), "float"),
+)
 
 
 def _scatter_column(parts: Sequence[tuple[Ids, Column]], length: int) -> Column:
