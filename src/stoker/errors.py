@@ -16,6 +16,7 @@ __all__ = [
     "IndexFileError",
     "MissingPackageError",
     "ObjectNotFoundError",
+    "SourceChangedError",
     "StateError",
     "StokerError",
     "StorageError",
@@ -31,6 +32,10 @@ class StokerError(Exception):
 
 class ConfigError(StokerError, ValueError):
     """An argument, environment variable or combination of them makes no sense."""
+
+
+class SourceChangedError(ConfigError):
+    """Files that a job reads were changed since it began; what it has made of them is not of one source."""
 
 
 class StateError(StokerError, ValueError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import os
+import shutil
 import tarfile
 import wave
 from collections.abc import Callable
@@ -20,10 +22,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from s3server import Bucket
 from stoker import HashSplit, MDSWriter, StreamingDataset
 from stoker.cli import main
 from stoker.convert import ConvertReport, convert
-from stoker.errors import ConfigError, EncodingError, ObjectNotFoundError, StokerError, UnsafeDataError
+from stoker.errors import (
+    ConfigError,
+    CorruptDataError,
+    EncodingError,
+    ObjectNotFoundError,
+    SourceChangedError,
+    StokerError,
+    UnsafeDataError,
+)
+from stoker.storage import open_store
 from support import COLUMNS, check_sample, make_dataset, sample_of
 
 GOLDEN = Path(__file__).parent / "golden" / "saved_by_datasets"
@@ -51,7 +63,9 @@ def ids_of(folder: Path) -> list[int]:
 
 
 def files_below(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All but a conversion's record."""
+    found = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return sorted(name for name in found if name != ".stoker_convert.json")
 
 
 # -- formats -------------------------------------------------------------------------------------------------------------
@@ -478,7 +492,7 @@ def test_the_command_converts_and_tells_scripts_what_it_did(
     assert told["columns"] == {"id": "uint16", "row": "ndarray:int64:2,3"}
     assert told["splits"] == {"a": 225, "b": 75}
     assert main(given) == 1
-    assert "is not empty" in capsys.readouterr().err
+    assert "holds a finished conversion of another source or with other settings" in capsys.readouterr().err
     assert main(["convert", str(source), str(tmp_path / "text"), "--processes", "1"]) == 0
     assert capsys.readouterr().out.startswith("300 samples, in 1 files of mds at ")
     for wrong in (
@@ -541,7 +555,7 @@ def test_a_destination_that_is_not_empty_is_left_alone(source: Path, tmp_path: P
 def test_a_source_of_nothing_or_of_anything_says_so(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "in"
     expected: dict[str, tuple[type[StokerError], str]] = {
-        "missing": (ObjectNotFoundError, "there are no files"),
+        "missing": (ObjectNotFoundError, "in does not exist: check what is in"),
         "empty": (ObjectNotFoundError, "there are no files"),
         "no samples": (ConfigError, "has no samples"),
         "unknown": (ConfigError, "tells a format: say which"),
@@ -649,12 +663,133 @@ def test_beginning_anew_removes_nothing_that_is_not_its_own(source: Path, tmp_pa
     assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
 
 
+def _samples_to(kind: str, folder: Path, *, offset: int) -> None:
+    """200 samples in 20 files of equal size, the same for each offset."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    numbers = np.arange(200, dtype=np.int64) + offset
+    if kind == "mds":
+        with MDSWriter({"x": "int64"}, str(folder), size_limit=200) as writer:
+            writer.write_batch({"x": numbers})
+        return
+    for number, part in enumerate(np.split(numbers, 20)):
+        if kind == "parquet":
+            pq.write_table(pa.table({"x": part}), folder / f"{number:02}.parquet", compression="none")
+        elif kind == "npy":
+            np.save(folder / f"{number:02}.npy", part)
+        elif kind == "jsonl":
+            (folder / f"{number:02}.jsonl").write_text("".join(f'{{"x": {one}}}\n' for one in part.tolist()))
+        else:
+            (folder / f"{number:02}.data").write_bytes(part.tobytes())
+
+
+SOURCES = ["mds", "parquet", "npy", "jsonl", "files"]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_source_of_the_same_sizes_that_was_rewritten_does_not_go_on(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {"shard_samples": 10 if kind != "files" else 1}
+    options["format"] = "files" if kind == "files" else None
+    _samples_to(kind, tmp_path / "in", offset=1000)
+    with pytest.raises(StoppedError):
+        run(tmp_path / "in", tmp_path / "out", **options, progress=stopping_at(100 if kind != "files" else 10))
+    left = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    _samples_to(kind, tmp_path / "in", offset=2000)
+    with pytest.raises(
+        SourceChangedError, match=r"00[^ ]* was changed, .* and \d+ more.*Nothing was overwr.*--restart"
+    ):
+        run(tmp_path / "in", tmp_path / "out", **options)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == left
+    done = run(tmp_path / "in", tmp_path / "out", **options, resume=False)
+    assert done.resumed == 0
+    if kind != "files":
+        assert [int(next(iter(row.values()))) for row in rows_of(tmp_path / "out")] == list(range(2000, 2200))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_source_that_is_rewritten_meanwhile_makes_no_dataset(tmp_path: Path, kind: str) -> None:
+    _samples_to(kind, tmp_path / "in", offset=1000)
+    file = min(path for path in (tmp_path / "in").iterdir() if "index" not in path.name)
+    data = file.read_bytes()
+    options: dict[str, Any] = {"shard_samples": 10 if kind != "files" else 1}
+    options["format"] = "files" if kind == "files" else None
+
+    def progress(done: int, total: int) -> None:
+        if done == total:  # the file was read long ago
+            (file.parent / ".new").write_bytes(data)
+            os.replace(file.parent / ".new", file)
+
+    with pytest.raises(
+        SourceChangedError, match=rf"changed while they were read \({file.name} was changed\): .*--restart"
+    ):
+        run(tmp_path / "in", tmp_path / "out", **options, progress=progress)
+    assert not (tmp_path / "out" / "index.json").exists()
+    with pytest.raises(SourceChangedError, match=rf"{file.name} was changed\)"):
+        run(tmp_path / "in", tmp_path / "out", **options)
+    run(tmp_path / "in", tmp_path / "out", **options, resume=False)
+    assert (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.s3
+def test_an_object_that_was_replaced_is_not_gone_on_with(tmp_path: Path, bucket: Bucket) -> None:
+    _samples_to("mds", tmp_path / "old", offset=1000)
+    _samples_to("mds", tmp_path / "new", offset=2000)
+    store = open_store(f"{bucket.url}/in", bucket.storage_options)
+
+    def upload(folder: Path) -> None:
+        for path in folder.iterdir():
+            store.put(path.name, path.read_bytes())
+
+    options: dict[str, Any] = {"shard_samples": 10, "source_options": bucket.storage_options}
+    upload(tmp_path / "old")
+    with pytest.raises(StoppedError):
+        run(store.url, tmp_path / "out", **options, progress=stopping_at(100))
+    upload(tmp_path / "new")
+    with pytest.raises(SourceChangedError, match=r"shard\.00000\.mds was changed"):
+        run(store.url, tmp_path / "out", **options)
+    run(store.url, tmp_path / "out", **options, resume=False)  # and nothing comes from what was fetched before
+    assert [int(next(iter(row.values()))) for row in rows_of(tmp_path / "out")] == list(range(2000, 2200))
+
+
+def test_what_is_done_is_done_and_says_so(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["convert", str(source), str(tmp_path / "out"), "--size-limit", "4kb", "--processes", "1"]
+    assert main(command) == 0
+    before = files_below(tmp_path / "out")
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "tasks done before" in capsys.readouterr().out
+    assert files_below(tmp_path / "out") == before
+    assert main([*command, "--restart"]) == 1
+    assert "holds a finished conversion: convert to another place" in capsys.readouterr().err
+    (tmp_path / "out" / before[0]).unlink()
+    with pytest.raises(CorruptDataError, match="was finished there with"):
+        run(source, tmp_path / "out", size_limit="4kb")
+
+
+def test_a_run_that_has_written_nothing_leaves_nothing_to_go_on_with(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        run(source, tmp_path / "out", size_limit="4kb", progress=stopping_at(0))
+    assert (tmp_path / "out" / ".stoker_convert.json").exists()
+    assert run(source, tmp_path / "out", size_limit="5kb").samples == SAMPLES
+
+
+def test_a_path_that_is_misspelt_is_told_with_names_like_it(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for wrong in (tmp_path / "fotos", [tmp_path / "fotos"]):
+        with pytest.raises(ObjectNotFoundError, match="fotos does not exist: did you mean 'photos'"):
+            run(wrong, tmp_path / "out")
+    with pytest.raises(ObjectNotFoundError, match="nor does its directory"):
+        run(tmp_path / "gone" / "photos", tmp_path / "out")
+
+
 def test_a_source_that_changed_does_not_go_on(source: Path, tmp_path: Path) -> None:
     make_dataset(tmp_path / "in", 100)
     with pytest.raises(StoppedError):
         run(tmp_path / "in", tmp_path / "out", size_limit="3kb", progress=stopping_at(50))
     make_dataset(tmp_path / "in", 110, exist_ok=True)
-    with pytest.raises(ConfigError, match="samples was 100, is 110"):
+    with pytest.raises(
+        SourceChangedError, match=r"samples was 100.*index.json was changed, shard.*Nothing was overw.*--restart"
+    ):
         run(tmp_path / "in", tmp_path / "out", size_limit="3kb")
 
 

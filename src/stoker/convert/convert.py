@@ -21,7 +21,8 @@ from stoker.convert.settings import Engine, check_work, parts_of, settings_of, t
 from stoker.convert.sinks import LISTED, check_columns
 from stoker.convert.task import totals
 from stoker.convert.transform import Transform, identity_of, load_transform
-from stoker.convert.work import begin, finish, refuse_others
+from stoker.convert.work import FILES, begin, done_before, finish, unfinished
+from stoker.dataset.jobrecord import check_unchanged
 from stoker.errors import ConfigError
 from stoker.order.line import ShuffleName
 from stoker.storage import is_local
@@ -29,7 +30,7 @@ from stoker.types import StorageOptions
 
 __all__ = ["convert"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def convert(
@@ -110,7 +111,9 @@ def convert(
         What was done.
 
     Raises:
-        ConfigError: an argument makes no sense, the destination is not empty, or holds another unfinished conversion.
+        ConfigError: an argument makes no sense, the destination is not empty, or holds another conversion.
+        SourceChangedError: files of the source were changed since an unfinished run began, or while they were read; names
+            them. Nothing is overwritten.
         EncodingError: a sample does not fit, or the transform failed at it; names it. What is done stays.
         ObjectNotFoundError, FormatError: the source is missing or damaged.
         MissingPackageError: a package that a format or the engine needs is not installed.
@@ -124,7 +127,7 @@ def convert(
         raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(get_args(ShuffleName))}")
     function = load_transform(transform)
     target = target_of(source, destination)
-    refuse_others(target, storage_options)
+    fresh = not unfinished(target, storage_options) or not resume
     workers = Processes((processes or len(os.sched_getaffinity(0))) if engine == "local" else 1)
     with contextlib.closing(workers):
         opened = open_source(
@@ -134,6 +137,8 @@ def convert(
             allow_unsafe_types=allow_unsafe_types,
             storage_options=storage_options if source_options is None else source_options,
             format_options=dict(format_options or {}),
+            job=target,
+            fresh=fresh,
             on_listing=workers.start,
         )
         arrangement = Arrangement(opened.source.sizes, order, seed, parts)
@@ -152,6 +157,8 @@ def convert(
         about = {
             "version": _VERSION,
             "source": opened.source.identity,
+            "format": opened.kind,
+            "format_options": repr(sorted((format_options or {}).items())),
             "samples": arrangement.total,
             "to": settings.format,
             "columns": {plan.name: plan.encoding for plan in outputs},
@@ -184,26 +191,38 @@ def convert(
             f"{WORK}/files/" if settings.format in LISTED and is_local(target) is not None else "",
             digest(about),
         )
-        notes = begin(job, about, resume=resume)
-        resumed = len(notes)
-        retried = _run(job, notes, workers, engine, processes, progress)
-    shards, size = finish(job, notes)
+        about[FILES] = digest(list(opened.versions.items()))
+        resumed, retried = job.tasks, 0
+        told = done_before(job, about, resume=resume)
+        if told is None:
+            notes = begin(job, about, opened.versions, resume=resume)
+            resumed = len(notes)
+            retried = _run(job, notes, workers, engine, processes, progress)
+            check_unchanged(
+                opened.versions,
+                opened.source.versions(),
+                opened.source.name,
+                f"what was made of them at {target} does not belong together. Convert anew with resume=False (--restart)",
+            )
+            told = finish(job, about, notes, lambda shards, size: _told(job, notes, shards, size))
     opened.source.close()
     _forget(opened)
+    return ConvertReport(**told, resumed=resumed, retried=retried, seconds=time.monotonic() - began)
+
+
+def _told(job: Job, notes: Mapping[int, Mapping[str, Any]], shards: int, size: int) -> dict[str, Any]:
+    """What is told of a conversion that is done, whoever did what of it when."""
     read, written = totals(notes)
-    return ConvertReport(
-        read,
-        sum(written.values()),
-        written,
-        shards,
-        size,
-        {plan.name: plan.encoding for plan in outputs},
-        settings.format,
-        job.tasks,
-        resumed,
-        retried,
-        time.monotonic() - began,
-    )
+    return {
+        "samples_read": read,
+        "samples": sum(written.values()),
+        "splits": written,
+        "shards": shards,
+        "bytes": size,
+        "columns": {plan.name: plan.encoding for plan in job.outputs},
+        "format": job.settings.format,
+        "tasks": job.tasks,
+    }
 
 
 def _run(

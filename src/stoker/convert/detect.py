@@ -14,7 +14,7 @@ from stoker.dataset.detect import detect as find_out
 from stoker.dataset.detect import suffixes_of_formats
 from stoker.dataset.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
 from stoker.dataset.index import INDEX_NAME
-from stoker.dataset.parquet_files import source_of
+from stoker.dataset.parquet_files import check_exists, source_of
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.onefile import SUFFIXES
 from stoker.formats.registry import get_format
@@ -62,10 +62,12 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
 
     Raises:
         ConfigError: it is several things, or nothing that can be told; says what is there.
-        ObjectNotFoundError: nothing is there.
+        ObjectNotFoundError: nothing is there; names what lies beside it and is named alike.
         CorruptDataError: a Hugging Face dataset's own description is damaged.
     """
     name = None if format is None else _OTHER_NAMES.get(format, format)
+    for one in [source] if isinstance(source, str | os.PathLike) else source:
+        check_exists(one)
     single = isinstance(source, str | os.PathLike)
     store = _directory(source, options) if isinstance(source, str | os.PathLike) else None
     if name is None and store is not None and store.exists(INDEX_NAME):
@@ -114,7 +116,9 @@ def _by_suffix(source: Url | Sequence[Url], options: StorageOptions | None) -> s
     """The format that the names of the files end like."""
     names = list(islice(_names(source, options), _PEEK))
     if not names:
-        raise ObjectNotFoundError(f"{source}: there are no files", url=str(source))
+        raise ObjectNotFoundError(
+            f"{source}: there are no files there, or only hidden ones (beginning with _ or a dot)", url=str(source)
+        )
     ends = Counter(PurePosixPath(name).suffix.lower() for name in names)
     known = suffixes_of_formats()
     kinds = {_as_they_are(known[end]) for end in ends if end in known}

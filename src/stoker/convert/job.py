@@ -143,6 +143,6 @@ def bounds_of(samples: int, size: int, settings: Settings) -> Ids:
     return np.arange(tasks + 1, dtype=np.int64) * samples // tasks
 
 
-def digest(about: Mapping[str, Any]) -> str:
-    """Of settings, as JSON has them."""
+def digest(about: Any) -> str:
+    """Of a JSON value, such as settings."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from stoker.convert.source import FileSource, ShardSource, Source, verbatim_imag
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.foreign import open_foreign
 from stoker.dataset.foreign_files import find_foreign
+from stoker.dataset.jobrecord import file_version
 from stoker.dataset.parquet import open_parquet
 from stoker.dataset.parquet_files import source_of
 from stoker.dataset.place import Place, default_cache, open_place
@@ -47,6 +49,7 @@ class Opened:
         source: its samples.
         kind: see :class:`~stoker.convert.detect.Found`.
         types: of its columns, as far as they are declared.
+        versions: of the source's files when it was opened, by name.
         folder: directory that paths inside of samples are relative to; empty where there is none.
         cache: directory that remote files come to, which goes when the conversion is done; ``None`` for none.
     """
@@ -54,6 +57,7 @@ class Opened:
     source: Source
     kind: str
     types: Mapping[str, ColumnType]
+    versions: Mapping[str, str]
     folder: str = ""
     cache: Path | None = None
 
@@ -66,6 +70,8 @@ def open_source(
     allow_unsafe_types: bool,
     storage_options: StorageOptions | None,
     format_options: Mapping[str, Any],
+    job: str,
+    fresh: bool,
     on_listing: Callable[[], None] = lambda: None,
 ) -> Opened:
     """Open a source.
@@ -77,6 +83,9 @@ def open_source(
         allow_unsafe_types: decode pickled columns.
         storage_options: of the source's store.
         format_options: what the source's format understands.
+        job: names the job that reads it; what is fetched for one job is not used by another.
+        fresh: use nothing that an earlier run of the job has fetched: the source may have changed since.
+        on_listing: called when files are about to be listed.
 
     Raises:
         StokerError: it can not be found, told or read.
@@ -85,19 +94,22 @@ def open_source(
     name = str(given) if isinstance(given, str | os.PathLike) else f"{given[0]} and {len(given) - 1} more"
     if found.kind in (IMAGES, FILES):
         on_listing()
-        source = _files(name, found, storage_options)
+        source, versions = _files(name, found, storage_options)
         kind = _kind_of_images(source.keys) if found.kind == IMAGES else "bytes"
-        return Opened(source, found.kind, {source.content: ColumnType(kind)})
-    place, cache = _open(found, whole=whole, storage_options=storage_options, format_options=format_options)
+        return Opened(source, found.kind, {source.content: ColumnType(kind)}, versions)
+    first = _first(found.given)
+    root = os.path.realpath(first) if is_local(first) is not None else first
+    fetched = default_cache(f"{root}\nconvert\n{job}", storage_options)
+    if fresh:
+        shutil.rmtree(fetched, ignore_errors=True)
+    place, cache = _open(found, fetched, whole=whole, storage_options=storage_options, format_options=format_options)
     types = _declared(place)
     place, encodings = verbatim_images(place)
     if found.kind == INDEX:
         types.update({name: ColumnType(_WORDS.get(kind, kind)) for name, kind in encodings.items()})
     folder = is_local(_first(found.given)) if found.kind == HUGGING_FACE else None
-    options = ReadOptions(allow_unsafe_types=allow_unsafe_types)
-    return Opened(
-        ShardSource(name, place, options), found.kind, types, os.fspath(folder.parent) if folder else "", cache
-    )
+    shards = ShardSource(name, place, ReadOptions(allow_unsafe_types=allow_unsafe_types))
+    return Opened(shards, found.kind, types, shards.versions(), os.fspath(folder.parent) if folder else "", cache)
 
 
 def sample_types(opened: Opened, columns: Sequence[str]) -> dict[str, ColumnType]:
@@ -147,7 +159,7 @@ def _first(given: Url | Sequence[Url]) -> Url:
     return given if isinstance(given, str | os.PathLike) else given[0]
 
 
-def _files(name: str, found: Found, options: StorageOptions | None) -> FileSource:
+def _files(name: str, found: Found, options: StorageOptions | None) -> tuple[FileSource, dict[str, str]]:
     suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"]) if found.kind == IMAGES else ()
     where = source_of(found.given)
     local = is_local(where.root)
@@ -156,7 +168,8 @@ def _files(name: str, found: Found, options: StorageOptions | None) -> FileSourc
         return open_store(root, options if local is None else None)
 
     _, store, files, *_ = find_foreign(where, open_root, suffixes, found.kind)
-    return FileSource.of(name, content_column("png" if found.kind == IMAGES else FILES), store, files)
+    source = FileSource.of(name, content_column("png" if found.kind == IMAGES else FILES), store, files)
+    return source, {file.key: file_version(file.size, file.version) for file in files}
 
 
 def _kind_of_images(keys: Sequence[str]) -> str:
@@ -165,12 +178,11 @@ def _kind_of_images(keys: Sequence[str]) -> str:
 
 
 def _open(
-    found: Found, *, whole: bool, storage_options: StorageOptions | None, format_options: Mapping[str, Any]
+    found: Found, cache: Path, *, whole: bool, storage_options: StorageOptions | None, format_options: Mapping[str, Any]
 ) -> tuple[Place, Path | None]:
     """The dataset, and the directory that its remote files come to for as long as they are converted."""
     first = _first(found.given)
     remote = is_local(first) is None
-    cache = default_cache(f"{os.path.realpath(first) if not remote else first}\nconvert", storage_options)
     options = storage_options if remote else None
     settings = _CACHE if remote and not whole else CacheSettings()
     local = cache if remote else None

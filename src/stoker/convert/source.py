@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.dataset.index import Index
+from stoker.dataset.index import INDEX_NAME, Index
+from stoker.dataset.jobrecord import file_versions
 from stoker.dataset.parquet_files import FoundFile
 from stoker.dataset.place import Place
 from stoker.dataset.pool import ShardPool
@@ -23,7 +23,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.entries import entry_of
 from stoker.formats.onefile import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
-from stoker.storage import Store, is_local
+from stoker.storage import Store, is_local, open_store
 from stoker.types import Batch, Ids
 
 __all__ = ["FileSource", "ShardSource", "Source", "verbatim_images"]
@@ -43,7 +43,7 @@ class Source(Protocol):
         sizes: samples in each shard; int64.
         columns: their names.
         bytes: of all shards, about.
-        identity: tells the data from other data.
+        identity: tells the data from other data, with :meth:`versions`.
     """
 
     name: str
@@ -51,6 +51,14 @@ class Source(Protocol):
     columns: tuple[str, ...]
     bytes: int
     identity: str
+
+    def files(self, shards: Ids) -> set[str]:
+        """Names of the files that hold some shards."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Its files that are there, and their present versions; see :func:`~stoker.dataset.jobrecord.file_version`."""
+        ...
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
         """Columns of the samples at ``(shards[i], rows[i])``, in that order."""
@@ -87,6 +95,18 @@ class ShardSource:
         self.place = place
         self._needed: set[int] = set()
         self._pool = ShardPool(place.index, place.cache, threads=_THREADS, most_open=64, options=options)
+
+    def files(self, shards: Ids) -> set[str]:
+        """See :class:`Source`."""
+        stored = [file for shard in shards.tolist() for file in self.place.index.shards[shard].stored]
+        names = {file.part.key if file.part is not None else file.basename for file in stored}
+        return names | {INDEX_NAME} if any(file.part is None for file in stored) else names
+
+    def versions(self) -> dict[str, str]:
+        """See :class:`Source`."""
+        keys = self.files(np.arange(len(self.sizes)))
+        cache = self.place.cache
+        return file_versions(cache.store or open_store(cache.root), sorted(keys))
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
         """See :class:`Source`."""
@@ -129,7 +149,6 @@ class FileSource:
         keys: the files.
         numbers: of images in folders: number of each class.
         bytes: of all files.
-        identity: see :class:`Source`.
     """
 
     name: str
@@ -138,7 +157,7 @@ class FileSource:
     keys: Sequence[str]
     numbers: Mapping[str, int] | None
     bytes: int
-    identity: str
+    identity: str = ""  # the versions tell all
     sizes: Ids = field(init=False)
     columns: tuple[str, ...] = field(init=False)
 
@@ -149,13 +168,18 @@ class FileSource:
     @classmethod
     def of(cls, name: str, content: str, store: Store, files: Sequence[FoundFile]) -> FileSource:
         """The source of some files."""
-        digest = hashlib.blake2b(digest_size=16)
-        for file in files:
-            digest.update(f"{file.key}\0{file.size}\0{file.version}\n".encode())
         keys = [file.key for file in files]
         folders = sorted(set(map(folder_of, keys))) if content == "image" else [""]
         numbers = None if "" in folders else {folder: number for number, folder in enumerate(folders)}
-        return cls(name, content, store, keys, numbers, sum(file.size for file in files), digest.hexdigest())
+        return cls(name, content, store, keys, numbers, sum(file.size for file in files))
+
+    def files(self, shards: Ids) -> set[str]:
+        """See :class:`Source`."""
+        return {self.keys[shard] for shard in shards.tolist()}
+
+    def versions(self) -> dict[str, str]:
+        """See :class:`Source`."""
+        return file_versions(self.store, self.keys)
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:  # noqa: ARG002
         """See :class:`Source`."""

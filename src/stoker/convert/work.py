@@ -1,4 +1,4 @@
-"""What lies in the destination while a conversion is under way: the plan, a note of each task that is done; and the end."""
+"""What lies in the destination beside a conversion's output: its record, a note of each task that is done; and the end."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+
+import numpy as np
 
 from stoker.convert.job import WORK, Job
 from stoker.convert.sinks import LISTED, file_sizes
 from stoker.dataset.index import INDEX_NAME, Index
+from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, write_record
 from stoker.dataset.unfinished import NOTE, Unfinished
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.storage import Store, is_local, join_url, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["begin", "dataset_store", "finish", "open_root", "put_note", "refuse_others"]
+__all__ = ["FILES", "begin", "dataset_store", "finish", "open_root", "put_note", "unfinished"]
 
-_PLAN: Final = f"{WORK}/plan.json"
+_RECORD: Final = ".stoker_convert.json"
+"""Name of the job's record, which stays when the job is done. No program takes it for data, as it is hidden."""
+FILES: Final = "files"
+"""Name of a digest of the versions of the source's files, among a conversion's settings."""
+_SOURCE: Final = f"{WORK}/source.json"
+"""Versions of the source's files, by name, to tell which of them were changed."""
 # What tasks and the end of a run write: work, shards, listed files, images, indexes and notes; each also below a split.
 _OURS: Final = re.compile(
     rf"(?:[^/]+/)?(?:{WORK}/.*|(?:[0-9]{{5,}}/)?shard\.[0-9]+\.[^/]*|part-[0-9]+-[0-9]+\.(?:parquet|bin|idx)|index\.json"
@@ -28,7 +36,6 @@ _OURS: Final = re.compile(
     r"|(?:[^/]+/)?(?:[0-9]{5,}-)?[0-9]{9,}\.(?:jpeg|png))"
 )
 _THREADS: Final = 16
-_MOST_NOTE: Final = 1 << 28
 
 
 def open_root(destination: str, options: StorageOptions | None) -> Store:
@@ -46,26 +53,59 @@ def put_note(job: Job, number: int, note: Mapping[str, Any]) -> None:
     open_root(job.destination, job.storage_options).put(_note(number), json.dumps(note).encode())
 
 
-def refuse_others(destination: str, options: StorageOptions | None) -> None:
-    """See that a destination is empty, or an unfinished conversion.
+def unfinished(destination: str, options: StorageOptions | None) -> bool:
+    """Whether a conversion has begun at a destination. See too that nothing else is there.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not empty, and no conversion has begun there.
     """
     store = open_root(destination, options)
-    there = None if store.exists(_PLAN) else next(iter(store.list()), None)
+    if store.exists(_RECORD):
+        return True
+    there = next((item for item in store.list() if not _is_before_output(item.key)), None)
     if there is not None:
         raise ConfigError(
             f"{store.url} is not empty: {there.key} is there. Convert to another place, or remove what is there"
         )
+    return False
 
 
-def begin(job: Job, about: Mapping[str, Any], *, resume: bool) -> dict[int, dict[str, Any]]:
-    """Begin in an empty destination, or go on in one that another run of the same job left.
+def done_before(job: Job, about: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
+    """What :func:`finish` returned of this job, where an earlier run has finished it.
 
     Args:
         job: the work.
-        about: its settings, by name, which its identity is the digest of.
+        about: its settings, by name, and a digest of the versions of the source's files.
+        resume: whether a job that is done is as good as one that is done now.
+
+    Raises:
+        ConfigError: another conversion was finished there, or this one, and it is to begin anew.
+        CorruptDataError: it was finished, and files of it are missing.
+    """
+    store = open_root(job.destination, job.storage_options)
+    record = _record(store, resume=resume)
+    if record is None or record.done is None:
+        return None
+    differences = _differences(record, about)
+    if not resume or differences:
+        of = f" of another source or with other settings ({differences})" if differences else ""
+        raise ConfigError(
+            f"{store.url} holds a finished conversion{of}: convert to another place, or remove what is there"
+        )
+    _check_whole(store, record.done)
+    _remove_work(job)  # what a run has left that was killed after it had finished
+    return dict(record.done["report"])
+
+
+def begin(
+    job: Job, about: Mapping[str, Any], versions: Mapping[str, str], *, resume: bool
+) -> dict[int, dict[str, Any]]:
+    """Begin in an empty destination, or go on in one that another run of the same job left, which was not finished.
+
+    Args:
+        job: the work.
+        about: see :func:`done_before`.
+        versions: of the source's files, by name.
         resume: go on; otherwise what an unfinished run left is removed.
 
     Returns:
@@ -73,42 +113,76 @@ def begin(job: Job, about: Mapping[str, Any], *, resume: bool) -> dict[int, dict
 
     Raises:
         ConfigError: something else is there, or what a run with other settings left.
+        SourceChangedError: files of the source were changed since that run began; names them.
     """
     store = open_root(job.destination, job.storage_options)
-    plan = _plan(store)
-    if plan is not None and not resume:
+    record = _record(store, resume=resume)
+    if record is not None and record.identity == job.identity and resume:
+        notes = _notes(job, store)
+        if record.about.get(FILES) != about[FILES]:
+            # Files that no task has read which is done, such as one that was damaged, may be replaced.
+            began = _read_json(store, _SOURCE) or {}
+            changed = {name for name in {**began, **versions} if began.get(name) != versions.get(name)}
+            shards = [job.arrangement.located(*job.bounds[number : number + 2].tolist())[0] for number in notes]
+            if shards and not changed.isdisjoint(job.source.files(np.unique(np.concatenate(shards)))):
+                _refuse(store, record, about, versions)
+            _keep(job, store, about, versions)
+        return notes
+    if store.exists(_RECORD):
+        # A run that has written nothing yet leaves nothing to go on with.
+        if resume and not all(_is_before_output(item.key) for item in store.list()):
+            assert record is not None
+            _refuse(store, record, about, versions)
         _clear(store)
-        plan = None
-    if plan is None:
-        refuse_others(job.destination, job.storage_options)
-        store.put(_PLAN, json.dumps({"identity": job.identity, "about": about}, indent=1).encode())
-        for name in _listed(job):
-            dataset_store(job, name).put(NOTE, Unfinished({"convert": job.identity}, ()).to_json())
-        return {}
-    if plan.get("identity") != job.identity:
-        old: Mapping[str, Any] = plan["about"] if isinstance(plan.get("about"), dict) else {}
-        changed = [name for name in about if old.get(name) != _plain(about[name])]
-        told = "; ".join(f"{name} was {_short(old.get(name))}, is {_short(_plain(about[name]))}" for name in changed)
-        raise ConfigError(
-            f"{store.url} holds an unfinished conversion of another source or with other settings ({told}): go on as it was "
-            "begun, or begin anew with resume=False (--restart)"
-        )
-    return _notes(job, store)
+    unfinished(job.destination, job.storage_options)
+    for name in _listed(job):
+        dataset_store(job, name).put(NOTE, Unfinished({"convert": job.identity}, ()).to_json())
+    _keep(job, store, about, versions)
+    return {}
 
 
-def finish(job: Job, notes: Mapping[int, Mapping[str, Any]]) -> tuple[int, int]:
-    """Put the files where they belong and write the indexes; then remove what there was only for the work.
+def _refuse(store: Store, record: JobRecord, about: Mapping[str, Any], versions: Mapping[str, str]) -> NoReturn:
+    began = _read_json(store, _SOURCE)
+    files = "" if began is None else changed_files(began, versions)
+    error = SourceChangedError if files else ConfigError
+    raise error(
+        f"{store.url} holds an unfinished conversion of another source or with other settings "
+        f"({_differences(record, about, files)}). Nothing was overwritten. Go on as it was begun, or begin anew with "
+        "resume=False (--restart)"
+    )
+
+
+def _keep(job: Job, store: Store, about: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    store.put(_SOURCE, json.dumps(dict(versions)).encode())
+    write_record(store, _RECORD, JobRecord(job.identity, about))
+
+
+def finish(
+    job: Job,
+    about: Mapping[str, Any],
+    notes: Mapping[int, Mapping[str, Any]],
+    report: Callable[[int, int], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Put the files where they belong and write the indexes and the record that it is done; then remove what there was only
+    for the work.
+
+    Args:
+        job: the work.
+        about: see :func:`begin`.
+        notes: of all tasks.
+        report: makes what the record says of the work, of the number of files or shards, and their bytes.
 
     Returns:
-        Files or shards, and their bytes.
+        What ``report`` made.
     """
     root = open_root(job.destination, job.storage_options)
-    shards = size = 0
+    shards = size = files = 0
     for place, (name, _, _) in enumerate(job.arrangement.splits):
         entries = [entry for number in range(job.tasks) for entry in notes[number]["splits"][place]["entries"]]
         store = dataset_store(job, name)
         sizes = file_sizes(entries)
         shards += len(entries)
+        files += len(sizes)
         size += sum(sizes.values())
         if job.settings.format not in LISTED:
             where = store.url_of(INDEX_NAME)
@@ -118,13 +192,19 @@ def finish(job: Job, notes: Mapping[int, Mapping[str, Any]]) -> tuple[int, int]:
             _move(store, job.stage, sizes)
     for name in _listed(job):
         dataset_store(job, name).delete(NOTE)
-    # The plan last: whoever is killed in between goes on from here.
+    told = dict(report(shards, size))
+    done = {"report": told, "files": files, "bytes": size}
+    write_record(root, _RECORD, JobRecord(job.identity, about, done))
+    _remove_work(job)
+    return told
+
+
+def _remove_work(job: Job) -> None:
+    """Remove what there was only for the work."""
     for name in {"": None, **dict.fromkeys(name for name, _, _ in job.arrangement.splits)}:
         store = dataset_store(job, name)
-        _delete(store, (item.key for item in store.list(WORK) if item.key != _PLAN))
-    root.delete(_PLAN)
+        _delete(store, (item.key for item in store.list(WORK)))
     _remove_folders(job)
-    return shards, size
 
 
 def _listed(job: Job) -> list[str]:
@@ -154,16 +234,53 @@ def _remove_folders(job: Job) -> None:
                     (folder / name).rmdir()
 
 
-def _plan(store: Store) -> dict[str, Any] | None:
+def _record(store: Store, *, resume: bool) -> JobRecord | None:
+    """The record, if there is one. One that is damaged is none to who begins an unfinished conversion anew."""
     try:
-        found = json.loads(store.get(_PLAN, max_bytes=_MOST_NOTE))
-    except ObjectNotFoundError:
+        return read_record(store, _RECORD)
+    except CorruptDataError:
+        if resume or not store.exists(_SOURCE):
+            raise
         return None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise CorruptDataError(f"{store.url_of(_PLAN)} is damaged: begin anew with resume=False (--restart)")
-    return found
+
+
+def _differences(record: JobRecord, about: Mapping[str, Any], files: str = "") -> str:
+    told = [
+        f"the source's files were changed since it began{files and ': '}{files}"
+        if name == FILES
+        else f"{name} was {_short(record.about.get(name))}, is {_short(_plain(about[name]))}"
+        for name in record.differences(about)
+    ]
+    return "; ".join(told)
+
+
+def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
+    """See that the files of a finished conversion are there.
+
+    Raises:
+        CorruptDataError: they are not.
+    """
+    there = [item for item in store.list() if _OURS.fullmatch(item.key) and not _is_before_output(item.key)]
+    sizes = [item.size for item in there if item.key.rpartition("/")[2] != INDEX_NAME]
+    if (len(sizes), sum(sizes)) != (done["files"], done["bytes"]):
+        raise CorruptDataError(
+            f"{store.url}: a conversion was finished there with {done['files']} files of {done['bytes']} bytes, and there "
+            f"are {len(sizes)} of {sum(sizes)}: convert to another place, or remove what is there"
+        )
+
+
+def _is_before_output(key: str) -> bool:
+    """Whether a file is one of those that a run writes before any output."""
+    return key in (_RECORD, _SOURCE) or key.rpartition("/")[2] == NOTE
+
+
+def _read_json(store: Store, key: str) -> dict[str, Any] | None:
+    """An object of JSON; ``None`` where there is none, or it is damaged."""
+    try:
+        found = json.loads(store.get(key))
+    except (ObjectNotFoundError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _notes(job: Job, store: Store) -> dict[int, dict[str, Any]]:
@@ -171,16 +288,8 @@ def _notes(job: Job, store: Store) -> dict[int, dict[str, Any]]:
     there: dict[str, int] = {item.key: item.size for item in store.list()}
     numbers = [number for number in range(job.tasks) if _note(number) in there]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-notes") as pool:
-        found = dict(zip(numbers, pool.map(lambda number: _read_note(store, number), numbers), strict=True))
+        found = dict(zip(numbers, pool.map(lambda number: _read_json(store, _note(number)), numbers), strict=True))
     return {number: note for number, note in found.items() if note is not None and _complete(job, note, there)}
-
-
-def _read_note(store: Store, number: int) -> dict[str, Any] | None:
-    try:
-        note = json.loads(store.get(_note(number), max_bytes=_MOST_NOTE))
-    except (ObjectNotFoundError, ValueError, RecursionError):
-        return None
-    return note if isinstance(note, dict) else None
 
 
 def _complete(job: Job, note: Mapping[str, Any], there: Mapping[str, int]) -> bool:
@@ -196,8 +305,8 @@ def _complete(job: Job, note: Mapping[str, Any], there: Mapping[str, int]) -> bo
 
 def _clear(store: Store) -> None:
     """Remove what an unfinished run left, and nothing that only looks like it."""
-    _delete(store, (item.key for item in store.list() if item.key != _PLAN and _OURS.fullmatch(item.key)))
-    store.delete(_PLAN)
+    _delete(store, (item.key for item in store.list() if _OURS.fullmatch(item.key)))
+    store.delete(_RECORD)  # last: whoever is killed in between may begin anew again
 
 
 def _delete(store: Store, keys: Iterable[str]) -> None:

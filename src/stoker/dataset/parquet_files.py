@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ __all__ = [
     "SUFFIXES",
     "FoundFile",
     "Source",
+    "check_exists",
     "find_files",
     "is_hidden",
     "kinds_of",
@@ -108,6 +110,23 @@ def source_of(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     if twice:
         raise ConfigError(f"the list of Parquet files has {min(twice)!r} twice")
     return Source(root, keys=tuple(keys))
+
+
+def check_exists(given: str | os.PathLike[str]) -> None:
+    """See that a local path, which is no pattern, exists.
+
+    Raises:
+        ObjectNotFoundError: it does not; names what lies beside it and is named alike.
+    """
+    path = is_local(given)
+    if path is None or path.exists() or _WILD.search(str(path)):
+        return
+    parent = path.parent
+    if not parent.is_dir():
+        raise ObjectNotFoundError(f"{path} does not exist, nor does its directory: check the path", url=str(path))
+    near = difflib.get_close_matches(path.name, [entry.name for entry in os.scandir(parent)], 3)
+    meant = f": did you mean {' or '.join(repr(name) for name in near)}?" if near else f": check what is in {parent}"
+    raise ObjectNotFoundError(f"{path} does not exist{meant}", url=str(path))
 
 
 def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Source, Store, list[FoundFile]]:

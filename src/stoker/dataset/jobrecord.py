@@ -1,0 +1,144 @@
+"""What a job that reads one dataset and writes another keeps: the versions of its source's files, and a record of itself.
+
+The record lies beside what the job writes, hidden, and stays there. By it a run knows the work of an earlier one: to go on
+with it, to say that it is done, or to refuse, because settings or source are others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.dataset.excerpts import version_of
+from stoker.errors import AccessDeniedError, CorruptDataError, ObjectNotFoundError, SourceChangedError
+from stoker.storage import Store, is_local
+
+__all__ = [
+    "JobRecord",
+    "changed_files",
+    "check_unchanged",
+    "file_version",
+    "file_versions",
+    "read_record",
+    "write_record",
+]
+
+_VERSION: Final = 1
+_MOST: Final = 1 << 28
+# So many objects are asked for one by one; of more, all are listed.
+_FEW: Final = 64
+_THREADS: Final = 16
+_NAMED: Final = 5
+
+
+def file_version(size: int, version: str) -> str:
+    """What changes when a file is replaced, of its size and what its store tells."""
+    return f"{size} {version}"
+
+
+def file_versions(store: Store, keys: Iterable[str]) -> dict[str, str]:
+    """The present version of each file, see :func:`file_version`; files that are gone are left out.
+
+    Raises:
+        StorageError: the store can not be asked.
+    """
+    wanted = dict.fromkeys(keys)
+    folder = is_local(store.url)
+    if folder is not None:
+        found: dict[str, str] = {}
+        for key in wanted:
+            try:
+                status = os.stat(os.path.join(folder, key))
+            except OSError:
+                continue
+            found[key] = file_version(status.st_size, version_of(status))
+        return found
+    if len(wanted) > _FEW and not store.url.startswith(("http://", "https://")):  # which can not be listed
+        try:
+            return {item.key: file_version(item.size, item.version) for item in store.list() if item.key in wanted}
+        except AccessDeniedError:
+            pass  # reading may be allowed where listing is not
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-head") as pool:
+        heads = zip(wanted, pool.map(lambda key: _head(store, key), wanted), strict=True)
+        return {key: version for key, version in heads if version is not None}
+
+
+def _head(store: Store, key: str) -> str | None:
+    try:
+        info = store.head(key)
+    except ObjectNotFoundError:
+        return None
+    return file_version(info.size, info.version)
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Says which files were changed, are gone, or are new; empty where none is."""
+    told = [
+        f"{key} was changed" if key in before and key in now else f"{key} is {'new' if key in now else 'gone'}"
+        for key in sorted({**before, **now})
+        if before.get(key) != now.get(key)
+    ]
+    return ", ".join(told[:_NAMED]) + (f", and {len(told) - _NAMED} more" if len(told) > _NAMED else "")
+
+
+def check_unchanged(before: Mapping[str, str], now: Mapping[str, str], where: str, remedy: str) -> None:
+    """See that a source's files are still those that a job began with.
+
+    Raises:
+        SourceChangedError: they are not; names them and the remedy.
+    """
+    told = changed_files(before, now)
+    if told:
+        raise SourceChangedError(f"{where}: files were changed while they were read ({told}): {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job, as its record has it.
+
+    Attributes:
+        identity: tells the job from others: a digest of ``about``.
+        about: settings and source, by name.
+        done: what was done, where the job is done; else ``None``.
+    """
+
+    identity: str
+    about: Mapping[str, Any]
+    done: Mapping[str, Any] | None = None
+
+    def differences(self, about: Mapping[str, Any]) -> list[str]:
+        """Names of the settings that are not those of this record."""
+        plain = json.loads(json.dumps(about))
+        return [name for name in plain if self.about.get(name) != plain[name]]
+
+
+def read_record(store: Store, key: str) -> JobRecord | None:
+    """The record that lies at ``key``; ``None`` where there is none.
+
+    Raises:
+        CorruptDataError: it is damaged.
+    """
+    try:
+        found = json.loads(store.get(key, max_bytes=_MOST))
+        version, identity, about, done = (found[name] for name in ("version", "identity", "about", "done"))
+    except ObjectNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        version, identity, about, done = None, None, None, None
+    good = version == _VERSION and isinstance(identity, str) and isinstance(about, dict)
+    if not good or not isinstance(done, dict | None):
+        raise CorruptDataError(
+            f"{store.url_of(key)} is damaged: it says of which job the files beside it are. Write to another place, or "
+            "remove what is there"
+        )
+    return JobRecord(identity, about, done)
+
+
+def write_record(store: Store, key: str, record: JobRecord) -> None:
+    """Put a record at ``key``, in place of the one that may be there."""
+    told = {"version": _VERSION, "identity": record.identity, "about": record.about, "done": record.done}
+    store.put(key, json.dumps(told, indent=1).encode())
