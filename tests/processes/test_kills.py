@@ -39,6 +39,12 @@ def test_every_step_that_writers_and_readers_take_with_files() -> None:
     assert min(counts.values()) > 15
 
 
+def test_every_step_that_jobs_take_with_files() -> None:
+    (counts,) = run_script([HERE / "kill_jobs.py"], timeout=150)
+    assert len(counts) == 6
+    assert min(counts.values()) > 10
+
+
 @pytest.mark.s3
 def test_random_moments_with_an_s3_server(bucket: Bucket) -> None:
     options = ["--remote", f"{bucket.url}/kills", "--storage-options", json.dumps(bucket.storage_options)]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import signal
+import subprocess
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,17 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stoker import StreamingDataset
+from stoker import MDSWriter, StreamingDataset
+from stoker.cli import main
 from stoker.cli import tokenize as command
-from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StokerError
+from stoker.errors import (
+    ConfigError,
+    CorruptDataError,
+    FormatError,
+    ObjectNotFoundError,
+    SourceChangedError,
+    StokerError,
+)
 from stoker.tokens import Ragged, sinks, texts, tokenize
 from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
 from support import start_script
@@ -144,7 +155,7 @@ def test_parquet_of_tokens_is_what_is_fast_to_read(tmp_path: Path, tokenizer_fil
         row_group_tokens=500,
         compression=None,
     )
-    (path,) = (tmp_path / "dst").iterdir()
+    (path,) = (tmp_path / "dst").glob("*.parquet")
     file = pq.ParquetFile(path)
     assert str(file.schema_arrow.field("input_ids")) == (
         "pyarrow.Field<input_ids: list<element: uint16 not null> not null>"
@@ -311,8 +322,100 @@ def test_mds_is_gone_on_from(tmp_path: Path, tokenizer_file: Path, monkeypatch: 
     dataset = StreamingDataset(local=str(tmp_path / "dst"), batch_size=4)
     rows = [dataset[number]["input_ids"].tolist() for number in range(dataset.size)]
     assert decoded(tokenizer_file, rows) == DOCUMENTS
-    with pytest.raises(ConfigError, match="nothing to resume"):
+    again = tokenize(source, tmp_path / "dst", tokenizer_file, **options, resume=True)
+    assert (again.documents, again.files) == (0, 2)
+    assert again.resumed > 4
+
+
+def _stopped(source: Path, dst: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """A run that ends after 20 blocks."""
+    sink = sinks.MDSSink if options.get("format") == "mds" else sinks.ParquetSink
+    write = sink.write
+    seen: list[int] = []
+
+    def failing(self: Any, documents: Ragged) -> None:
+        seen.append(len(documents))
+        if len(seen) > 20:
+            raise StopError
+        write(self, documents)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sink, "write", failing)
+        with pytest.raises(StopError):
+            tokenize(source, dst, tokenizer_file, **options)
+
+
+@pytest.mark.parametrize("to", ["parquet", "mds"])
+def test_text_that_was_changed_is_not_gone_on_with(
+    tmp_path: Path, tokenizer_file: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    for number in range(60):
+        (source / f"{number:02}.txt").write_text("the of and to " * 20)
+    options: dict[str, Any] = {"processes": 1, "file_tokens": 100, "format": to, "compression": None}
+    monkeypatch.setattr(MDSWriter, "__init__", partialmethod(MDSWriter.__init__, size_limit=400))
+    _stopped(source, tmp_path / "dst", tokenizer_file, monkeypatch, **options)
+    left = {path: path.read_bytes() for path in tmp_path.rglob("*dst*/*")}
+    for name in ("03.txt", "40.txt"):
+        (source / name).write_text("for it was he " * 20)  # of the same size
+    with pytest.raises(
+        SourceChangedError, match=r"03\.txt was changed, .*40\.txt was changed.*Nothing was overwritten"
+    ):
         tokenize(source, tmp_path / "dst", tokenizer_file, **options, resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*dst*/*")} == left
+    tokenize(source, tmp_path / "dst", tokenizer_file, **options, exist_ok=True)
+    with pytest.raises(ConfigError, match=r"holds finished tokens of other .*special_tokens was"):
+        tokenize(source, tmp_path / "dst", tokenizer_file, **options, add_special_tokens=True, resume=True)
+
+
+def test_text_that_is_changed_meanwhile_makes_no_dataset(
+    tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = sources(tmp_path / "src", "jsonl")
+    file = next(path for path in [source, *source.glob("*")] if path.is_file())
+    finish = sinks.ParquetSink.write
+
+    def late(self: sinks.ParquetSink, documents: Ragged) -> None:
+        finish(self, documents)
+        os.utime(file)
+
+    monkeypatch.setattr(sinks.ParquetSink, "write", late)
+    with pytest.raises(SourceChangedError, match=f"changed while they were read .*{file.name} was changed"):
+        tokenize(source, tmp_path / "dst", tokenizer_file, processes=1)
+    assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+@pytest.mark.parametrize("to", ["parquet", "mds"])
+def test_a_full_disk_is_an_error_that_names_it(
+    tmp_path: Path, tokenizer_file: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = sources(tmp_path / "src", "jsonl")
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "none", str(small)], check=False).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        given = ["tokenize", str(source), str(small / "dst"), "--tokenizer", str(tokenizer_file), "--processes", "1"]
+        assert main([*given, "--format", to, "--compression", "none"]) == 1
+        said = capsys.readouterr().err
+        assert str(small) in said
+        assert "No space left on device" in said
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_place_that_can_not_be_written_is_named(
+    tmp_path: Path, tokenizer_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = sources(tmp_path / "src", "jsonl")
+    (tmp_path / "file").write_text("")
+    for place in ("/proc/nowhere/dst", str(tmp_path / "file" / "dst")):
+        for to in ("parquet", "mds"):
+            given = ["tokenize", str(source), place, "--tokenizer", str(tokenizer_file), "--processes", "1"]
+            assert main([*given, "--format", to]) == 1
+            assert place.rpartition("/")[0] in capsys.readouterr().err
 
 
 def test_what_is_there_is_replaced_only_when_asked_and_only_if_it_is_parquet(
@@ -322,9 +425,11 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_if_it_is_parquet(
     dst = tmp_path / "dst"
     dst.mkdir()
     tokenize(source, dst, tokenizer_file, processes=1)
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="it is done"):
         tokenize(source, dst, tokenizer_file, processes=1)
     write_parquet(source, ["and to"])
+    with pytest.raises(ConfigError, match="not empty"):
+        tokenize(source, dst, tokenizer_file, processes=1)
     tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
     assert decoded(tokenizer_file, rows_of(dst)) == ["and to"]
     (dst / "thesis.tex").write_text("mine")

@@ -15,7 +15,7 @@ import numpy as np
 from stoker.convert.job import WORK, Job
 from stoker.convert.sinks import LISTED, file_sizes
 from stoker.dataset.index import INDEX_NAME, Index
-from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, write_record
+from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, remove_partial_files, write_record
 from stoker.dataset.unfinished import NOTE, Unfinished
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.storage import Store, is_local, join_url, open_store
@@ -93,7 +93,9 @@ def done_before(job: Job, about: Mapping[str, Any], *, resume: bool) -> dict[str
             f"{store.url} holds a finished conversion{of}: convert to another place, or remove what is there"
         )
     _check_whole(store, record.done)
-    _remove_work(job)  # what a run has left that was killed after it had finished
+    # What a run has left that was killed after it had finished.
+    remove_partial_files(store)
+    _remove_work(job)
     return dict(record.done["report"])
 
 
@@ -118,6 +120,7 @@ def begin(
     store = open_root(job.destination, job.storage_options)
     record = _record(store, resume=resume)
     if record is not None and record.identity == job.identity and resume:
+        remove_partial_files(store)
         notes = _notes(job, store)
         if record.about.get(FILES) != about[FILES]:
             # Files that no task has read which is done, such as one that was damaged, may be replaced.
@@ -135,6 +138,7 @@ def begin(
             _refuse(store, record, about, versions)
         _clear(store)
     unfinished(job.destination, job.storage_options)
+    remove_partial_files(store)
     for name in _listed(job):
         dataset_store(job, name).put(NOTE, Unfinished({"convert": job.identity}, ()).to_json())
     _keep(job, store, about, versions)
@@ -260,8 +264,13 @@ def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
     Raises:
         CorruptDataError: they are not.
     """
-    there = [item for item in store.list() if _OURS.fullmatch(item.key) and not _is_before_output(item.key)]
-    sizes = [item.size for item in there if item.key.rpartition("/")[2] != INDEX_NAME]
+    sizes = [
+        item.size
+        for item in store.list()
+        if _OURS.fullmatch(item.key)
+        and WORK not in item.key.split("/")
+        and item.key.rpartition("/")[2] not in (INDEX_NAME, NOTE)
+    ]
     if (len(sizes), sum(sizes)) != (done["files"], done["bytes"]):
         raise CorruptDataError(
             f"{store.url}: a conversion was finished there with {done['files']} files of {done['bytes']} bytes, and there "

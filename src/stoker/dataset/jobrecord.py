@@ -11,11 +11,13 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from stoker.dataset.excerpts import version_of
 from stoker.errors import AccessDeniedError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.storage import Store, is_local
+from stoker.storage.local import remove_unfinished
 
 __all__ = [
     "JobRecord",
@@ -24,6 +26,7 @@ __all__ = [
     "file_version",
     "file_versions",
     "read_record",
+    "remove_partial_files",
     "write_record",
 ]
 
@@ -142,3 +145,11 @@ def write_record(store: Store, key: str, record: JobRecord) -> None:
     """Put a record at ``key``, in place of the one that may be there."""
     told = {"version": _VERSION, "identity": record.identity, "about": record.about, "done": record.done}
     store.put(key, json.dumps(told, indent=1).encode())
+
+
+def remove_partial_files(store: Store) -> None:
+    """Remove what a killed process left of files that it was writing, in a local folder and below. Nobody may write there."""
+    root = is_local(store.url)
+    if root is not None:
+        for folder, _, _ in os.walk(root):
+            remove_unfinished(Path(folder))

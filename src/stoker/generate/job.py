@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from stoker.dataset.jobrecord import remove_partial_files
 from stoker.dataset.processes import in_processes
 from stoker.errors import ConfigError
 from stoker.generate.layout import layout_of
@@ -104,6 +105,8 @@ def generate(
     layout_of(spec)
     store = open_store(url, storage_options)
     whole = check_destination(store, spec, resume=resume)
+    if host[1] == 1:
+        remove_partial_files(store)
     there = {item.key: item.size for item in store.list()}
     share = [out for out in outputs(spec) if out.number % host[1] == host[0]]
     missing = [out for out in share if not _is_there(spec, out, there)]
@@ -111,6 +114,8 @@ def generate(
     if missing:
         made = _make(spec, store, missing, processes, threads, progress)
     complete = (whole and not missing) or _finish(spec, store, made, host, processes, threads)
+    if complete and host[1] > 1:
+        remove_shares(store)
     written = sum(facts.size for facts in made.values())
     kept = len(share) - len(missing)
     total = (spec.files + spec.valid_files) * len(spec.form.suffixes)
@@ -139,7 +144,6 @@ def _finish(
         # What was made before has the same bytes as what would be made now.
         made = {**made, **_make(spec, None, unknown, processes, threads, None)}
     write_manifest(store, spec, ((out, made[out.name]) for out in outputs(spec)))
-    remove_shares(store)
     return True
 
 

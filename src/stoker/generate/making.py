@@ -16,7 +16,7 @@ from stoker.generate.names import Output, output
 from stoker.generate.pieces import assemble
 from stoker.generate.spec import DatasetSpec
 
-__all__ = ["FileFacts", "Making", "file_size", "iterate_file"]
+__all__ = ["FileFacts", "Making", "file_size", "iterate_file", "library_versions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,15 @@ def iterate_file(spec: DatasetSpec, number: int) -> Iterator[memoryview]:
 def file_size(spec: DatasetSpec, out: Output) -> int | None:
     """Bytes of a file; ``None`` where only making it tells, because it is compressed."""
     return None if spec.compression is not None and _is_whole(spec) else layout_of(spec).size(out.place)
+
+
+def library_versions(spec: DatasetSpec) -> dict[str, str]:
+    """Libraries whose version the bytes of the files depend on, and that version."""
+    found = layout_of(spec).versions()
+    if spec.compression is not None and (_is_whole(spec) or spec.format == "npz"):
+        zstd = spec.compression.startswith("zstd")
+        found |= {"cramjam": cramjam.__version__} if zstd else {"zlib": zlib.ZLIB_RUNTIME_VERSION}
+    return found
 
 
 def _is_whole(spec: DatasetSpec) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stoker.dataset.index import INDEX_NAME
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.generate.layout import layout_of
-from stoker.generate.making import FileFacts
+from stoker.generate.making import FileFacts, library_versions
 from stoker.generate.mds import MDSLayout
 from stoker.generate.names import Output
 from stoker.generate.spec import DatasetSpec
@@ -75,7 +75,7 @@ def _differences(theirs: Any, mine: Mapping[str, Any]) -> Iterator[tuple[str, An
 
 
 def _described(spec: DatasetSpec) -> dict[str, Any]:
-    return {"spec": spec.identity(), "libraries": layout_of(spec).versions()}
+    return {"spec": spec.identity(), "libraries": library_versions(spec)}
 
 
 def write_share(store: Store, host: tuple[int, int], made: Mapping[str, FileFacts]) -> None:

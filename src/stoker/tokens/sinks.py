@@ -7,24 +7,88 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from stoker.dataset.index import INDEX_NAME
+from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, remove_partial_files, write_record
 from stoker.dataset.writers import MDSWriter
-from stoker.errors import ConfigError
-from stoker.storage import is_local, open_store
+from stoker.errors import ConfigError, CorruptDataError, SourceChangedError, StokerError
+from stoker.storage import Store, is_local, open_store
+from stoker.storage.local import file_error
 from stoker.tokens.ragged import Ragged
 
-__all__ = ["MDSSink", "ParquetSink", "Sink"]
+__all__ = ["MDSSink", "ParquetSink", "Sink", "finished_before"]
 
+_RECORD = ".stoker_tokenize.json"
+"""Name of the job's record, which stays beside the tokens; hidden, so that nobody takes it for data."""
 _PROGRESS = "progress.json"
 _LOCK = ".lock"
 # Room for a million ids: no tokenizer has more, and pages do not change their encoding in the middle of a file.
 _DICTIONARY_BYTES = 1 << 22
+
+
+def finished_before(dst: str, job: JobRecord, *, resume: bool, exist_ok: bool) -> tuple[int, int] | None:
+    """Files and blocks of this job, where an earlier run has finished it; ``None`` where there is work to do.
+
+    Args:
+        dst: where the tokens go.
+        job: settings, and versions of the files of text.
+        resume: take what is done for done.
+        exist_ok: without ``resume``: it is to be done again, and replaced.
+
+    Raises:
+        ConfigError: the job, or with ``resume`` another one, is done there.
+        SourceChangedError: it was done of files that were changed since.
+    """
+    store = open_store(dst)
+    record = read_record(store, _RECORD)
+    # Of MDS the index comes last, of Parquet the directory's name.
+    if record is None or record.done is None or not ("files" in record.done or store.exists(INDEX_NAME)):
+        return None
+    same = record.identity == job.identity
+    if resume and same:
+        remove_partial_files(store)
+        return int(record.done.get("files") or _count_shards(dst)), int(record.done["blocks"])
+    if resume:
+        raise _other(
+            record, job, f"{store.url} holds finished tokens", "write elsewhere, or replace them with exist_ok=True"
+        )
+    if same and not exist_ok:
+        raise ConfigError(
+            f"{store.url} holds the tokens of these files with these settings: it is done. resume=True (--resume) takes it "
+            "for that, exist_ok=True (--exist-ok) does it again"
+        )
+    return None
+
+
+def _other(record: JobRecord, job: JobRecord, what: str, remedy: str) -> ConfigError:
+    """The error for what another job has left, with what differs."""
+    files = changed_files(record.about.get("files", {}), job.about["files"])
+    names = [name for name in record.differences(job.about) if name != "files"]
+    told = [f"{name} was {record.about.get(name)!r}, is {job.about[name]!r}" for name in names]
+    told += [f"files were changed since: {files}"] if files else []
+    error = SourceChangedError if files else ConfigError
+    return error(f"{what} of other files or with other settings ({'; '.join(told)}): {remedy}")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What fails inside of writing to a directory, as stoker's errors."""
+    try:
+        yield
+    except StokerError:
+        raise
+    except OSError as error:  # pyarrow's are such, too
+        raise file_error(error, str(path)) from error
+
+
+def _count_shards(dst: str) -> int:
+    return sum(item.key != INDEX_NAME and not item.key.startswith(".") for item in open_store(dst).list())
 
 
 class Sink(Protocol):
@@ -66,12 +130,14 @@ class ParquetSink:
         row_group_tokens: a row group ends with the document that makes it as large as that.
         file_tokens: a file ends with the block that makes it as large as that.
         about: what the tokens are, kept in each file's metadata under ``stoker``.
-        identity: what the blocks depend on; only what was written with the same can be gone on from.
+        job: settings, and versions of the files of text; only what was written with the same can be gone on from.
         resume: go on from what a killed run left.
         exist_ok: replace Parquet files that are there.
 
     Raises:
         ConfigError: the directory has files, another run writes it, or ``resume`` finds what others left.
+        SourceChangedError: ``resume`` finds what was made of files that were changed since; names them.
+        StorageError: it can not be written.
     """
 
     def __init__(
@@ -84,7 +150,7 @@ class ParquetSink:
         row_group_tokens: int,
         file_tokens: int,
         about: Mapping[str, Any],
-        identity: str,
+        job: JobRecord,
         resume: bool,
         exist_ok: bool,
     ) -> None:
@@ -96,7 +162,8 @@ class ParquetSink:
                 f"{dst}: Parquet is written to a directory; copy it then, or write MDS, which goes to a URL"
             )
         self._target = Path(os.path.abspath(local))
-        _check_target(self._target, exist_ok)
+        with _writing(self._target):
+            _check_target(self._target, exist_ok)
         values = pa.field("element", pa.from_numpy_dtype(dtype), nullable=False)
         self._type = pa.list_(values)
         metadata = {"stoker": json.dumps(dict(about), sort_keys=True)}
@@ -104,7 +171,7 @@ class ParquetSink:
         self._dtype = dtype
         self._compression = compression or "none"
         self._limits = row_group_tokens, file_tokens
-        self._identity = identity
+        self._job = job
         self._writer: Any = None
         self._waiting: list[Ragged] = []
         self._tokens = 0  # that wait
@@ -113,7 +180,8 @@ class ParquetSink:
         self._done: list[str] = []
         self.blocks = 0
         self._work = self._target.with_name(f".{self._target.name}.partial")
-        self._lock = self._open_work(resume)
+        with _writing(self._work):
+            self._lock = self._open_work(resume)
 
     @property
     def files(self) -> int:
@@ -121,7 +189,15 @@ class ParquetSink:
         return len(self._done)
 
     def write(self, documents: Ragged) -> None:
-        """Take the documents of the next block."""
+        """Take the documents of the next block.
+
+        Raises:
+            StorageError: they can not be written, as the disk is full, say.
+        """
+        with _writing(self._work):
+            self._write(documents)
+
+    def _write(self, documents: Ragged) -> None:
         row_group, file = self._limits
         self._seen += 1
         first = 0
@@ -138,9 +214,20 @@ class ParquetSink:
             self._close_file()
 
     def finish(self) -> None:
-        """Give the directory its name."""
+        """Give the directory its name.
+
+        Raises:
+            StorageError: it can not be written.
+        """
+        with _writing(self._work):
+            self._finish()
+        os.close(self._lock)
+
+    def _finish(self) -> None:
         if self._tokens or self._writer is not None or not self._done:
             self._close_file(empty=not self._done)
+        done = {"files": len(self._done), "blocks": self._seen}
+        write_record(open_store(self._work), _RECORD, replace(self._job, done=done))
         for name in (_PROGRESS, _LOCK):
             (self._work / name).unlink(missing_ok=True)
         old = self._target.with_name(f".{self._target.name}.replaced")
@@ -149,7 +236,6 @@ class ParquetSink:
             os.rename(self._target, old)
         os.rename(self._work, self._target)
         shutil.rmtree(old, ignore_errors=True)
-        os.close(self._lock)
 
     def abort(self) -> None:
         """Leave complete files and the note of how far we are."""
@@ -174,23 +260,35 @@ class ParquetSink:
         except OSError:
             os.close(lock)
             raise ConfigError(f"another process is writing {self._target}: wait for it, or write elsewhere") from None
+        try:
+            self._go_on(resume)
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def _go_on(self, resume: bool) -> None:
+        """Take what a killed run left for done, and remove what is not of use."""
         note = self._work / _PROGRESS
-        if resume and note.exists():
-            state = json.loads(note.read_text(encoding="utf-8"))
-            if state["identity"] != self._identity:
-                os.close(lock)
-                raise ConfigError(
-                    f"{self._work} was left by a run over other files or with other settings: resume with the same, or "
-                    "without resume=True, which begins anew"
+        record = read_record(open_store(self._work), _RECORD) if resume else None
+        if record is not None and note.exists():
+            state = _read_progress(note)
+            if record.identity != self._job.identity and state["files"]:
+                raise _other(
+                    record,
+                    self._job,
+                    f"{self._work} holds unfinished tokens",
+                    "resume with the same, or begin anew without resume=True (--resume). Nothing was overwritten",
                 )
-            self._done = list(state["files"])
-            self.blocks = self._seen = int(state["blocks"])
+            if record.identity == self._job.identity:
+                self._done = list(state["files"])
+                self.blocks = self._seen = int(state["blocks"])
         for path in self._work.iterdir():
             if path.name not in (*self._done, _LOCK, _PROGRESS):
                 path.unlink()
         if not self._done:
             note.unlink(missing_ok=True)
-        return lock
+        write_record(open_store(self._work), _RECORD, self._job)
 
     def _flush(self) -> None:
         """Write what waits as a row group."""
@@ -233,7 +331,7 @@ class ParquetSink:
         os.replace(self._temporary, self._work / name)
         self._done.append(name)
         self._file_tokens = 0
-        state = {"identity": self._identity, "files": self._done, "blocks": self._seen}
+        state = {"files": self._done, "blocks": self._seen}
         fresh = self._work / f".{_PROGRESS}"
         fresh.write_text(json.dumps(state), encoding="utf-8")
         os.replace(fresh, self._work / _PROGRESS)
@@ -249,24 +347,55 @@ class MDSSink:
         column: name of the column.
         dtype: ``uint16`` or ``uint32``.
         compression: as :class:`~stoker.MDSWriter` takes it.
+        job: settings, and versions of the files of text; only what was written with the same can be gone on from.
         resume: go on from what a killed run left.
         exist_ok: replace the dataset that is there.
+
+    Raises:
+        ConfigError: there is a dataset, or ``resume`` finds what others left.
+        SourceChangedError: ``resume`` finds what was made of files that were changed since; names them.
     """
 
     def __init__(
-        self, dst: str, *, column: str, dtype: np.dtype[Any], compression: str | None, resume: bool, exist_ok: bool
+        self,
+        dst: str,
+        *,
+        column: str,
+        dtype: np.dtype[Any],
+        compression: str | None,
+        job: JobRecord,
+        resume: bool,
+        exist_ok: bool,
     ) -> None:
         self._dst = dst
-        if resume and open_store(dst).exists(INDEX_NAME):
-            raise ConfigError(f"{dst} holds a finished dataset: there is nothing to resume")
+        self._job = job
+        store = open_store(dst)
+        if resume:
+            if store.exists(INDEX_NAME) and not exist_ok:
+                raise ConfigError(f"{dst} holds a finished dataset: there is nothing to resume")
+            self._check_left(store)
         self._column = column
         self._writer = MDSWriter(
             {column: f"ndarray:{dtype.name}"}, dst, compression=compression, resume=resume, exist_ok=exist_ok
         )
+        write_record(store, _RECORD, job)  # before any shard
         self._skip = self._writer.samples_written
         self._dtype = dtype
-        self.blocks = 0
+        self.blocks = self._seen = 0
         self._files = 0
+
+    def _check_left(self, store: Store) -> None:
+        """See that what is there is of the same job."""
+        record = read_record(store, _RECORD)
+        if record is not None and record.identity == self._job.identity:
+            return
+        there = next((item.key for item in store.list() if item.key != _RECORD), None)
+        if there is None:
+            return
+        remedy = "resume with the same, or begin anew with exist_ok=True (--exist-ok). Nothing was overwritten"
+        if record is None:
+            raise ConfigError(f"{self._dst} holds {there!r}, which no tokenization left there: {remedy}")
+        raise _other(record, self._job, f"{self._dst} holds unfinished tokens", remedy)
 
     @property
     def files(self) -> int:
@@ -275,6 +404,7 @@ class MDSSink:
 
     def write(self, documents: Ragged) -> None:
         """Take the documents of the next block."""
+        self._seen += 1
         skipped = min(self._skip, len(documents))
         self._skip -= skipped
         values, offsets = documents.values.astype(self._dtype, copy=False), documents.offsets.tolist()
@@ -284,8 +414,9 @@ class MDSSink:
 
     def finish(self) -> None:
         """Write the index."""
+        write_record(open_store(self._dst), _RECORD, replace(self._job, done={"blocks": self._seen}))
         self._writer.finish()
-        self._files = sum(item.key != INDEX_NAME for item in open_store(self._dst).list())
+        self._files = _count_shards(self._dst)
 
     def abort(self) -> None:
         """Write no index."""
@@ -302,6 +433,17 @@ def _check_target(target: Path, exist_ok: bool) -> None:
         return
     if not exist_ok:
         raise ConfigError(f"{target} is not empty: write elsewhere, or pass exist_ok=True to replace its Parquet files")
-    others = [name for name in there if not name.endswith(".parquet")]
+    others = [name for name in there if not name.endswith(".parquet") and name != _RECORD]
     if others:
         raise ConfigError(f"{target} holds {others[0]!r} beside Parquet files: write elsewhere, or remove it")
+
+
+def _read_progress(note: Path) -> dict[str, Any]:
+    """What of the work is done: names of files, and how many blocks are in them."""
+    try:
+        state = json.loads(note.read_text(encoding="utf-8"))
+        if all(isinstance(name, str) for name in state["files"]) and isinstance(state["blocks"], int):
+            return dict(state)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise CorruptDataError(f"{note} is damaged: begin anew without resume=True (--resume)")

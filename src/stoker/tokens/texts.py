@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import gzip
 import json
@@ -10,7 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from stoker.dataset.excerpts import version_of
+from stoker.dataset.jobrecord import file_version
+from stoker.dataset.parquet_files import check_exists
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
+from stoker.storage.local import file_error
 
 __all__ = ["SourceFile", "TextBlock", "Texts", "find_texts"]
 
@@ -32,11 +37,17 @@ _ROWS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file of text."""
+    """A file of text.
+
+    Attributes:
+        path: where it is.
+        size: bytes.
+        version: see :func:`~stoker.dataset.jobrecord.file_version`.
+    """
 
     path: str
     size: int
-    modified: int
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +113,25 @@ class Texts:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Path to version of all files, as they were found."""
+        return {file.path: file.version for file in self.files}
+
+    def versions_now(self) -> dict[str, str]:
+        """The same as they are now, without files that are gone."""
+        found = {}
+        for file in self.files:
+            with contextlib.suppress(ObjectNotFoundError):
+                found[file.path] = _source(file.path).version
+        return found
+
     def blocks(self) -> Iterator[TextBlock]:
         """All documents, in order. The same files always give the same blocks, of about 1 MiB.
 
         Raises:
             FormatError: a file is not what its name says; names it, and the remedy.
+            StorageError: a file can not be read.
         """
         read = {"parquet": self._parquet, "jsonl": self._lines, "text": self._whole}[self.kind]
         for file in self.files:
@@ -151,10 +176,15 @@ class Texts:
                     first += len(lines)
         except (gzip.BadGzipFile, EOFError) as error:
             raise CorruptDataError(f"{file.path} can not be unpacked ({error}): is it whole?") from error
+        except OSError as error:
+            raise file_error(error, file.path) from error
 
     def _whole(self, file: SourceFile) -> Iterator[TextBlock]:
-        with open(file.path, "rb") as opened:
-            data = opened.read()
+        try:
+            with open(file.path, "rb") as opened:
+                data = opened.read()
+        except OSError as error:
+            raise file_error(error, file.path) from error
         try:
             text = data.decode("utf-8", "strict" if self.strict else "replace")
         except UnicodeDecodeError as error:
@@ -175,6 +205,7 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
         ConfigError: the files are of several kinds, or ``column`` is given for plain text.
     """
     source = os.fspath(src)
+    check_exists(source)
     if os.path.isfile(source):
         found = [source]
     elif os.path.isdir(source):
@@ -218,8 +249,11 @@ def _refuse_packed(paths: list[str]) -> None:
 
 
 def _source(path: str) -> SourceFile:
-    status = os.stat(path)
-    return SourceFile(path, status.st_size, status.st_mtime_ns)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise file_error(error, path) from error
+    return SourceFile(path, status.st_size, file_version(status.st_size, version_of(status)))
 
 
 def _text_column(schema: Any, wanted: str | None, path: str) -> str:

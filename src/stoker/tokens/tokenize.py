@@ -7,15 +7,16 @@ import json
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from stoker.dataset.jobrecord import JobRecord, check_unchanged
 from stoker.errors import ConfigError
 from stoker.tokens.encoding import make_job, tokenized
 from stoker.tokens.ragged import Ragged
-from stoker.tokens.sinks import MDSSink, ParquetSink, Sink
+from stoker.tokens.sinks import MDSSink, ParquetSink, Sink, finished_before
 from stoker.tokens.texts import Texts, find_texts
 from stoker.units import parse_count
 
@@ -93,12 +94,16 @@ def tokenize(
         row_group_tokens: tokens in a Parquet row group, as a number or like ``"8m"``.
         file_tokens: tokens in a Parquet file.
         strict: plain text that is not UTF-8 is an error; otherwise its bytes are replaced.
-        resume: go on from what a killed run over the same files with the same settings left.
+        resume: go on from what a killed run over the same files with the same settings left; if it had finished, nothing is
+            left to do.
         exist_ok: replace what is there.
         progress_bar: show on the terminal how far it is.
 
     Raises:
         ConfigError: an argument makes no sense, or there is something at ``dst``.
+        SourceChangedError: files of text were changed since the run that is gone on with, or while they were read; names
+            them.
+        StorageError: ``dst`` can not be written, or a file can not be read.
         FormatError: a file is not what it should be; names file, row and remedy.
         MissingPackageError: ``tokenizers`` is not installed.
     """
@@ -120,6 +125,21 @@ def tokenize(
         "special_tokens": add_special_tokens,
     }
     dtype = np.dtype(job.dtype)
+    record = _record(
+        texts,
+        {
+            **about,
+            "format": format,
+            "output_column": output_column,
+            "compression": compression,
+            "row_group_tokens": row_group_tokens,
+            "file_tokens": file_tokens,
+        },
+    )
+    before = finished_before(os.fspath(dst), record, resume=resume, exist_ok=exist_ok)
+    if before is not None:
+        seconds = time.monotonic() - began
+        return TokenizeReport(0, 0, 0, before[0], dtype.name, vocab_size, job.eos_id, seconds, before[1])
     sink: Sink
     if format == "mds":
         sink = MDSSink(
@@ -127,6 +147,7 @@ def tokenize(
             column=output_column,
             dtype=dtype,
             compression=compression,
+            job=record,
             resume=resume,
             exist_ok=exist_ok,
         )
@@ -139,7 +160,7 @@ def tokenize(
             row_group_tokens=row_group_tokens,
             file_tokens=file_tokens,
             about=about,
-            identity=_identity(texts, about, output_column, compression, row_group_tokens, file_tokens),
+            job=record,
             resume=resume,
             exist_ok=exist_ok,
         )
@@ -157,6 +178,9 @@ def tokenize(
                     tokens += done.values.size
                 if show is not None:
                     show.advance(size, documents, tokens)
+            check_unchanged(
+                texts.versions, texts.versions_now(), os.fspath(src), "begin anew without resume=True (--resume)"
+            )
             sink.finish()
     except BaseException:
         sink.abort()
@@ -174,10 +198,10 @@ def tokenize(
     )
 
 
-def _identity(texts: Texts, *settings: Any) -> str:
-    """A digest of everything that the output depends on."""
-    what = [[asdict(file) for file in texts.files], texts.kind, texts.column, texts.strict, *settings]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+def _record(texts: Texts, settings: dict[str, Any]) -> JobRecord:
+    """The job: everything that the output depends on."""
+    about = {**settings, "files": texts.versions, "kind": texts.kind, "column": texts.column, "strict": texts.strict}
+    return JobRecord(hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
 
 
 class _Bar:
