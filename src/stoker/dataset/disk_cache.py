@@ -5,8 +5,9 @@ A shard's file is in the cache by rename, whole and verified, or it is not there
 * ``<root>/.stoker/<name>.part`` is a download under way. Who downloads holds an exclusive ``flock`` on it; the kernel
   drops that with the process, so a killed download is taken over, or swept away by the next process that opens the cache.
 * ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`stoker.dataset.room`.
-* ``<root>/<basename>`` is a shard file. Whoever has it mapped holds a shared ``flock`` on it; eviction passes over files
-  that are locked. A file that is unlinked while mapped stays readable to those who mapped it.
+* ``<root>/<basename>`` is a shard file. Whoever has it mapped holds a lock that stands for it, see
+  :mod:`stoker.dataset.inuse`; eviction passes over files in use. A file that is unlinked while mapped stays readable to
+  those who mapped it.
 
 Readers of present shards take no lock that anyone waits for.
 """
@@ -15,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -29,8 +30,9 @@ from typing import TypeVar
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import check_file, fetch_part
+from stoker.dataset.inuse import hold
 from stoker.dataset.origin import write_origin
-from stoker.dataset.room import PART, Room, claim, part_name, release, remove_unlocked, try_lock
+from stoker.dataset.room import PART, Room, claim, part_name, release, remove_unlocked
 from stoker.dataset.unpacking import unpack_file
 from stoker.errors import (
     CacheError,
@@ -42,6 +44,7 @@ from stoker.errors import (
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.storage import Store
+from stoker.storage.files import MappedFile, map_file, map_open_file, open_regular
 from stoker.types import Buffer
 
 __all__ = ["DiskCache"]
@@ -218,11 +221,7 @@ class DiskCache(ShardCache):
         size = self._guard(lambda: store.download(file.basename, part, max_bytes=file.bytes), "write to")
         self._count(Count.BYTES_FETCHED, size)
 
-        def mapped() -> mmap.mmap:
-            with open(part, "rb") as handle:
-                return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-
-        self._check_arrived(file, size, mapped)
+        self._check_arrived(file, size, lambda: map_file(part))
 
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
@@ -286,19 +285,21 @@ class DiskCache(ShardCache):
 
     def _present(self, file: FileInfo) -> bool:
         try:
-            return file.whole in (os.stat(self.root / file.basename).st_size, UNKNOWN)
+            status = os.stat(self.root / file.basename)
+            return stat.S_ISREG(status.st_mode) and file.whole in (status.st_size, UNKNOWN)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def _map(self, path: Path, file: FileInfo) -> Buffer | None:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
+            descriptor, status = open_regular(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(error, StokerError) and self.store is None:  # it is there, but no file
+                raise
             return None
         except OSError as error:
-            raise CacheError(f"can not open {path}: {error.strerror}") from error
+            raise _not_opened(error, path) from error
         try:
-            status = os.fstat(descriptor)
             first, end = 0, status.st_size
             if file.part is not None and file.part.in_place and self.store is None:
                 check_file(path, status, file.part)
@@ -308,13 +309,18 @@ class DiskCache(ShardCache):
                 first, end = file.part.window
             if end <= first:
                 return b""
-            if self.store is not None:
-                # The map keeps a duplicate of the descriptor and with it this lock, until it is dropped.
-                try_lock(descriptor, fcntl.LOCK_SH)
-                if self.settings.limit is not None:
-                    with contextlib.suppress(OSError):
-                        os.utime(descriptor)  # eviction goes by this time
-            return mmap.mmap(descriptor, end - first, access=mmap.ACCESS_READ, offset=first)
+            if self.store is None:
+                return map_open_file(descriptor, first, end, str(path), status)
+            mapped = MappedFile(descriptor, first, end, str(path), status)
+            hold(self.root, file.basename, mapped)
+            if self.settings.limit is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)  # eviction goes by this time
+            return mapped
+        except OSError as error:
+            if isinstance(error, StokerError):
+                raise
+            raise _not_opened(error, path) from error
         finally:
             os.close(descriptor)
 
@@ -373,6 +379,15 @@ class _Watch:
         if seen != self._seen:
             self._seen, self._since = seen, now
         return now - self._since > self._patience
+
+
+def _not_opened(error: OSError, path: Path) -> CacheError:
+    remedy = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = ": something keeps all file descriptors that this process may have; raise the limit (ulimit -n)"
+    elif error.errno == errno.ENOMEM:
+        remedy = ": this process has no memory for it, or more maps than it may have; raise vm.max_map_count (sysctl)"
+    return CacheError(f"can not open {path}: {os.strerror(error.errno or 0)}{remedy}")
 
 
 def _write(path: Path, data: bytes | bytearray | memoryview) -> None:

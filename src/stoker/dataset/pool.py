@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +24,17 @@ from stoker.dataset.threads import Threads
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.registry import get_format
+from stoker.storage.files import MappedFile, check_mapped
 
 __all__ = ["ShardPool"]
 
 logger = logging.getLogger(__name__)
+
+# Seconds for which a mapped file that was found whole is taken to be so.
+_TRUSTED: Final = 0.05
+# Readers that one opening looks at for some to drop, so that it costs the same however many are open.
+_LOOKED_AT: Final = 16
+_USUAL_MAPS: Final = 65_530
 
 
 class ShardPool:
@@ -36,7 +45,8 @@ class ShardPool:
         cache: where their files are; for several streams, a cache for each part of the index.
         threads: how many shards are fetched and opened at once ahead of demand.
         most_open: how many readers are kept; beyond it the least recently used are dropped. A reader that is in use
-            stays valid: its file stays mapped until the last reference goes.
+            stays valid: its file stays mapped until the last reference goes. Those that are needed soon are kept beyond
+            it, as far as the process may have maps.
         options: how samples are handed out.
         counts: where it counts what it does.
 
@@ -66,9 +76,11 @@ class ShardPool:
         self.most_open = most_open
         self.options = options
         self._threads = Threads(threads, "fetch")
-        self._tick = itertools.count()
-        self._open: dict[int, ShardReader] = {}
-        self._used: dict[int, int] = {}
+        # The least recently used first.
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._maps: dict[int, list[MappedFile]] = {}
+        # When the files of an open shard are to be looked at again.
+        self._due: dict[int, float] = {}
         self._needed: Collection[int] = ()
         self._reset()
 
@@ -108,15 +120,18 @@ class ShardPool:
                 timeouts and the cache's stall time.
         """
         reader = self._open.get(shard)
-        if reader is not None:
-            self._used[shard] = next(self._tick)
+        if reader is not None and self._due.get(shard, 0.0) > time.monotonic():
+            try:
+                self._open.move_to_end(shard)
+            except KeyError:  # another thread has just dropped it
+                return reader
             return reader
         self._mind_fork()
         while True:
             with self._lock:
                 reader = self._open.get(shard)
-                if reader is not None:
-                    self._used[shard] = next(self._tick)
+                if reader is not None and self._is_whole(shard):
+                    self._open.move_to_end(shard)
                     return reader
                 coming = self._coming.get(shard)
                 mine: Future[ShardReader | None] = Future()
@@ -168,16 +183,41 @@ class ShardPool:
         if cache.settings.limit is not None or not cache.keeps:
             self._close(shard)
 
+    def check(self, shard: int) -> None:
+        """See that the files of a shard, if it is open, are whole: for those that read from a reader for long.
+
+        Raises:
+            CorruptDataError: one was cut.
+        """
+        if self._due.get(shard, 0.0) <= time.monotonic():
+            with self._lock:
+                check_mapped(self._maps.get(shard, ()))
+                if shard in self._open:
+                    self._due[shard] = time.monotonic() + _TRUSTED
+
     def _close(self, shard: int) -> None:
         self._open.pop(shard, None)
-        self._used.pop(shard, None)
+        self._maps.pop(shard, None)
+        self._due.pop(shard, None)
+
+    def _is_whole(self, shard: int) -> bool:
+        """Whether no mapped file of an open shard was cut; if one was, the shard is closed."""
+        try:
+            check_mapped(self._maps.get(shard, ()))
+        except CorruptDataError as error:
+            logger.warning("%s; opening it again", error)
+            self._close(shard)
+            return False
+        self._due[shard] = time.monotonic() + _TRUSTED
+        return True
 
     def close(self) -> None:
         """Stop fetching ahead and drop all readers."""
         self._threads.close()
         self._coming.clear()
         self._open.clear()
-        self._used.clear()
+        self._maps.clear()
+        self._due.clear()
 
     def _mind_fork(self) -> None:
         # Futures and threads of the parent are not ours; its open readers are (the maps are shared).
@@ -185,13 +225,15 @@ class ShardPool:
             self._reset()
 
     def _load_ahead(self, shard: int) -> ShardReader | None:
-        reader = self._load(shard, demanded=False)
-        return None if reader is None else self._keep(shard, reader, demanded=False)
+        loaded = self._load(shard, demanded=False)
+        return None if loaded is None else self._keep(shard, *loaded, demanded=False)
 
     def _load_for_all(self, shard: int, mine: Future[ShardReader | None]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
         try:
-            reader = self._keep(shard, self._load(shard, demanded=True), demanded=True)
+            loaded = self._load(shard, demanded=True)
+            assert loaded is not None
+            reader = self._keep(shard, *loaded, demanded=True)
         except BaseException as error:
             self._arrived(shard, mine)  # whoever asks from now on tries anew
             mine.set_exception(error)
@@ -205,22 +247,30 @@ class ShardPool:
             if self._coming.get(shard) is coming:
                 del self._coming[shard]
 
-    def _keep(self, shard: int, reader: ShardReader | None, *, demanded: bool) -> ShardReader:
-        assert reader is not None
+    def _keep(self, shard: int, reader: ShardReader, maps: list[MappedFile], *, demanded: bool) -> ShardReader:
         with self._lock:
             if not demanded and shard not in self._needed and not self.cache_of(shard).keeps:
                 return reader  # nobody waits for it any more: its memory goes
             kept = self._open.setdefault(shard, reader)
-            self._used[shard] = next(self._tick)
-            if len(self._open) > self.most_open:
-                spare = sorted(
-                    (used, number) for number, used in list(self._used.items()) if number not in self._needed
-                )
-                for _, number in spare[: max(1, len(self._open) - self.most_open)]:
-                    self._close(number)
+            if kept is reader:
+                self._maps[shard] = maps
+                self._due[shard] = time.monotonic() + _TRUSTED
+            self._open.move_to_end(shard)
+            self._trim(shard)
         return kept
 
-    def _load(self, shard: int, *, demanded: bool) -> ShardReader | None:
+    def _trim(self, newest: int) -> None:
+        """Drop readers beyond the limit. Those that are needed soon only go where the process can not map more."""
+        for _ in range(_LOOKED_AT):
+            if len(self._open) <= self.most_open:
+                return
+            number, reader = self._open.popitem(last=False)
+            if number == newest or (number in self._needed and len(self._open) < _most_maps()):
+                self._open[number] = reader
+            else:
+                self._close(number)
+
+    def _load(self, shard: int, *, demanded: bool) -> tuple[ShardReader, list[MappedFile]] | None:
         info, cache = self.index.shards[shard], self.cache_of(shard)
         for attempt in (1, 2):
             files = cache.open(info)
@@ -245,7 +295,7 @@ class ShardPool:
                     cache.validate(info, files)
                 reader = self._reader(info, cache, files)
                 self.counts.opened(info.size, hit=not fetched)
-                return reader
+                return reader, [file for file in files if isinstance(file, MappedFile)]
             except CorruptDataError as error:
                 del files
                 if attempt == 2 or not cache.discard(info):
@@ -275,3 +325,12 @@ class ShardPool:
 
     def _reader(self, info: ShardInfo, cache: ShardCache, files: list[Any]) -> ShardReader:
         return get_format(info.format).open(info, files, where=cache.describe(info), options=self.options)
+
+
+@lru_cache(maxsize=1)
+def _most_maps() -> int:
+    """Shards that may be open at once: the system limits the maps of a process, and some shards have two."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text()) // 4
+    except (OSError, ValueError):
+        return _USUAL_MAPS // 4

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from stoker.dataset.inuse import Users
+
 __all__ = ["PART", "Room", "claim", "files_below", "part_name", "release", "remove_unlocked", "try_lock"]
 
 logger = logging.getLogger(__name__)
@@ -158,11 +160,12 @@ class Room:
                 candidates.append((status.st_mtime_ns, status.st_size, path))
         if used > self.limit:
             candidates.sort()
-            for _, size, path in candidates:
-                if used <= self.limit - self.limit // _SLACK:
-                    break
-                if remove_unlocked(path):
-                    used -= size
+            with Users() as users:
+                for _, size, path in candidates:
+                    if used <= self.limit - self.limit // _SLACK:
+                        break
+                    if users.remove(path):
+                        used -= size
         return used
 
     @contextlib.contextmanager

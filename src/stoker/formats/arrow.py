@@ -1,7 +1,8 @@
 """Arrow IPC files (Feather version 2), of the file format and of the streaming format.
 
 Columns are mapped where they lie. Each batch of a column is checked in full when it is first used: offsets of a damaged file
-would otherwise lead anywhere in memory.
+would otherwise lead anywhere in memory. What is checked is in memory of our own, as the file may change later: offsets are
+copied, and so are columns of nested types, whole.
 """
 
 from __future__ import annotations
@@ -69,12 +70,13 @@ class _Bytes(Values):
 class ArrowShard(PackedShard):
     """An open Arrow file."""
 
-    __slots__ = ("__weakref__", "_buffer", "_firsts", "_kinds", "_layout", "_schema", "_shelf")
+    __slots__ = ("__weakref__", "_buffer", "_firsts", "_kinds", "_layout", "_schema", "_shelf", "_source")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         read_offsets(info, files, where)
-        self._layout = arrow_layout(MappedSource(files[0], where))
+        self._source = MappedSource(files[0], where)
+        self._layout = arrow_layout(self._source)
         self._buffer = pyarrow().py_buffer(files[0])
         self._firsts = np.cumsum([0, *self._layout.rows], dtype=np.int64)
         self._kinds: Mapping[str, str] = info.spec.get("columns", {})
@@ -151,7 +153,7 @@ class ArrowShard(PackedShard):
         pa, here = pyarrow(), f"{self.where}: column {name!r}"
         try:
             reader = self._open_ipc(name)
-            arrays = [batch.column(0) for batch in reader if batch.num_columns]
+            arrays = [_own_offsets(batch.column(0)) for batch in reader if batch.num_columns]
             for array in arrays:
                 array.validate(full=True)
         except (pa.ArrowException, ValueError, OSError, IndexError, KeyError, TypeError, MemoryError) as error:
@@ -175,7 +177,10 @@ class ArrowShard(PackedShard):
         if len(places) != 1:
             raise ValueError("there is no such column" if not places else "there are several columns of that name")
         options = ipc.IpcReadOptions(included_fields=places, use_threads=False)
-        reader = opener(self._buffer, options=options)
+        mapped = _stays_mapped(self._schema.field(places[0]).type)
+        reader = opener(
+            self._buffer if mapped else pyarrow().PythonFile(SourceFile(self._source), "r"), options=options
+        )
         if self._layout.stream:
             return list(reader)
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
@@ -188,6 +193,41 @@ class _Parts:
         self.parts = shard.read_parts(name)
         # What is mapped takes no memory of ours.
         self.nbytes = sum(part.nbytes for part in self.parts if shard.compressed or not _is_mapped(part))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether an Arrow type is text or bytes."""
+    types = pyarrow().types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _is_number_list(kind: Any) -> bool:
+    """Whether an Arrow type is lists of numbers, of any lengths."""
+    types = pyarrow().types
+    return bool((types.is_list(kind) or types.is_large_list(kind)) and types.is_primitive(kind.value_type))
+
+
+def _stays_mapped(kind: Any) -> bool:
+    """Whether values of an Arrow type are read where they lie."""
+    types = pyarrow().types
+    while isinstance(kind, pyarrow().BaseExtensionType) or types.is_fixed_size_list(kind):
+        kind = kind.value_type if types.is_fixed_size_list(kind) else kind.storage_type
+    flat = types.is_primitive(kind) or types.is_fixed_size_binary(kind)
+    return bool(flat or _is_plain(kind) or _is_number_list(kind))
+
+
+def _own_offsets(array: Any) -> Any:
+    """An array whose offsets, and bits that tell of nulls, do not lie in the file; one without offsets as it is."""
+    lists = _is_number_list(array.type)
+    if not (lists or _is_plain(array.type)):
+        return array
+    pa = pyarrow()
+    own = [None if one is None else pa.py_buffer(one.to_pybytes()) for one in array.buffers()[:2]]
+    if lists:
+        return pa.Array.from_buffers(array.type, len(array), own, offset=array.offset, children=[array.values])
+    return pa.Array.from_buffers(array.type, len(array), [*own, array.buffers()[2]], offset=array.offset)
 
 
 def _is_mapped(part: Values) -> bool:

@@ -1,7 +1,7 @@
 """The caches of this machine: what they hold, of what, who uses them, and what of them may go.
 
 Only files that have a remote are ever removed: a cache says where its files come from (see :mod:`stoker.dataset.origin`), and
-a directory that does not say so is left alone. So is every file that a process has open, which it shows with a ``flock``.
+a directory that does not say so is left alone. So is every file that a process has in use; see :mod:`stoker.dataset.inuse`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any, Final
 from stoker.dataset.foreign import cached_names
 from stoker.dataset.foreign_facts import load_facts
 from stoker.dataset.index import INDEX_NAME, Index
+from stoker.dataset.inuse import Users
 from stoker.dataset.origin import read_origin
 from stoker.dataset.place import default_cache
-from stoker.dataset.room import PART, files_below, release, remove_unlocked, try_lock
+from stoker.dataset.room import PART, files_below, release, try_lock
 from stoker.errors import CacheError, ObjectNotFoundError, StokerError
 from stoker.storage import is_local, open_store
 from stoker.types import StorageOptions
@@ -152,13 +153,14 @@ def prune_caches(
     if older_than is not None:
         doomed.update(file.path for file in files if now - file.used > older_than)
     removed = freed = held = 0
-    for file in sorted(files, key=lambda file: (file.path not in doomed, file.used)):
-        if file.path not in doomed and (limit is None or left <= limit):
-            continue
-        if _is_locked(file.path) if dry_run else not remove_unlocked(file.path):
-            held += file.path.exists()
-            continue
-        removed, freed, left = removed + 1, freed + file.size, left - file.size
+    with Users() as users:
+        for file in sorted(files, key=lambda file: (file.path not in doomed, file.used)):
+            if file.path not in doomed and (limit is None or left <= limit):
+                continue
+            if users.uses(file.path) if dry_run else not users.remove(file.path):
+                held += file.path.exists()
+                continue
+            removed, freed, left = removed + 1, freed + file.size, left - file.size
     emptied = [] if dry_run else [str(root) for root in roots if _tidy(root)]
     return PruneReport(removed, freed, left, held, tuple(emptied), tuple(notes), dry_run)
 
@@ -192,6 +194,8 @@ def _facts(root: Path) -> CacheFacts:
     files = list(_shard_files(root))
     private = list(files_below(root / _PRIVATE))
     parts = [path for path, _ in private if path.name.endswith(PART)]
+    with Users() as users:
+        in_use = any(users.uses(file.path) for file in files)
     return CacheFacts(
         str(root),
         read_origin(root / _PRIVATE),
@@ -199,7 +203,7 @@ def _facts(root: Path) -> CacheFacts:
         sum(file.size for file in files),
         sum(status.st_size for path, status in private if not path.name.endswith(PART)),
         max((file.used for file in files), default=None),
-        any(_is_locked(file.path) for file in files),
+        in_use,
         sum(_is_locked(path) for path in parts),
     )
 
@@ -253,7 +257,7 @@ def _is_gone(origin: str, options: StorageOptions | None, notes: list[str]) -> b
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process has a file open."""
+    """Whether a process has the ``flock`` of a file that is being made."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -274,7 +278,8 @@ def _tidy(root: Path) -> bool:
         return False
     left = [path for path, _ in files_below(root)]
     shards = [path for path in left if path != root / INDEX_NAME and not path.is_relative_to(root / _PRIVATE)]
-    if shards or any(map(_is_locked, left)):
-        return False
+    with Users() as users:
+        if shards or any(_is_locked(path) or users.uses(path) for path in left):
+            return False
     shutil.rmtree(root, ignore_errors=True)
     return not root.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 import threading
@@ -10,23 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stoker.errors import CorruptDataError
 from stoker.storage import Store, is_local
+from stoker.storage.files import map_file, map_open_file, open_regular
 from stoker.types import Buffer
 
-__all__ = ["Budget", "FileReader", "map_file"]
-
-
-def map_file(path: Path) -> Buffer:
-    """A file, mapped read-only.
-
-    Raises:
-        OSError: it can not be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if os.fstat(descriptor).st_size else b""
-    finally:
-        os.close(descriptor)
+__all__ = ["Budget", "FileReader"]
 
 
 class FileReader:
@@ -68,9 +56,12 @@ class FileReader:
             return b""
         if self._directory is None:
             return self.fetched(lambda path: self.store.download_range(key, path, start, end, version=version))
-        descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
+        path = self._directory / key
+        descriptor, status = open_regular(path)
         try:
-            return mmap.mmap(descriptor, end - start, access=mmap.ACCESS_READ, offset=start)
+            if end > status.st_size:
+                raise CorruptDataError(f"{path} has {status.st_size} bytes: there are none from {start} to {end}")
+            return map_open_file(descriptor, start, end, str(path), status)
         finally:
             os.close(descriptor)
 

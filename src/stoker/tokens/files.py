@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from typing import Final
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError
+from stoker.storage import files
+from stoker.storage.files import MappedFile, check_mapped
 from stoker.storage.local import file_error
 from stoker.tokens.ragged import Ragged
 from stoker.types import Array
@@ -41,7 +42,8 @@ class RawTokens:
             raise ConfigError(f"dtype={self.dtype}: tokens are integers, like uint16")
         if header_bytes < 0:
             raise ConfigError(f"header_bytes={header_bytes}: not negative")
-        data = map_file(self.path)
+        self._file = map_file(self.path)
+        data = np.frombuffer(self._file, np.uint8)
         if not header_bytes and data.size >= 1024 and int.from_bytes(bytes(data[:4]), "little") in _LLM_C:
             raise CorruptDataError(f"{self.path} begins with a header as llm.c writes it: pass header_bytes=1024")
         if data.size < header_bytes or (data.size - header_bytes) % self.dtype.itemsize:
@@ -54,15 +56,25 @@ class RawTokens:
     def __len__(self) -> int:
         return self.tokens.size
 
+    def check(self) -> None:
+        """See that the file was not cut since it was mapped, so that its tokens can be read.
+
+        Raises:
+            CorruptDataError: it was.
+        """
+        check_mapped([self._file])
+
     def read(self, first: int = 0, stop: int | None = None) -> Ragged:
         """Tokens ``[first, stop)``, all by default, as one document, without a copy."""
         stop = len(self) if stop is None else stop
         if not 0 <= first <= stop <= len(self):
             raise ConfigError(f"tokens {first} to {stop} of {self.path}, which has {len(self)}")
+        self.check()
         return Ragged(self.tokens[first:stop], np.array([0, stop - first], dtype=np.int64), where=self.path)
 
     def documents(self, eos_id: int) -> Ragged:
         """All tokens without a copy, as documents that end with ``eos_id``, which stays; the last may end without it."""
+        self.check()
         ends = np.flatnonzero(self.tokens == eos_id) + 1
         if not ends.size or ends[-1] != len(self):
             ends = np.append(ends, len(self))
@@ -70,13 +82,12 @@ class RawTokens:
         return Ragged(self.tokens, offsets, where=self.path)
 
 
-def map_file(path: str) -> Array:
-    """The bytes of a file, read-only; uint8."""
+def map_file(path: str) -> MappedFile | bytes:
+    """The bytes of a regular file, read-only; errors are stoker's own."""
     try:
-        with open(path, "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return np.zeros(0, np.uint8)
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        return files.map_file(path)
+    except StokerError:
+        raise
     except FileNotFoundError:
         raise ObjectNotFoundError(f"{path} does not exist", url=path) from None
     except OSError as error:

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.formats.megatron import DTYPES, index_bytes, read_index
+from stoker.storage.files import check_mapped
 from stoker.tokens.files import map_file
 from stoker.tokens.ragged import Ragged
 from stoker.tokens.runs import copy_runs
@@ -41,12 +42,13 @@ class MegatronFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         prefix = _prefix(path)
         self._index, self._data = f"{prefix}.idx", f"{prefix}.bin"
-        index = read_index(map_file(self._index), self._index)
+        index = read_index(np.frombuffer(map_file(self._index), np.uint8), self._index)
         self.dtype = index.dtype
         self.lengths: Ids = index.lengths
         self.borders: Ids = index.borders
         self._places: Ids = index.places
-        self._tokens = map_file(self._data)
+        self._file = map_file(self._data)
+        self._tokens = np.frombuffer(self._file, np.uint8)
         self._check()
 
     def __len__(self) -> int:
@@ -97,6 +99,7 @@ class MegatronFile:
         return self._rows(rows)
 
     def _rows(self, rows: Ids) -> Ragged:
+        check_mapped([self._file])
         lengths, places = self.lengths[rows], self._places[rows] // self.dtype.itemsize
         offsets = np.zeros(rows.size + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])

@@ -76,7 +76,9 @@ class ParquetSource:
         """See :class:`~stoker.tokens.sources.TokenSource`."""
         reader: Any = self._pool.get(group)
         try:
-            yield from decode_pieces(reader, self.column, self.where(group))
+            for piece in decode_pieces(reader, self.column, self.where(group)):
+                yield piece
+                self._pool.check(group)
         finally:
             del reader
             self.done(group)

@@ -218,6 +218,7 @@ class RawSource(_Mapped):
         """See :class:`TokenSource`."""
         first, count = int(self._firsts[group]), int(self.groups.tokens[group])
         file = self._files[int(self.groups.file[group])]
+        file.check()
         offsets = np.append(np.arange(0, count, self._row, dtype=np.int64), count)
         yield Ragged(file.tokens[first : first + count], offsets, where=file.path, rows=first // self._row)
 

@@ -256,8 +256,25 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
         raise IndexError("row outside its shard")
     base = bases[which]
     bounds = gather_u32(base + 4 + 4 * rows, 2)
-    begins, lengths = _places(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
+    start, end = bounds[:, 0], bounds[:, 1]
+    _check_bounds(shards, which, rows, start, end)
+    begins, lengths = _places(shards, which, rows, base, start, end)
     return base, begins, lengths
+
+
+def _check_bounds(shards: Sequence[MDSShard], which: Ids, rows: Ids, start: Ids, end: Ids) -> None:
+    """See that samples lie inside their shards: offsets were checked at opening, but a file may be changed where it lies."""
+    layout = shards[0].layout
+    least = 4 * layout.variable if layout.width is None else layout.width
+    sizes = np.array([shard.array.size for shard in shards], dtype=np.int64)
+    wrong = (end > sizes[which]) | (end - start < least)  # offsets are unsigned
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        raise CorruptDataError(
+            f"{shards[int(which[bad])].where}: sample {int(rows[bad])} lies at bytes {int(start[bad])} to {int(end[bad])} of "
+            f"{int(sizes[which[bad]])}, and did not when the shard was opened: the file was written to. Restore it, and "
+            "replace files by renaming new ones into their place"
+        )
 
 
 def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard) -> list[tuple[int, str]]:

@@ -1,0 +1,196 @@
+"""Which files of a cache are in use, told to other processes by locks that cost no descriptor for each file.
+
+A cache has one file ``.stoker/in_use``, of no bytes. A process that has files of the cache mapped holds it open once, with
+a shared lock on one byte for each of them, whose place is a hash of the file's name. Locks belong to the open file
+(``F_OFD_SETLK``), so the kernel drops them with the process, however it ends. Who wants to remove a file asks whether its
+byte is locked, and locks nothing. So readers wait for nobody; who maps a file just before it is removed can read it all the
+same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import struct
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from stoker.storage.files import MappedFile
+
+__all__ = ["Users", "hold"]
+
+_PRIVATE: Final = ".stoker"
+_NAME: Final = "in_use"
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+# File systems without such locks are treated as if nobody else were there.
+_NO_LOCKS: Final = frozenset([errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+
+
+@dataclass(slots=True)
+class _Held:
+    """What this process has in use of one cache: its descriptor, and how many maps there are for each byte."""
+
+    descriptor: int
+    maps: dict[int, int] = field(default_factory=dict)
+
+
+_held: dict[Path, _Held] = {}
+_lock = threading.Lock()
+# Maps that were dropped. The garbage collector may drop one anywhere, also where this thread has the lock.
+_dropped: deque[tuple[Path, int]] = deque()
+
+
+def hold(root: Path, name: str, file: MappedFile) -> None:
+    """Say that a file of a cache is in use, for as long as its map lives.
+
+    Args:
+        root: the cache's directory.
+        name: the file's path below it.
+        file: the map.
+
+    Raises:
+        OSError: the process can not open one more file.
+    """
+    place = _place_of(name)
+    with _lock:
+        held = _held.get(root)
+        if held is None:
+            descriptor = _open(root)
+            if descriptor is None:
+                return
+            held = _held[root] = _Held(descriptor)
+        maps = held.maps.get(place, 0)
+        if not maps:
+            _set(held.descriptor, fcntl.F_RDLCK, place)
+        held.maps[place] = maps + 1
+        weakref.finalize(file, _drop, root, place).atexit = False
+    _settle()
+
+
+class Users:
+    """Asks which files are in use. For one pass over files: it keeps a descriptor for each cache that it has met."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int | None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            if descriptor is not None:
+                os.close(descriptor)
+        self._descriptors.clear()
+
+    def uses(self, path: Path) -> bool:
+        """Whether a process has a file in use, as a file of any of the caches whose directories it is in."""
+        for root in path.parents:
+            if root not in self._descriptors:
+                with contextlib.suppress(OSError):
+                    self._descriptors[root] = os.open(root / _PRIVATE / _NAME, _READ)
+                self._descriptors.setdefault(root, None)
+            descriptor = self._descriptors[root]
+            if descriptor is not None and _is_locked(descriptor, _place_of(path.relative_to(root).as_posix())):
+                return True
+        return False
+
+    def remove(self, path: Path) -> bool:
+        """Unlink a file unless a process has it in use; whether it is gone by us."""
+        if self.uses(path):
+            return False
+        try:
+            os.unlink(path)
+        except OSError:
+            return False
+        return True
+
+
+def _place_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 2
+
+
+def _open(root: Path) -> int | None:
+    """The file of locks, made if need be; ``None`` where it is not there and can not be made."""
+    path = root / _PRIVATE / _NAME
+    for flags in (_READ, _READ | os.O_CREAT):
+        try:
+            return os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+    return None
+
+
+def _set(descriptor: int, kind: int, place: int) -> None:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _is_locked(descriptor: int, place: int) -> bool:
+    try:
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+
+def _drop(root: Path, place: int) -> None:
+    """A map is gone."""
+    _dropped.append((root, place))
+    _settle()
+
+
+def _settle() -> None:
+    """Unlock what was dropped. If the lock is taken, who has it does that when it gives the lock up."""
+    while _dropped and _lock.acquire(blocking=False):
+        try:
+            while _dropped:
+                root, place = _dropped.popleft()
+                held = _held.get(root)
+                if held is None:
+                    continue
+                held.maps[place] -= 1
+                if held.maps[place]:
+                    continue
+                del held.maps[place]
+                _set(held.descriptor, fcntl.F_UNLCK, place)
+                if not held.maps:
+                    del _held[root]
+                    os.close(held.descriptor)
+        finally:
+            _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """Hold locks of our own: those of the parent go when the parent drops them, and ours must not hold its files."""
+    global _lock
+    _lock = threading.Lock()
+    for root, held in list(_held.items()):
+        mine = None
+        with contextlib.suppress(OSError):
+            mine = _open(root)
+        os.close(held.descriptor)
+        if mine is None:
+            del _held[root]
+            continue
+        held.descriptor = mine
+        for place in held.maps:
+            with contextlib.suppress(OSError):
+                _set(mine, fcntl.F_RDLCK, place)
+    _settle()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

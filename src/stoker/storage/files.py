@@ -1,0 +1,166 @@
+"""Local files that others made: opened only where they are regular files, and mapped without keeping a descriptor."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import stat
+from collections.abc import Iterable
+from typing import Any, Final, Self
+
+import numpy as np
+
+from stoker.errors import CorruptDataError, ObjectNotFoundError
+
+__all__ = ["MappedFile", "check_mapped", "map_file", "map_open_file", "open_regular", "what_it_is"]
+
+# A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps.
+_READ_WHOLE: Final = 16 << 10
+
+_KINDS: Final = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+]
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def what_it_is(mode: int) -> str:
+    """What a path that is no regular file leads to, in words, by its ``st_mode``."""
+    return next((name for test, name in _KINDS if test(mode)), "no regular file")
+
+
+def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
+    """Open a regular file to read it. Opening never waits, as opening a named pipe would.
+
+    Returns:
+        A descriptor, which the caller closes, and the file's status.
+
+    Raises:
+        ObjectNotFoundError: the path leads to something else: a directory, a named pipe, a device.
+        OSError: it can not be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            name = os.fspath(path)
+            raise ObjectNotFoundError(f"{name}: not a file but {what_it_is(status.st_mode)}. Check the path.", url=name)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, status
+
+
+class MappedFile(mmap.mmap):
+    """A window of a file, mapped read-only. Unlike :class:`mmap.mmap` it holds no descriptor.
+
+    Python's map keeps a duplicate of the descriptor, so that open shards would count against ``RLIMIT_NOFILE``. Here an
+    anonymous map reserves the addresses, and the file is mapped over it.
+
+    Args:
+        descriptor: of the file; it may be closed afterwards.
+        start: the window's first byte, a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
+        end: the byte after the window, more than ``start``.
+        path: names the file.
+        status: of the file.
+
+    Raises:
+        OSError: it can not be mapped.
+    """
+
+    path: str
+    _end: int
+    _file: tuple[int, int]
+
+    def __new__(cls, descriptor: int, start: int, end: int, path: str, status: os.stat_result) -> Self:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self = super().__new__(cls, -1, end - start, flags=flags, prot=mmap.PROT_READ)
+        self.path, self._end, self._file = path, end, (status.st_dev, status.st_ino)
+        address: int = np.frombuffer(self, np.uint8).ctypes.data
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if _libc.mmap(address, end - start, mmap.PROT_READ, flags, descriptor, start) == _FAILED:
+            error = ctypes.get_errno()
+            # The kernel may have dropped the reservation: freeing it later could unmap what took its place meanwhile.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            raise OSError(error, os.strerror(error), path)
+        return self
+
+    def check(self) -> None:
+        """See that the file was not cut since it was mapped: touching what is past its end kills the process (SIGBUS).
+
+        Raises:
+            CorruptDataError: it was. A file that was removed or replaced by another of its name stays whole for its maps.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return
+        if status.st_size < self._end and (status.st_dev, status.st_ino) == self._file:
+            raise CorruptDataError(
+                f"{self.path} was cut to {status.st_size} bytes while it is being read; its first {self._end} bytes are in "
+                "use. Restore the file, and replace files by renaming new ones into their place"
+            )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a mapped file can not be pickled")
+
+
+def map_open_file(descriptor: int, start: int, end: int, path: str, status: os.stat_result) -> MappedFile | bytes:
+    """Bytes ``[start, end)`` of an open file: mapped, or read where they are few.
+
+    Args:
+        descriptor: of the file; it may be closed afterwards.
+        start: a multiple of :data:`mmap.ALLOCATIONGRANULARITY`.
+        end: at most the file's size.
+        path: names the file in errors.
+        status: of the file.
+
+    Raises:
+        CorruptDataError: the file is shorter.
+        OSError: it can not be mapped or read.
+    """
+    if end - start > _READ_WHOLE:
+        return MappedFile(descriptor, start, end, path, status)
+    data = os.pread(descriptor, end - start, start) if end > start else b""
+    if len(data) != end - start:
+        raise CorruptDataError(f"{path} ends at byte {start + len(data)}: it was cut while it was opened")
+    return data
+
+
+def map_file(path: str | os.PathLike[str]) -> MappedFile | bytes:
+    """A whole regular file, mapped read-only, or read where it is small. No descriptor is kept.
+
+    Raises:
+        ObjectNotFoundError: the path leads to no regular file.
+        CorruptDataError: it was cut meanwhile.
+        OSError: it can not be read.
+    """
+    descriptor, status = open_regular(path)
+    try:
+        return map_open_file(descriptor, 0, status.st_size, os.fspath(path), status)
+    finally:
+        os.close(descriptor)
+
+
+def check_mapped(files: Iterable[object]) -> None:
+    """See of those of some buffers that are mapped files that none was cut; see :meth:`MappedFile.check`."""
+    for file in files:
+        if isinstance(file, MappedFile):
+            file.check()
