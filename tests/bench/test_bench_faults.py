@@ -52,7 +52,7 @@ def bench(results: Path, *settings: str, url: str, ranks: int = 2, stages: tuple
 
 def content(url: str) -> dict[str, str]:
     store = open_store(url)
-    return {one.key: hashlib.sha256(store.get(one.key)).hexdigest() for one in store.list()}
+    return {one.key: hashlib.sha256(store.get(one.key, max_bytes=1 << 30)).hexdigest() for one in store.list()}
 
 
 # -- what is missing -----------------------------------------------------------------------------------------------

@@ -78,4 +78,4 @@ def of_directory(folder: Path) -> dict[str, str]:
 
 def of_store(store: Store) -> dict[str, str]:
     """The same of a store."""
-    return {item.key: hashlib.sha256(store.get(item.key)).hexdigest() for item in store.list()}
+    return {item.key: hashlib.sha256(store.get(item.key, max_bytes=1 << 30)).hexdigest() for item in store.list()}

@@ -82,7 +82,7 @@ def store(bucket: Bucket) -> Store:
 def test_a_forked_process_can_do_all_that_its_parent_can(store: Store, tmp_path: Path, no_debris: None) -> None:
     def work() -> None:
         assert fork.runtime_lost()
-        assert store.get("before") == b"before"
+        assert store.get("before", max_bytes=1 << 30) == b"before"
         store.put("a", [b"x" * 1000, b"y"])
         assert store.get_range("a", 999, 1001) == b"xy"
         assert store.download("a", tmp_path / "target") == 1001
@@ -94,13 +94,13 @@ def test_a_forked_process_can_do_all_that_its_parent_can(store: Store, tmp_path:
         store.delete("b")
         assert not store.exists("b")
         with pytest.raises(ObjectNotFoundError, match="x/nope") as caught:
-            store.get("nope")
+            store.get("nope", max_bytes=1 << 30)
         assert caught.value.url == store.url_of("nope")
         with pytest.raises(ConfigError):
-            store.get("../x")
+            store.get("../x", max_bytes=1 << 30)
 
     in_fork(work)
-    assert store.get("a") == b"x" * 1000 + b"y"
+    assert store.get("a", max_bytes=1 << 30) == b"x" * 1000 + b"y"
     assert not fork.runtime_lost()
 
 
@@ -109,7 +109,7 @@ def test_a_download_in_a_fork_goes_to_a_path_relative_to_it(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work() -> None:
-        store.get("before")
+        store.get("before", max_bytes=1 << 30)
         os.chdir(tmp_path)  # after the helper has started
         store.download("before", Path("target"))
 
@@ -125,15 +125,15 @@ def test_forks_of_forks_have_helpers_of_their_own(store: Store) -> None:
 
         def deeper() -> None:
             assert proxy._current is None
-            store.put("grandchild", store.get("child") + b"2")
+            store.put("grandchild", store.get("child", max_bytes=1 << 30) + b"2")
             assert helper_pid() != mine
 
         in_fork(deeper)
-        assert store.get("grandchild") == b"12"
+        assert store.get("grandchild", max_bytes=1 << 30) == b"12"
         assert helper_pid() == mine
 
     in_fork(work)
-    assert store.get("grandchild") == b"12"
+    assert store.get("grandchild", max_bytes=1 << 30) == b"12"
 
 
 @pytest.mark.s3
@@ -142,7 +142,7 @@ def test_many_threads_of_a_fork_share_one_helper(store: Store, tmp_path: Path) -
         def one(number: int) -> None:
             data = bytes([number]) * 200_000
             store.put(f"t/{number}", data)
-            assert store.get(f"t/{number}") == data
+            assert store.get(f"t/{number}", max_bytes=1 << 30) == data
             assert store.download(f"t/{number}", tmp_path / str(number)) == len(data)
 
         with ThreadPoolExecutor(16) as pool:
@@ -158,14 +158,14 @@ def test_a_fork_in_the_midst_of_requests_is_as_good(store: Store) -> None:
 
     def busy() -> None:
         while not stop.is_set():
-            store.get("before")
+            store.get("before", max_bytes=1 << 30)
 
     threads = [threading.Thread(target=busy) for _ in range(4)]
     for thread in threads:
         thread.start()
     try:
         for _ in range(5):
-            in_fork(lambda: store.put("child", store.get("before")))
+            in_fork(lambda: store.put("child", store.get("before", max_bytes=1 << 30)))
     finally:
         stop.set()
         for thread in threads:
@@ -178,7 +178,7 @@ def test_the_helper_dies_with_its_parent_however_that_dies(store: Store, tmp_pat
         pid = os.fork()
         if pid == 0:
             try:
-                store.get("before")
+                store.get("before", max_bytes=1 << 30)
                 child = 0
                 if ending == "kill with a child":
                     child = os.fork()
@@ -208,11 +208,11 @@ def test_the_helper_dies_with_its_parent_however_that_dies(store: Store, tmp_pat
 @pytest.mark.s3
 def test_a_helper_that_dies_is_replaced_once_a_request(store: Store) -> None:
     def work() -> None:
-        store.get("before")
+        store.get("before", max_bytes=1 << 30)
         for _ in range(3):
             old = helper_pid()
             os.kill(old, signal.SIGKILL)
-            assert store.get("before") == b"before"
+            assert store.get("before", max_bytes=1 << 30) == b"before"
             assert helper_pid() != old
 
     in_fork(work)
@@ -227,13 +227,13 @@ def test_a_helper_that_can_not_live_is_an_error(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(fork, "_runtime_lost", True)
         monkeypatch.setattr(proxy, "_BOOT", "import sys; sys.exit(3)")
         with pytest.raises(StorageError, match="died twice"):
-            store.get("a")
+            store.get("a", max_bytes=1 << 30)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
         with pytest.raises(StorageError, match="can not start"):
-            store.get("a")
+            store.get("a", max_bytes=1 << 30)
         monkeypatch.setattr(sys, "executable", "")
         with pytest.raises(StorageError, match="spawn"):
-            store.get("a")
+            store.get("a", max_bytes=1 << 30)
 
     in_fork(work)
 
@@ -247,11 +247,11 @@ def test_timeouts_come_through_the_helper() -> None:
         options = {"endpoint": server.endpoint, "access_key_id": "a", "secret_access_key": "b"}
         store = open_store("s3://b", options, retry=RetryPolicy(attempts=2, base_delay=0.01), stall_timeout=0.3)
         with pytest.raises(StorageTimeoutError):
-            store.get("a")
+            store.get("a", max_bytes=1 << 30)
 
         def work() -> None:
             with pytest.raises(StorageTimeoutError, match="2 attempts"):
-                store.get("a")
+                store.get("a", max_bytes=1 << 30)
 
         in_fork(work)
 
@@ -263,10 +263,10 @@ def test_memory_lives_in_one_process() -> None:
     def work() -> None:
         for other in (store, open_store("memory://another")):
             with pytest.raises(StorageError, match="memory://"):
-                other.get("a")
+                other.get("a", max_bytes=10)
 
     in_fork(work)
-    assert store.get("a") == b"x"
+    assert store.get("a", max_bytes=1 << 30) == b"x"
 
 
 def test_options_that_can_not_be_pickled_are_named() -> None:
@@ -278,7 +278,7 @@ def test_options_that_can_not_be_pickled_are_named() -> None:
     def work() -> None:
         fork._runtime_lost = True
         with pytest.raises(ConfigError, match="pickled"):
-            store.get("a")
+            store.get("a", max_bytes=1 << 30)
 
     in_fork(work)
 
@@ -289,12 +289,12 @@ def test_local_files_need_no_helper(tmp_path: Path) -> None:
     store.put("a", b"x")
 
     def work() -> None:
-        assert store.get("a") == b"x"
+        assert store.get("a", max_bytes=1 << 30) == b"x"
         store.put("b", b"y")
         assert proxy._current is None
 
     in_fork(work)
-    assert store.get("b") == b"y"
+    assert store.get("b", max_bytes=1 << 30) == b"y"
 
 
 _UNTOUCHED = """
@@ -322,8 +322,8 @@ def test_a_fork_of_a_process_without_obstore_uses_it_directly(bucket: Bucket) ->
 
 
 def _work(store: Store, number: int) -> bytes:
-    store.put(f"worker/{number}", store.get("before") + str(number).encode())
-    return store.get(f"worker/{number}")
+    store.put(f"worker/{number}", store.get("before", max_bytes=1 << 30) + str(number).encode())
+    return store.get(f"worker/{number}", max_bytes=1 << 30)
 
 
 @pytest.mark.s3

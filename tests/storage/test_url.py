@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.storage import check_key, is_local, join_url, open_store
-from stoker.storage.url import parse_url
+from stoker.storage.url import UNSENDABLE, parse_url
 
 _SEGMENT = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1).filter(
     lambda text: text not in (".", "..")
@@ -82,7 +82,11 @@ def test_keys_inside_the_root_pass_and_join_under_it(key: str) -> None:
     assert check_key(key) == key
     for base in ("s3://b", "s3://b/x", "s3://b/x/"):
         assert join_url(base, key) == f"{base.rstrip('/')}/{key}"
-        assert parse_url(join_url(base, key)).prefix == (f"x/{key}" if "x" in base else key)
+        if UNSENDABLE.search(key):
+            with pytest.raises(ConfigError, match="control characters"):
+                parse_url(join_url(base, key))
+        else:
+            assert parse_url(join_url(base, key)).prefix == (f"x/{key}" if "x" in base else key)
 
 
 @given(_KEYS, st.sampled_from(["..", ".", ""]), st.integers(0, 4))

@@ -47,7 +47,7 @@ def numbers(root: Path) -> list[int]:
 
 def stored(url: str, options: Any = None) -> dict[str, bytes]:
     store = open_store(url, options)
-    return {item.key: store.get(item.key) for item in store.list()}
+    return {item.key: store.get(item.key, max_bytes=1 << 30) for item in store.list()}
 
 
 # -- where -------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
 from typing import Any, Final, Protocol
 
@@ -31,6 +32,8 @@ __all__ = ["FileSource", "ShardSource", "Source", "verbatim_images"]
 _THREADS: Final = 4
 _REQUESTS: Final = 32
 _SMALL: Final = 1 << 16
+# Of a file that becomes one sample.
+_MOST_BYTES: Final = 1 << 31
 # Shards that are fetched before they are needed.
 _AHEAD: Final = 4
 
@@ -202,9 +205,9 @@ class FileSource:
         if folder is not None:
             return [_read_local(f"{folder}/{key}", self.store, key) for key in keys]
         if len(keys) == 1:
-            return [self.store.get(key) for key in keys]
+            return [self.store.get(key, max_bytes=_MOST_BYTES) for key in keys]
         with ThreadPoolExecutor(min(_REQUESTS, len(keys)), thread_name_prefix="stoker-get") as pool:
-            return list(pool.map(self.store.get, keys))
+            return list(pool.map(partial(self.store.get, max_bytes=_MOST_BYTES), keys))
 
     def expect(self, shards: Ids, now: int) -> None:
         """See :class:`Source`."""
@@ -222,12 +225,12 @@ def _read_local(path: str, store: Store, key: str) -> bytes:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return store.get(key)  # which says what is wrong
+        return store.get(key, max_bytes=_MOST_BYTES)  # which says what is wrong
     try:
         data = os.read(file, _SMALL)
     finally:
         os.close(file)
-    return data if 0 < len(data) < _SMALL else store.get(key)
+    return data if 0 < len(data) < _SMALL else store.get(key, max_bytes=_MOST_BYTES)
 
 
 def verbatim_images(place: Place) -> tuple[Place, dict[str, str]]:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, ClassVar, TypeAlias
 
-from stoker.dataset.index import INDEX_NAME, Index, load_index
+from stoker.dataset.index import INDEX_NAME, MOST_BYTES, Index, load_index
 from stoker.dataset.shardfiles import find_shards, read_shards
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.formats.base import ShardInfo
@@ -149,7 +149,7 @@ class Destination:
             for shard in shards:
                 for file in shard.stored:
                     if there.get(file.basename) != file.bytes:
-                        store.put(file.basename, self.main.get(file.basename))
+                        store.put(file.basename, self.main.get(file.basename, max_bytes=file.bytes))
 
     def _delete(self, store: Store, keys: Iterable[str]) -> None:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-delete") as pool:
@@ -204,7 +204,7 @@ def open_destination(
 def _condemned(store: Store) -> set[str] | None:
     """Files of a dataset that :meth:`Destination.clear` was removing when it was killed; ``None`` if there is none."""
     try:
-        data = store.get(INDEX_NAME)
+        data = store.get(INDEX_NAME, max_bytes=MOST_BYTES)
         if _REPLACING.encode() not in data:  # spares parsing it
             return None
         index = json.loads(data)

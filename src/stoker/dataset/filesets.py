@@ -193,7 +193,7 @@ class FileSetWriter(StoringWriter):
             for number in kept if store is not main else ():
                 for name, size in there[number].items():
                     if numbered.get(number, {}).get(name) != size:
-                        store.put(name, main.get(name))
+                        store.put(name, main.get(name, max_bytes=size))
         return counted
 
     def _looked(self, store: Store, number: int, names: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:

@@ -212,7 +212,7 @@ class ImageWriter(StoringWriter):
         doomed: list[str] = []
         for name, number, size in self._images(main):
             if number == first:
-                hashes = {algorithm: hash_hex(algorithm, main.get(name)) for algorithm in self._hashes}
+                hashes = {algorithm: hash_hex(algorithm, main.get(name, max_bytes=size)) for algorithm in self._hashes}
                 raw = {"basename": name, "bytes": size, "hashes": hashes}
                 self._entries.append({**self._settings, "raw_data": raw})
                 first += 1
@@ -227,8 +227,9 @@ class ImageWriter(StoringWriter):
             there = {item.key: item.size for item in store.list()}
             for entry in self._entries:
                 name = entry["raw_data"]["basename"]
-                if there.get(name) != entry["raw_data"]["bytes"]:
-                    store.put(name, self._destination.main.get(name))
+                size = entry["raw_data"]["bytes"]
+                if there.get(name) != size:
+                    store.put(name, self._destination.main.get(name, max_bytes=size))
 
     def _refuse_images(self) -> None:
         for store in self._destination.stores:

@@ -20,10 +20,13 @@ from stoker.types import Ids
 if TYPE_CHECKING:
     from stoker.storage import Store
 
-__all__ = ["INDEX_NAME", "Index", "load_index"]
+__all__ = ["INDEX_NAME", "MOST_BYTES", "Index", "load_index"]
 
 INDEX_NAME: Final = "index.json"
 """Name of the index below a dataset's root."""
+
+MOST_BYTES: Final = 1 << 30
+"""Bytes of an index at most: those of about two million shards."""
 
 
 class Index:
@@ -173,9 +176,10 @@ def load_index(store: Store, key: str = INDEX_NAME) -> Index:
 
     Raises:
         ObjectNotFoundError: there is none.
+        StorageError: it has more than 1 GiB.
         IndexFileError: it is not a valid index.
     """
-    return Index.from_json(store.get(key), store.url_of(key))
+    return Index.from_json(store.get(key, max_bytes=MOST_BYTES), store.url_of(key))
 
 
 def _parse_json(data: bytes, where: str) -> dict[str, Any]:

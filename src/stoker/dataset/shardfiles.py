@@ -170,7 +170,7 @@ class _Content:
         if codec is None:
             self.size = shard.sizes[role, None]
         else:
-            self.stored = store.get(self._key)
+            self.stored = store.get(self._key, max_bytes=shard.sizes[role, codec])
             try:
                 self._whole = parse_compression(codec).decompress_unsized(self.stored, MAX_OFFSET)
             except CorruptDataError as error:
@@ -179,7 +179,7 @@ class _Content:
 
     def read(self, start: int, end: int) -> bytes | memoryview:
         if self._whole is None and (start, end) == (0, self.size):
-            self._whole = memoryview(self._store.get(self._key))
+            self._whole = memoryview(self._store.get(self._key, max_bytes=self.size))
         if self._whole is not None:
             return self._whole[start:end]
         return self._store.get_range(self._key, start, end) if end > start else b""

@@ -21,6 +21,7 @@ MANIFEST: Final = "_generated.json"
 """Hidden from readers of directories, as its name begins with an underscore."""
 
 _SHARES: Final = "_generated.shares"
+_MOST_BYTES: Final = 1 << 30
 
 
 def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
@@ -35,7 +36,7 @@ def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
     where = store.url_of(MANIFEST)
     mine = _described(spec)
     try:
-        found = json.loads(store.get(MANIFEST, max_bytes=1 << 32))
+        found = json.loads(store.get(MANIFEST, max_bytes=_MOST_BYTES))
         theirs = {key: found[key] for key in mine}
         complete = bool(found["complete"])
     except ObjectNotFoundError:
@@ -89,7 +90,7 @@ def read_shares(store: Store) -> dict[str, FileFacts]:
     found: dict[str, FileFacts] = {}
     for item in store.list(_SHARES):
         try:
-            told = json.loads(store.get(item.key))
+            told = json.loads(store.get(item.key, max_bytes=_MOST_BYTES))
             found.update({name: FileFacts(*facts) for name, facts in told.items()})
         except (ObjectNotFoundError, ValueError, TypeError, AttributeError):
             continue  # another host was done first, and is removing them; what is not known is reckoned anew

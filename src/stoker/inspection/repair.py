@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from stoker.dataset.cache import ShardCache
-from stoker.dataset.index import INDEX_NAME
+from stoker.dataset.index import INDEX_NAME, MOST_BYTES
 from stoker.dataset.rebuild import rebuild_index
 from stoker.errors import ObjectNotFoundError, StokerError
 from stoker.formats.base import ShardInfo
@@ -35,7 +35,7 @@ def rebuild(store: Store, options: StorageOptions | None) -> tuple[str, ...]:
     old: bytes | None = None
     aside = ""
     with contextlib.suppress(ObjectNotFoundError):
-        old = store.get(INDEX_NAME)
+        old = store.get(INDEX_NAME, max_bytes=MOST_BYTES)
     if old is not None:
         number = 0
         while store.exists(aside := f"{INDEX_NAME}.damaged" + (f".{number}" if number else "")):

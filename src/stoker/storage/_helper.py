@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from stoker.errors import StokerError, StorageError
 from stoker.storage.store import Store
-from stoker.storage.wire import read_frame, write_frame
+from stoker.storage.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 
 __all__ = ["main"]
 
@@ -28,6 +28,7 @@ def main(parent: int) -> NoReturn:
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     stores: dict[bytes, Store] = {}
     lock = threading.Lock()
+    threading.Thread(target=_beat, args=(answers, lock), daemon=True).start()
     with ThreadPoolExecutor(_THREADS) as pool:
         while (frame := read_frame(requests)) is not None:
             pool.submit(_serve, stores, lock, answers, *frame)
@@ -39,6 +40,17 @@ def _watch(parent: int) -> NoReturn:
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os._exit(0)
+
+
+def _beat(answers: int, lock: threading.Lock) -> NoReturn:
+    """Tell the parent that this process runs: one that is stopped would leave it waiting."""
+    while True:
+        try:
+            with lock:
+                write_frame(answers, ALIVE, b"")
+        except OSError:
+            os._exit(0)  # nobody reads
+        time.sleep(BEAT_SECONDS)
 
 
 def _serve(stores: dict[bytes, Store], lock: threading.Lock, answers: int, number: int, request: bytearray) -> None:

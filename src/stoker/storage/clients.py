@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ConfigError
-from stoker.storage.faults import classify
+from stoker.storage.faults import classify, is_panic
 from stoker.storage.options import ClientSpec
 from stoker.storage.url import Location
 
@@ -50,7 +50,9 @@ def build_client(location: Location, spec: ClientSpec, client_overrides: Mapping
                 return obstore.store.AzureStore.from_url(location.root, config=config, **common)
             case _:
                 return obstore.store.HTTPStore(location.root, **common)
-    except Exception as error:  # noqa: BLE001 - the same
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         fault = classify(error)
     raise ConfigError(f"{location.url}: {fault.detail}. Check storage_options and the environment.")
 

@@ -19,8 +19,9 @@ from stoker.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
+from stoker.storage.redirects import is_refused
 
-__all__ = ["Fault", "classify", "error_for", "exhausted"]
+__all__ = ["Fault", "classify", "error_for", "exhausted", "is_panic"]
 
 FaultKind: TypeAlias = Literal[
     "not_found",
@@ -32,6 +33,7 @@ FaultKind: TypeAlias = Literal[
     "full",
     "range",
     "region",
+    "redirect",
     "config",
     "other",
 ]
@@ -117,6 +119,10 @@ def classify(error: BaseException) -> Fault:
     code = code_match[1] if code_match else None
     detail = _detail(status, code, text)
 
+    if is_refused(text):
+        return Fault("redirect", "the server redirects to another host")
+    if is_panic(error):
+        return Fault("other", f"obstore failed within ({text.partition(chr(10))[0][:200]}); look for odd characters")
     if any(host in text.partition("\n")[0] for host in _METADATA):
         return Fault("credentials", "the machine's metadata service gave no credentials")
     if any(mark in text for mark in _NO_BUCKET):
@@ -138,6 +144,11 @@ def classify(error: BaseException) -> Fault:
     if status is not None:
         return Fault("other", detail)
     return _without_status(name, text)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an exception is a failure within obstore, which is no :class:`Exception`."""
+    return type(error).__name__ == "PanicException"
 
 
 def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerError:
@@ -163,6 +174,12 @@ def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerErro
             return StorageError(f"{url}: the range lies outside of the object ({fault.detail}).", url=url)
         case "region":
             message = f"{url}: {fault.detail}. Set storage_options={{'region': ...}} or AWS_REGION to the bucket's."
+            return StorageError(message, url=url)
+        case "redirect":
+            message = (
+                f"{url}: {fault.detail}, which is refused: it can be one that only this machine reaches. Where it is "
+                "meant to, name that host in storage_options={'redirect_hosts': ...}."
+            )
             return StorageError(message, url=url)
         case "config":
             return ConfigError(f"{url}: {fault.detail}.")

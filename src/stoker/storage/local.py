@@ -34,7 +34,7 @@ class LocalStore:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def get(self, key: str, max_bytes: int | None) -> bytes:
+    def get(self, key: str, max_bytes: int) -> bytes:
         path = self._path(key)
         with _errors(path), _open(path) as (fd, size):
             check_size(size, max_bytes, path)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from stoker.errors import ConfigError
 from stoker.storage.profiles import read_profile
+from stoker.storage.redirects import guarded, parse_hosts
 from stoker.storage.url import Location
 
-__all__ = ["ClientSpec", "Cloud", "Credentials", "client_spec", "detect_cloud"]
+__all__ = ["ClientSpec", "Cloud", "Credentials", "client_spec", "detect_cloud", "milliseconds"]
 
 Cloud: TypeAlias = Literal["aws", "gcp", "azure"]
 
@@ -40,6 +42,7 @@ _CLIENT_OPTIONS = frozenset(
         "proxy_excludes",
         "randomize_addresses",
         "read_timeout",
+        "redirect_hosts",
         "root_certificate",
         "timeout",
         "user_agent",
@@ -60,8 +63,8 @@ _S3_ROLES = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-# A request may take as long as its data needs, so the limit on whole requests is out of reach; stalls end
-# them.
+# A request may take as long as its data needs, so the limit on whole requests is out of reach; stalls and
+# slowness end them.
 _NO_LIMIT = "365days"
 
 
@@ -94,6 +97,17 @@ class ClientSpec:
     credential_provider: Callable[[], Any] | None = field(default=None, repr=False)
     identity: str = ""
 
+    @property
+    def finds_credentials(self) -> bool:
+        """Whether the client itself asks other hosts for credentials: a metadata service, a token service."""
+        given = self.credentials or self.profile or self.credential_provider
+        return not given and self.config.get("skip_signature") is not True
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether the caller has set no limit on whole requests."""
+        return bool(self.client_options["timeout"] == _NO_LIMIT)
+
 
 def client_spec(
     location: Location,
@@ -116,18 +130,23 @@ def client_spec(
         ConfigError: options that contradict each other or belong elsewhere.
     """
     config, client = _split(options)
+    allowed = parse_hosts(client.pop("redirect_hosts", ""))
     client = {
         "timeout": _NO_LIMIT,
-        "read_timeout": _milliseconds(stall_timeout),
-        "connect_timeout": _milliseconds(min(10.0, stall_timeout)),
+        "read_timeout": milliseconds(stall_timeout),
+        "connect_timeout": milliseconds(min(10.0, stall_timeout)),
         **client,
     }
-    if location.kind == "s3":
-        return _s3(config, client, environ, cloud)
     if location.kind == "gs":
         return _gs(config, client, environ, cloud)
     if location.kind == "azure":
         return _azure(config, client, environ, cloud)
+    if location.kind == "s3":
+        spec = _s3(config, client, environ, cloud)
+        if spec.finds_credentials:  # which are on other hosts
+            return spec
+        host = urlsplit(spec.config.get("endpoint", "https://amazonaws.com")).hostname
+        return replace(spec, client_options=guarded(spec.client_options, host, allowed, environ))
     if location.kind == "http" and location.root.startswith("http://"):
         client.setdefault("allow_http", True)
     if config:
@@ -135,6 +154,7 @@ def client_spec(
             f"storage_options {sorted(config)} mean nothing for {location.url}: "
             f"only client options ({', '.join(sorted(_CLIENT_OPTIONS))}) do."
         )
+    client = guarded(client, urlsplit(location.root).hostname, allowed, environ)
     return ClientSpec(config, client, identity="no credentials, as plain HTTP has none")
 
 
@@ -243,7 +263,9 @@ def _s3(
             )
         return ClientSpec(config, client, profile=wanted, identity=f"AWS profile {wanted!r}")
     if _truth(environ.get("AWS_SKIP_SIGNATURE", "")) and "skip_signature" not in config:
-        return ClientSpec(config, client, identity="no credentials, as AWS_SKIP_SIGNATURE asks")
+        return ClientSpec(
+            {**config, "skip_signature": True}, client, identity="no credentials, as AWS_SKIP_SIGNATURE asks"
+        )
     metadata = not _truth(environ.get("AWS_EC2_METADATA_DISABLED", "")) and (
         config.get("skip_signature") is False
         or "metadata_endpoint" in config
@@ -336,7 +358,8 @@ def _azure(
     )
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """Seconds as obstore's clients want them."""
     return f"{max(1, round(seconds * 1000))}ms"
 
 

@@ -13,12 +13,14 @@ import itertools
 import json
 import os
 import pickle
+import select
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ from stoker.storage.copying import fill
 from stoker.storage.local import file_error
 from stoker.storage.stream import Made, first_part
 from stoker.storage.types import BufferLike, Chunks, ObjectInfo
-from stoker.storage.wire import read_frame, write_frame
+from stoker.storage.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 
 if TYPE_CHECKING:
     from stoker.storage.store import Store
@@ -41,8 +43,12 @@ _BOOT = (
 )
 
 
+# Seconds without a sign of life that a busy machine may cause, and the start of an interpreter on it.
+_LEAST_PATIENCE = 20.0
+
+
 class HelperDiedError(Exception):
-    """The helper process went away before it answered."""
+    """The helper process went away, or was stopped, before it answered."""
 
 
 class Helper:
@@ -59,6 +65,7 @@ class Helper:
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._dead = False
+        self._beats = 0
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
         path = json.dumps([entry or os.getcwd() for entry in sys.path])
@@ -73,21 +80,29 @@ class Helper:
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
+        os.set_blocking(self._to, False)
         threading.Thread(target=self._receive, name="stoker-storage-helper", daemon=True).start()
 
     @property
     def dead(self) -> bool:
         return self._dead
 
-    def request(self, store: bytes, method: str, args: tuple[Any, ...]) -> Any:
+    def request(self, store: bytes, method: str, args: tuple[Any, ...], patience: float) -> Any:
         """Call a method of a pickled store over there.
 
+        Args:
+            store: the store, pickled.
+            method: its name.
+            args: its arguments.
+            patience: seconds for which nothing need be heard of the helper.
+
         Raises:
-            HelperDiedError: there will be no answer.
+            HelperDiedError: there will be no answer: it died, or was stopped and is killed by this.
             StokerError: what the method raised.
         """
         message = pickle.dumps((store, method, args), protocol=5)
         answer: Future[Any] = Future()
+        silence = Silence(self, patience)
         number = next(self._ids)
         with self._lock:
             if self._dead:
@@ -98,17 +113,34 @@ class Helper:
                 if self._dead:
                     raise HelperDiedError
                 try:
-                    write_frame(self._to, number, message)
+                    write_frame(self._to, number, message, partial(self._wait_for_room, silence))
                 except BaseException as error:
                     self._dead = True  # at once, so that the request that is repeated does not come here again
                     self._process.kill()  # half a message: what would follow could not be understood
                     if isinstance(error, OSError):
                         raise HelperDiedError from None
                     raise
-            return answer.result()
+            while True:
+                try:
+                    return answer.result(BEAT_SECONDS)
+                except TimeoutError as error:
+                    if isinstance(error, StorageError):  # the answer
+                        raise
+                    silence.check()
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
+
+    def _wait_for_room(self, silence: Silence) -> None:
+        poll = select.poll()
+        poll.register(self._to, select.POLLOUT)
+        if not poll.poll(BEAT_SECONDS * 1000):
+            silence.check()
+
+    def kill(self) -> None:
+        """End it at once, stopped or not."""
+        self._dead = True
+        self._process.kill()
 
     def disown(self) -> None:
         """In a fork of the process that made it: let go of the pipe, so that it closes with that process."""
@@ -121,7 +153,10 @@ class Helper:
 
     def _receive(self) -> None:
         while (frame := read_frame(self._from)) is not None:
+            self._beats += 1
             number, payload = frame
+            if number == ALIVE:
+                continue
             with self._lock:
                 answer = self._waiting.get(number)
             if answer is None:
@@ -142,11 +177,34 @@ class Helper:
         self._process.wait()
 
 
+class Silence:
+    """Notices that nothing is heard of a helper. It counts waits and not time, which also passes while we are stopped."""
+
+    def __init__(self, helper: Helper, patience: float) -> None:
+        self._helper = helper
+        self._beats = helper._beats
+        self._most = max(_LEAST_PATIENCE, patience) / BEAT_SECONDS
+        self._waits = 0
+
+    def check(self) -> None:
+        """After a wait of :data:`BEAT_SECONDS`.
+
+        Raises:
+            HelperDiedError: nothing was heard for the whole of the patience; the helper is killed.
+        """
+        beats, self._beats = self._beats, self._helper._beats
+        self._waits = 0 if beats != self._beats else self._waits + 1
+        if self._waits > self._most:
+            self._helper.kill()
+            raise HelperDiedError
+
+
 class ProxyStore:
     """A store whose requests the process's helper carries out."""
 
     def __init__(self, url: str, store: Store) -> None:
         self._url = url
+        self._patience = store.stall_timeout
         try:
             self._store = pickle.dumps(store, protocol=5)
         except Exception as error:  # noqa: BLE001 - whatever the options hold
@@ -156,7 +214,7 @@ class ProxyStore:
                 "Use a credential_provider of a module's top level, or start workers by 'spawn'."
             ) from None
 
-    def get(self, key: str, max_bytes: int | None) -> bytes:
+    def get(self, key: str, max_bytes: int) -> bytes:
         data: bytes = self._call("get", key, max_bytes)
         return data
 
@@ -232,12 +290,13 @@ class ProxyStore:
         # Every request may be repeated: a put writes the same object, a download the same file.
         for _ in range(2):
             try:
-                return _helper().request(self._store, method, args)
+                return _helper().request(self._store, method, args, self._patience)
             except HelperDiedError:
                 continue
         raise StorageError(
-            f"{self._url}: the helper process that a forked process needs for object stores died twice. "
-            "It may have been killed for memory; its messages are on stderr.",
+            f"{self._url}: the helper process that a forked process needs for object stores died twice, or was stopped "
+            f"for {max(_LEAST_PATIENCE, self._patience):g} s. It may have been killed for memory, or be suspended "
+            "(SIGSTOP, a debugger, a frozen container); its messages are on stderr.",
             url=self._url,
         )
 

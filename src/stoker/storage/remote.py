@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker.errors import ObjectNotFoundError, StokerError, StorageError
+from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError
+from stoker.storage.answers import BRIEF_STALLS, AnswerError, body, close_ranges
 from stoker.storage.clients import build_client
-from stoker.storage.faults import Fault, classify, error_for, exhausted
+from stoker.storage.faults import classify, error_for, exhausted, is_panic
 from stoker.storage.local import file_error, write_all
-from stoker.storage.options import client_spec, detect_cloud
+from stoker.storage.options import client_spec, detect_cloud, milliseconds
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.stream import PART, Made, first_part
-from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_size
-from stoker.storage.url import Location
+from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_range, check_size
+from stoker.storage.url import UNSENDABLE, Location
 
 if TYPE_CHECKING:
     from obstore import GetResult
+    from obstore.store import ObjectStore
 
 __all__ = ["RemoteStore"]
 
 T = TypeVar("T")
 
-# Small enough to stay in the processor's cache between the socket and the file, large enough that the calls
-# and the interpreter's lock cost little: measured by benchmarks/storage_download.py.
-_CHUNK = 1 << 17
 # One request up to here; above it, parts. A client's stall time counts from the start of a request until
 # the answer begins, so requests that carry data use a client that allows them longer, and they carry
 # bounded amounts.
@@ -46,79 +46,80 @@ class RemoteStore:
     ) -> None:
         self._location = location
         self._retry = retry
+        self._stall_timeout = stall_timeout
         self._spec = client_spec(location, options, os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
         self._client = build_client(location, self._spec, {})
-        patience = {"read_timeout": f"{max(1, round(stall_timeout * _UPLOAD_PATIENCE * 1000))}ms"}
-        self._upload_client = build_client(location, self._spec, patience)
 
-    def get(self, key: str, max_bytes: int | None) -> bytes:
+    @cached_property
+    def _upload_client(self) -> ObjectStore:
+        return self._client_with(read_timeout=_UPLOAD_PATIENCE)
+
+    @cached_property
+    def _brief_client(self) -> ObjectStore:
+        """For requests that carry little: they have a bound on the whole, as their answers are read inside of it."""
+        return self._client_with(timeout=BRIEF_STALLS) if self._spec.unlimited else self._client
+
+    def _client_with(self, **stalls: int) -> ObjectStore:
+        """A client with limits of so many stall times."""
+        limits = {name: milliseconds(count * self._stall_timeout) for name, count in stalls.items()}
+        return build_client(self._location, self._spec, limits)
+
+    def get(self, key: str, max_bytes: int) -> bytes:
         import obstore
 
         def attempt(_: int) -> bytes:
             result = obstore.get(self._client, self._path(key))
             size = result.meta["size"]
             check_size(size, max_bytes, self._url(key))
-            data = result.bytes().to_bytes()
-            self._check_whole(len(data), size, key)
-            return data
+            return b"".join(body(result, size, self._stall_timeout))
 
         return self._run(key, attempt)
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
-        import obstore
-
-        wanted = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
-
-        def attempt(_: int) -> list[memoryview]:
-            if version:
-                return [self._range_of(key, start, end, version) for start, end in wanted]
-            if len(wanted) == 1:  # one request, where many are preceded by planning
-                (start, end), *_rest = wanted
-                return [memoryview(obstore.get_range(self._client, self._path(key), start=start, end=end))]
-            found = obstore.get_ranges(
-                self._client, self._path(key), starts=[r[0] for r in wanted], ends=[r[1] for r in wanted]
-            )
-            return [memoryview(part) for part in found]
-
-        parts = iter(self._run(key, attempt) if wanted else [])
-        answer: list[BufferLike] = []
-        for start, end in zip(starts, ends, strict=True):
-            part: BufferLike = next(parts) if start < end else b""
-            if len(part) != end - start:
-                url = self._url(key)
-                raise StorageError(f"{url}: bytes [{start}, {end}) lie outside of the object.", url=url)
-            answer.append(part)
+        answer: list[BufferLike] = [b""] * len(starts)
+        wanted = [number for number in range(len(starts)) if starts[number] < ends[number]]
+        requests = close_ranges([starts[number] for number in wanted], [ends[number] for number in wanted])
+        for start, end, inside in requests:
+            data = self._run(key, partial(self._range_of, key, start, end, version))
+            for number in (wanted[one] for one in inside):
+                alone = (starts[number], ends[number]) == (start, end)
+                answer[number] = data if alone else memoryview(data)[starts[number] - start : ends[number] - start]
         return answer
 
-    def _range_of(self, key: str, start: int, end: int, version: str) -> memoryview:
+    def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
         """A range of this version of the object; of another, obstore's error."""
+        return b"".join(body(self._ask(key, (start, end), version), end - start, self._stall_timeout))
+
+    def _ask(self, key: str, wanted: tuple[int, int] | None, version: str) -> GetResult:
+        """The answer to a request for a part of the object, or for all of it.
+
+        Raises:
+            StorageError: the part reaches beyond the object.
+        """
         import obstore
 
-        options: Any = {"range": (start, end), "if_match": version}
-        return memoryview(obstore.get(self._client, self._path(key), options=options).bytes())
+        options: Any = {} if wanted is None else {"range": wanted}
+        if version:
+            options["if_match"] = version
+        result = obstore.get(self._client, self._path(key), options=options)
+        if wanted is not None:
+            check_range(*wanted, result.meta["size"], self._url(key))
+        return result
 
     def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int:
-        import obstore
-
         size = len(into)
         if start is not None and not size:
             return 0
-        options: Any = {} if start is None else {"range": (start, start + size)}
-        if version:
-            options["if_match"] = version
+        wanted = None if start is None else (start, start + size)
 
         def attempt(_: int) -> int:
-            result = obstore.get(self._client, self._path(key), options=options)
+            result = self._ask(key, wanted, version)
             if start is None and result.meta["size"] != size:
                 return int(result.meta["size"])
             done = 0
-            for chunk in result.stream(_CHUNK):
-                end = done + len(chunk)
-                if end > size:  # a server that takes no ranges, or counts otherwise
-                    raise StorageError(f"{self._url(key)}: more came than the {size} bytes that were asked for.")
-                into[done:end] = chunk
-                done = end
-            self._check_whole(done, size, key)
+            for chunk in body(result, size, self._stall_timeout):
+                into[done : done + len(chunk)] = chunk
+                done += len(chunk)
             return done
 
         return self._run(key, attempt)
@@ -135,9 +136,7 @@ class RemoteStore:
             result = obstore.get(self._client, self._path(key))
             size = result.meta["size"]
             check_size(size, max_bytes, self._url(key))
-            done = self._write(result, target, path)
-            self._check_whole(done, size, key)
-            return done
+            return self._write(result, size, target, path)
 
         try:
             done = self._run(key, attempt)
@@ -147,20 +146,15 @@ class RemoteStore:
         return done
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
-        import obstore
-
         if start == end:
             return
         try:
             target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise file_error(error, str(path)) from None
-        options: Any = {"range": (start, end), **({"if_match": version} if version else {})}
 
         def attempt(_: int) -> int:
-            done = self._write(obstore.get(self._client, self._path(key), options=options), target, path, at)
-            self._check_whole(done, end - start, key)
-            return done
+            return self._write(self._ask(key, (start, end), version), end - start, target, path, at)
 
         try:
             self._run(key, attempt)
@@ -182,7 +176,7 @@ class RemoteStore:
             raise file_error(error, str(path)) from None
 
         def attempt(number: int) -> None:
-            client = self._client if size <= _SMALL_PUT else self._upload_client
+            client = self._brief_client if size <= _SMALL_PUT else self._upload_client
             obstore.put(
                 client,
                 self._path(key),
@@ -227,7 +221,7 @@ class RemoteStore:
         def page(attempt: int) -> Sequence[Mapping[str, Any]] | None:
             nonlocal stream
             if stream is None or attempt:  # go on behind what was already given
-                stream = obstore.list(self._client, inside or None, offset=last, chunk_size=_PAGE)
+                stream = obstore.list(self._brief_client, inside or None, offset=last, chunk_size=_PAGE)
             found: Sequence[Mapping[str, Any]] | None = next(stream, None)
             return found
 
@@ -240,7 +234,7 @@ class RemoteStore:
         import obstore
 
         try:
-            meta = self._run(key, lambda _: obstore.head(self._client, self._path(key)))
+            meta = self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
         except ObjectNotFoundError:
             self._run(
                 key, lambda _: self._probe(key)
@@ -253,7 +247,7 @@ class RemoteStore:
         import obstore
 
         try:
-            self._run(key, lambda _: obstore.head(self._client, self._path(key)))
+            self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
         except ObjectNotFoundError:
             return False
         return True
@@ -263,7 +257,7 @@ class RemoteStore:
 
         self._refuse_writes(key)
         try:
-            self._run(key, lambda _: obstore.delete(self._client, self._path(key)))
+            self._run(key, lambda _: obstore.delete(self._brief_client, self._path(key)))
         except ObjectNotFoundError as error:
             if "bucket" in str(error):
                 raise
@@ -277,7 +271,7 @@ class RemoteStore:
         if size > _SINGLE_PUT:
             self._put_in_parts(key, data if len(parts) > 1 else parts[0], number)
         else:
-            client = self._client if size <= _SMALL_PUT else self._upload_client
+            client = self._brief_client if size <= _SMALL_PUT else self._upload_client
             obstore.put(client, self._path(key), data, use_multipart=False)
 
     def _put_in_parts(self, key: str, data: Any, number: int) -> None:
@@ -300,39 +294,33 @@ class RemoteStore:
                 return attempt(number)
             except (StokerError, TransientError):
                 raise
-            except Exception as error:  # noqa: BLE001 - obstore raises several unrelated types
+            except AnswerError as error:
+                fault = error.fault
+            except BaseException as error:
+                if not (isinstance(error, Exception) or is_panic(error)):
+                    raise
                 fault = classify(error)
             # Outside of the except block, so that obstore's text, which may hold a signed URL, is not
             # chained.
             url = self._url(key)
             if fault.retryable:
-                raise self._transient(fault, key)
+                raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed))
             raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
 
         return run(translated, self._retry)
 
-    def _transient(self, fault: Fault, key: str) -> TransientError:
-        url = self._url(key)
-        return TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed))
-
-    def _check_whole(self, got: int, size: int, key: str) -> None:
-        if got != size:
-            raise self._transient(Fault("transient", f"{got} of {size} bytes arrived"), key)
-
-    def _write(self, result: GetResult, target: int, path: Path, at: int = 0) -> int:
+    def _write(self, result: GetResult, size: int, target: int, path: Path, at: int = 0) -> int:
         """Write an answer's body to a file, from its byte ``at`` on, and return the bytes."""
-        stream = iter(result.stream(_CHUNK))
         done = 0
         try:
             os.lseek(target, at, os.SEEK_SET)
         except OSError as error:
             raise file_error(error, str(path)) from None
-        while chunk := next(stream, None):
+        for chunk in body(result, size, self._stall_timeout):
             try:
                 done += write_all(target, chunk)
             except OSError as error:
                 raise file_error(error, str(path)) from None
-            del chunk
         return done
 
     def _probe(self, key: str) -> None:
@@ -346,6 +334,16 @@ class RemoteStore:
             raise StorageError(f"{url}: plain HTTP is read-only here. Write to another store.", url=url)
 
     def _path(self, key: str) -> str:
+        """The object's name for the client.
+
+        Raises:
+            ConfigError: the client would refuse it, or end in a panic.
+        """
+        if not key.isprintable() and (bad := UNSENDABLE.search(key)):
+            raise ConfigError(
+                f"key {key!r} of {self._location.url!r} contains {bad[0]!r}: control characters and lone surrogates "
+                "can not be sent to an object store. Rename the object."
+            )
         return f"{self._location.prefix}/{key}" if self._location.prefix else key
 
     def _url(self, key: str) -> str:

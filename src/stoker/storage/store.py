@@ -36,15 +36,16 @@ def open_store(
             ...; ``client_options`` for those of the HTTP client). Each overrides the environment
             (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole.
         retry: when to try again; the default tries 6 times in at most 300 s.
-        stall_timeout: seconds without a byte after which a request fails. There is no limit on a whole
-            download.
+        stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
+            4 KiB/s on the whole; a listing, an upload of up to 1 MiB and other requests that carry little end within
+            five times as long.
 
     Raises:
         ConfigError: the URL or an argument makes no sense.
 
     >>> store = open_store("memory://example")
     >>> store.put("a/b", b"hello")
-    >>> store.get("a/b")
+    >>> store.get("a/b", max_bytes=100)
     b'hello'
     """
     return Store(url, options, retry=retry, stall_timeout=stall_timeout)
@@ -62,6 +63,7 @@ class Store:
 
     Attributes:
         url: the root, normalised: no slash at its end, an absolute path for local files.
+        stall_timeout: seconds without a byte after which a request fails.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Store:
         self._retry = retry or RetryPolicy()
         if not 0 < stall_timeout < float("inf"):
             raise ConfigError(f"stall_timeout is {stall_timeout!r}: expected seconds above 0.")
-        self._stall_timeout = stall_timeout
+        self.stall_timeout = stall_timeout
         self._home = os.getpid()
         # Replaced as one: two threads that build it at once do no harm, and a lock could be held while we
         # are forked.
@@ -90,16 +92,16 @@ class Store:
         return f"Store({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.url, self._options, self._retry, self._stall_timeout, self._home)
+        return _restore, (self.url, self._options, self._retry, self.stall_timeout, self._home)
 
     def url_of(self, key: str) -> str:
         """The URL of an object, for messages; of the root for an empty key."""
         return f"{self.url}/{key}" if key else self.url
 
-    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
-        """The whole object.
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The whole object, which takes at most ``max_bytes`` of memory.
 
-        One larger than ``max_bytes`` is a :class:`StorageError`, before its body is read.
+        A larger one is a :class:`StorageError`, before its body is read.
         """
         return self._backend().get(check_key(key), max_bytes)
 
@@ -224,7 +226,7 @@ class Store:
             return ProxyStore(self.url, self)
         from stoker.storage.remote import RemoteStore
 
-        return RemoteStore(self._location, self._options, self._retry, self._stall_timeout)
+        return RemoteStore(self._location, self._options, self._retry, self.stall_timeout)
 
 
 def _restore(url: str, options: dict[str, Any], retry: RetryPolicy, stall_timeout: float, home: int) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -10,7 +11,7 @@ from urllib.parse import unquote
 
 from stoker.errors import ConfigError
 
-__all__ = ["Kind", "Location", "check_key", "check_prefix", "is_local", "join_url", "parse_url"]
+__all__ = ["UNSENDABLE", "Kind", "Location", "check_key", "check_prefix", "is_local", "join_url", "parse_url"]
 
 Kind: TypeAlias = Literal["s3", "gs", "azure", "http", "file", "memory"]
 
@@ -28,6 +29,9 @@ _KINDS: dict[str, Kind] = {
     "file": "file",
     "memory": "memory",
 }
+UNSENDABLE = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")
+"""Characters that an object store's keys and URLs can not have."""
+
 _HOST = {"s3": "bucket", "gs": "bucket", "azure": "container", "http": "host", "memory": "name"}
 
 
@@ -71,6 +75,8 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if kind is None:
         known = ", ".join(f"{name}://" for name in _KINDS)
         raise ConfigError(f"{_redact(text)!r}: unknown scheme {scheme!r}. Known are {known} and plain paths.")
+    if kind != "file" and (bad := UNSENDABLE.search(rest)):
+        raise ConfigError(f"{_redact(text)!r} contains {bad[0]!r}: control characters can not be sent to a store.")
     host, _, path = rest.partition("/")
     if kind == "file":
         if host not in ("", "localhost"):

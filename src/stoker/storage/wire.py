@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
+from typing import Final
 
-__all__ = ["read_frame", "write_frame"]
+__all__ = ["ALIVE", "BEAT_SECONDS", "read_frame", "write_frame"]
+
+ALIVE: Final = 2**64 - 1
+"""The number of messages that only say that the helper process runs."""
+
+BEAT_SECONDS: Final = 1.0
+"""Time between two of them."""
 
 _HEADER = struct.Struct("<QQ")
 _READ = 1 << 20
 
 
-def write_frame(fd: int, number: int, payload: bytes) -> None:
-    """Write one message; blocks while the pipe is full."""
+def write_frame(fd: int, number: int, payload: bytes, wait: Callable[[], None] | None = None) -> None:
+    """Write one message; blocks while the pipe is full.
+
+    Args:
+        fd: the pipe.
+        number: the message's.
+        payload: the message.
+        wait: for a pipe that does not block: called while it is full.
+    """
     for part in (_HEADER.pack(number, len(payload)), payload):
         view = memoryview(part)
         while view:
-            view = view[os.write(fd, view) :]
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:
+                if wait is None:
+                    raise
+                wait()
 
 
 def read_frame(fd: int) -> tuple[int, bytearray] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from stoker.bench.clients.base import Data, Place
@@ -13,6 +13,9 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import is_local, open_store
 
 __all__ = ["Minio", "Obstore", "S3Torch", "S3dlio"]
+
+# Of one object, which is in memory whole, whatever the package.
+_MOST_BYTES: Final = 1 << 36
 
 
 def _missing(module: str) -> str | None:
@@ -58,7 +61,7 @@ class _ObstoreObjects(_Objects):
         self._store = open_store(place.url, dict(place.options) or None)
 
     def read(self, name: str) -> Data:
-        return self._store.get(name)
+        return self._store.get(name, max_bytes=_MOST_BYTES)
 
 
 class Obstore(_Kind):

@@ -93,8 +93,8 @@ class _Open:
             return None
         store = open_store(self._job.place, self._job.workload.storage.options or None)
         ends = suffixes(self._format)
-        first = next((one.key for one in store.list() if one.key.lower().endswith(ends)), None)
-        last = first is not None and samples_last(store.get(first), dataset.samples_per_file)
+        first = next((one for one in store.list() if one.key.lower().endswith(ends)), None)
+        last = first is not None and samples_last(store.get(first.key, max_bytes=first.size), dataset.samples_per_file)
         return {"axis": -1} if last else None
 
     def _open(self, epoch: int) -> StreamingDataset:
