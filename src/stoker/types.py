@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Batch", "Buffer", "Column", "HeldBytes", "Ids", "Sample", "StorageOptions", "Transform"]
+__all__ = ["Array", "Batch", "Buffer", "Column", "HeldBytes", "Ids", "Nulls", "Sample", "StorageOptions", "Transform"]
 
 Array: TypeAlias = NDArray[Any]
 """A NumPy array of any dtype and shape."""
@@ -46,3 +46,6 @@ Transform: TypeAlias = Callable[[Sample], Any]
 
 StorageOptions: TypeAlias = Mapping[str, Any]
 """Credentials and client settings of one storage root, by obstore's names (``access_key_id``, ``endpoint``, ...)."""
+
+Nulls: TypeAlias = Literal["error", "group"]
+"""What is done with samples that have no value in a column by which they are divided: they are an error, or a group."""

@@ -2,6 +2,9 @@
 
 ``Where("lang", "==", "en") & ~Where("score", "<", 0.5)`` is a value: it can be compared, pickled and described. It is
 evaluated over all samples once; the chosen ids are kept beside the dataset's index.
+
+Nulls have the meaning that SQL gives them: a comparison with a null is unknown, ``not`` unknown is unknown, and a sample is
+chosen only where the whole condition is true.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 Mask: TypeAlias = NDArray[np.bool_]
 _ID: Final = np.dtype(np.int64)
+_NULLS: Final = "unknown"
+"""What comparisons with nulls are: ids that were chosen by another meaning are chosen anew."""
 
 
 class Condition(ABC):
@@ -54,6 +59,13 @@ class Condition(ABC):
             ConfigError: the columns' values are not what it can be asked of.
         """
 
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        """For which of ``count`` samples it holds, and for which that is unknown; ``None`` where it is unknown for none.
+
+        Errors are those of :meth:`mask`.
+        """
+        return self.mask(batch, count), None
+
     def __and__(self, other: Condition) -> Condition:
         return _Several("and", (self, other)) if isinstance(other, Condition) else NotImplemented
 
@@ -76,7 +88,10 @@ class Where(Condition):
         column: name of a column of numbers, text or bytes.
         op: ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
         value: a number, text or bytes; for the last two a collection of them. Text is ordered by code points. A number is
-            rounded to the precision of a float column, as the column's own values were.
+            rounded to the precision of a float column, as the column's own values were. ``== None`` holds where there is no
+            value (null, NaN, NaT), of columns of any type, and ``!= None`` where there is one.
+
+    All other comparisons are unknown where there is no value: neither they nor their negation by ``~`` keep the sample.
 
     Raises:
         ConfigError: an unknown operator, or a value that nothing can be compared with.
@@ -98,7 +113,7 @@ class Where(Condition):
         Args:
             columns: the columns that it needs.
             fn: gets the columns' values for many samples, an argument a column: arrays of shape ``(n, ...)`` for columns of
-                a fixed width, else lists. Returns n truth values, as a bool array.
+                a fixed width, else lists; nulls are as in batches. Returns n truth values, as a bool array.
             name: stands for the function in states and file names. A function that chooses other samples needs another
                 name, or what was chosen before is used again.
         """
@@ -114,7 +129,10 @@ class Where(Condition):
         value = [_json(item) for item in self.value] if isinstance(self.value, tuple) else _json(self.value)
         return {"column": self.column, "op": self.op, "value": value}
 
-    def mask(self, batch: Batch, count: int) -> Mask:  # noqa: ARG002 - the column tells
+    def mask(self, batch: Batch, count: int) -> Mask:
+        return self.evaluate(batch, count)[0]
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:  # noqa: ARG002 - the column tells
         return compare(batch[self.column], self.op, self.value, f"column {self.column!r}")
 
 
@@ -181,9 +199,17 @@ class _Several(Condition):
         return {self.how: [part.as_dict() for part in self.parts]}
 
     def mask(self, batch: Batch, count: int) -> Mask:
-        masks = [part.mask(batch, count) for part in self.parts]
-        combined: Mask = np.logical_and.reduce(masks) if self.how == "and" else np.logical_or.reduce(masks)
-        return combined
+        return self.evaluate(batch, count)[0]
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        found = [part.evaluate(batch, count) for part in self.parts]
+        combine = np.logical_and if self.how == "and" else np.logical_or
+        holds: Mask = combine.reduce([true for true, _ in found])
+        if all(unknown is None for _, unknown in found):
+            return holds, None
+        # Whatever the unknown ones may be: where they decide, the whole is unknown.
+        could: Mask = combine.reduce([true if unknown is None else true | unknown for true, unknown in found])
+        return holds, could & ~holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +224,11 @@ class _Not(Condition):
         return {"not": self.part.as_dict()}
 
     def mask(self, batch: Batch, count: int) -> Mask:
-        return ~self.part.mask(batch, count)
+        return self.evaluate(batch, count)[0]
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        holds, unknown = self.part.evaluate(batch, count)
+        return ~holds if unknown is None else ~(holds | unknown), unknown
 
 
 def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
@@ -240,7 +270,8 @@ def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOpt
             sink.beat()
         return _ID, b""
 
-    array: Ids = keep(place, "where", "+".join(where.columns), description, make).array
+    recipe = {"condition": description, "nulls": _NULLS}
+    array: Ids = keep(place, "where", "+".join(where.columns), recipe, make).array
     return array
 
 

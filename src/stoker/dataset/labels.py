@@ -11,20 +11,22 @@ import logging
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Final, Literal, get_args
 
 import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
+from stoker.dataset.compare import null_mask, without_nulls
 from stoker.dataset.kept import Kept, Sink, keep
 from stoker.dataset.place import Place
 from stoker.dataset.scan import check_column, scan
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.types import Array, Column, Ids
+from stoker.types import Array, Column, Ids, Nulls
 
-__all__ = ["MOST_CLASSES", "LabelKind", "column_labels", "hash_values", "label_values"]
+__all__ = ["MOST_CLASSES", "LabelKind", "column_labels", "hash_column", "hash_values", "label_values", "null_error"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(p)
     for p in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 )
+_NULL_HASH: Final = np.uint64(xxhash.xxh64_intdigest(b"null", seed=1))
 _WORKS: Final = {
     "classes": "integer, bool, str and bytes columns",
     "hashes": "integer, bool, float, str and bytes columns",
@@ -47,7 +50,7 @@ _WORKS: Final = {
 
 
 def column_labels(
-    place: Place, column: str, kind: LabelKind, *, options: ReadOptions = ReadOptions()
+    place: Place, column: str, kind: LabelKind, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
 ) -> NDArray[np.integer[Any]]:
     """A label for every sample of a dataset, in the order of ids.
 
@@ -60,30 +63,69 @@ def column_labels(
         kind: ``"classes"``: the integers of an integer column in the narrowest type that holds them all; for a column of
             text or bytes, the place of the value among the column's different values, sorted (:func:`label_values` gives
             these). ``"hashes"``: uint64, see :func:`hash_values`.
+        nulls: what samples without a value (null, NaN) are: an error, or ``"group"``, one group of their own: the class
+            after all others, or a hash that no value is made for.
         options: consent to columns that run code from the data.
 
     Returns:
         Integers of shape ``(samples,)``, mapped read-only: 1 to 8 bytes of disk a sample, no memory of its own.
 
     Raises:
-        ConfigError: no such column, values that can not be labels, or more different texts than ``MOST_CLASSES``.
+        ConfigError: no such column, values that can not be labels, a null, or more different texts than ``MOST_CLASSES``.
         CacheError, StorageFullError: the labels can not be kept.
         StorageError, CorruptDataError: a shard can not be read.
     """
-    array: NDArray[np.integer[Any]] = _labels(place, column, kind, options).array
+    array: NDArray[np.integer[Any]] = _labels(place, column, kind, nulls, options).array
     return array
 
 
-def label_values(place: Place, column: str, *, options: ReadOptions = ReadOptions()) -> tuple[Any, ...] | None:
-    """The values that ``"classes"`` of a column of text or bytes number, sorted; ``None`` for integers, which are their own.
+def label_values(
+    place: Place, column: str, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
+) -> tuple[Any, ...] | None:
+    """The values that ``"classes"`` of a column of text or bytes number, sorted, and ``None`` last where nulls are a group.
 
     Errors are those of :func:`column_labels`.
+
+    Returns:
+        ``None`` for integers, which are their own labels.
     """
-    extra = _labels(place, column, "classes", options).extra()
+    extra = _labels(place, column, "classes", nulls, options).extra()
     if not extra:
         return None
     found = json.loads(extra)
-    return tuple(found["str"]) if "str" in found else tuple(map(bytes.fromhex, found["bytes"]))
+    names = tuple(found["str"]) if "str" in found else tuple(map(bytes.fromhex, found["bytes"]))
+    return (*names, None) if found.get("null") else names
+
+
+def hash_column(values: Column, where: str, nulls: Nulls, place_of: Callable[[int], str]) -> U64:
+    """:func:`hash_values` of a column that may have nulls.
+
+    Args:
+        values: an array of shape ``(n,)`` or a list of n values.
+        where: names the column in errors.
+        nulls: see :func:`column_labels`.
+        place_of: says which sample the value at a place of ``values`` is of.
+
+    Raises:
+        ConfigError: as :func:`hash_values`, or there is a null and ``nulls`` is ``"error"``.
+    """
+    null = null_mask(values)
+    if null is None:
+        return hash_values(values, where)
+    if nulls == "error":
+        raise null_error(where, place_of(int(np.argmax(null))))
+    hashes = np.full(len(values), _NULL_HASH, np.uint64)
+    if not null.all():
+        hashes[~null] = hash_values(without_nulls(values, null), where)
+    return hashes
+
+
+def null_error(where: str, sample: str) -> ConfigError:
+    """The error for a column that is divided by and has a null."""
+    return ConfigError(
+        f'{where} has no value (null or NaN) in {sample}: nulls="group" keeps all such samples together as a group of their '
+        'own (which subset=Where(column, "!=", None) leaves out), or name another column'
+    )
 
 
 def hash_values(values: Column, where: str = "the column") -> U64:
@@ -126,7 +168,7 @@ def _rotate(words: U64, bits: int) -> U64:
     return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
-def _labels(place: Place, column: str, kind: LabelKind, options: ReadOptions) -> Kept:
+def _labels(place: Place, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions) -> Kept:
     if kind not in get_args(LabelKind):
         raise ConfigError(f"kind={kind!r}: expected {' or '.join(map(repr, get_args(LabelKind)))}")
     check_column(place, column)
@@ -140,77 +182,118 @@ def _labels(place: Place, column: str, kind: LabelKind, options: ReadOptions) ->
             place.cache.root,
             kind,
         )
-        pieces = (batch[column] for _, _, batch in scan(place, [column], options))
-        return _make_hashes(pieces, sink, where) if kind == "hashes" else _make_classes(pieces, sink, where)
+        pieces = ((first, batch[column]) for first, _, batch in scan(place, [column], options))
+        make_labels = _make_hashes if kind == "hashes" else _make_classes
+        return make_labels(pieces, sink, where, nulls, partial(_sample, place))
 
-    return keep(place, kind, column, {"column": column}, make)
+    return keep(place, kind, column, {"column": column, "nulls": nulls}, make)
 
 
-def _make_hashes(pieces: Iterator[Column], sink: Sink, where: str) -> tuple[DTypeLike, bytes]:
-    for values in pieces:
-        sink.append(hash_values(values, where).astype("<u8", copy=False))
+def _sample(place: Place, number: int) -> str:
+    """A sample by its number, its row and its shard."""
+    starts = np.cumsum([0, *place.index.sizes])
+    shard = int(np.searchsorted(starts, number, side="right")) - 1
+    return f"sample {number} (row {number - starts[shard]} of {place.cache.describe(place.index.shards[shard])})"
+
+
+def _make_hashes(
+    pieces: Iterator[tuple[int, Column]], sink: Sink, where: str, nulls: Nulls, sample: Callable[[int], str]
+) -> tuple[DTypeLike, bytes]:
+    for first, values in pieces:
+        hashes = hash_column(values, where, nulls, lambda at, first=first: sample(first + at))  # type: ignore[misc]
+        sink.append(hashes.astype("<u8", copy=False))
     return "<u8", b""
 
 
-def _make_classes(pieces: Iterator[Column], sink: Sink, where: str) -> tuple[DTypeLike, bytes]:
+def _make_classes(
+    pieces: Iterator[tuple[int, Column]], sink: Sink, where: str, nulls: Nulls, sample: Callable[[int], str]
+) -> tuple[DTypeLike, bytes]:
     """Two passes, as the final type and codes are known only at the end; the first goes to a file without a name."""
     codes: defaultdict[str | bytes, int] = defaultdict(itertools.count().__next__)
     text: type | None = None
     with tempfile.TemporaryFile(dir=sink.directory) as file:
         spool = _Spool(file)
-        for values in pieces:
-            integers = _numbers(values, where, "classes")
-            found = type(None) if integers is not None else type(values[0])
+        for first, values in pieces:
+            null = null_mask(values)
+            if null is not None and nulls == "error":
+                raise null_error(where, sample(first + int(np.argmax(null))))
+            there = values if null is None else without_nulls(values, null)
+            if not len(there):
+                spool.append(np.zeros(0, np.int64), null)
+                continue
+            integers = _numbers(there, where, "classes")
+            found = type(None) if integers is not None else type(there[0])
             if text not in (None, found):
                 raise ConfigError(f"{where} is not of one type in all shards: classes need one")
             text = found
             if integers is None:
                 # The dictionary is filled by its own C code: no step of the interpreter a sample.
-                integers = np.fromiter(map(codes.__getitem__, values), np.int64, len(values))
+                integers = np.fromiter(map(codes.__getitem__, there), np.int64, len(there))
                 if len(codes) > MOST_CLASSES:
                     raise ConfigError(
                         f"{where} has more than {MOST_CLASSES} different values, too many for classes: "
                         "divide by its hashes instead"
                     )
-            spool.append(integers)
+            spool.append(integers, null)
             sink.beat()
         names = sorted(codes)
         rank = np.empty(len(names), dtype=np.int64)
         rank[[codes[name] for name in names]] = np.arange(len(names))
-        dtype = _narrowest(0, len(names) - 1) if names else spool.dtype
-        for integers in spool.pieces():
-            sink.append((rank[integers] if names else integers).astype(dtype))
+        low, high = (0, len(names) - 1) if names else (spool.low, spool.high)
+        of_null = high + 1
+        if spool.nulls and of_null > np.iinfo(np.int64).max:
+            raise ConfigError(f"{where} has the largest integer, {high}, which leaves no class for nulls")
+        dtype = _narrowest(low, of_null if spool.nulls else high)
+        for integers, null in spool.pieces():
+            labels = (rank[integers] if names else integers).astype(dtype)
+            if null is not None:
+                whole = np.full(len(null), of_null, dtype)
+                whole[~null] = labels
+                labels = whole
+            sink.append(labels)
     if not names:
         return dtype, b""
-    listed = {"str": names} if text is str else {"bytes": [bytes(name).hex() for name in names]}  # type: ignore[arg-type]
+    listed: dict[str, Any] = {"str": names} if text is str else {"bytes": [bytes(name).hex() for name in names]}  # type: ignore[arg-type]
+    if spool.nulls:
+        listed["null"] = True
     return dtype, json.dumps(listed).encode()
 
 
 class _Spool:
-    """Arrays of integers in a file, each in the narrowest type that holds it."""
+    """Arrays of integers in a file, each in the narrowest type that holds it, and where among them nulls are.
+
+    Attributes:
+        low: the least integer; 0 where there is none.
+        high: the greatest one; -1 where there is none.
+        nulls: whether there is any null.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._parts: list[tuple[np.dtype[Any], int]] = []
-        self._low = self._high = 0
+        self._parts: list[tuple[np.dtype[Any], int, int]] = []
+        self.low, self.high = 0, -1
+        self.nulls = False
 
-    def append(self, integers: Array) -> None:
-        low, high = int(integers.min()), int(integers.max())
+    def append(self, integers: Array, null: NDArray[np.bool_] | None) -> None:
+        """Add integers, and of all places, with those of the integers, which are null; ``None`` for no null."""
+        low, high = (int(integers.min()), int(integers.max())) if len(integers) else (0, -1)
         part = integers.astype(_narrowest(low, high))
-        self._low, self._high = (low, high) if not self._parts else (min(low, self._low), max(high, self._high))
-        self._parts.append((part.dtype, len(part)))
+        if len(integers):
+            empty = self.high < self.low
+            self.low, self.high = (low, high) if empty else (min(low, self.low), max(high, self.high))
+        self.nulls |= null is not None
+        self._parts.append((part.dtype, len(part), 0 if null is None else len(null)))
         self._file.write(part.tobytes())
+        if null is not None:
+            self._file.write(np.packbits(null).tobytes())
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The narrowest type that holds all of them."""
-        return _narrowest(self._low, self._high)
-
-    def pieces(self) -> Iterator[Array]:
-        """The arrays again."""
+    def pieces(self) -> Iterator[tuple[Array, NDArray[np.bool_] | None]]:
+        """What was added, again."""
         self._file.seek(0)
-        for dtype, count in self._parts:
-            yield np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
+        for dtype, count, places in self._parts:
+            integers = np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
+            bits = np.frombuffer(self._file.read(-(-places // 8)), np.uint8)
+            yield integers, np.unpackbits(bits, count=places).astype(np.bool_) if places else None
 
 
 def _narrowest(low: int, high: int) -> np.dtype[Any]:

@@ -230,5 +230,7 @@ def _remove_replaced(
 
 def _side_name(source: Source, wanted: _Wanted) -> str:
     """Name of the file that keeps the facts: of these files, read in this way."""
-    recipe = [source.root, source.pattern, source.keys, wanted.columns, repr(wanted.filters), wanted.hive]
+    # The second meaning of filters: by that of nulls, and of numbers that a column rounds.
+    filters = repr(wanted.filters) if wanted.filters is None else f"2 {wanted.filters!r}"
+    recipe = [source.root, source.pattern, source.keys, wanted.columns, filters, wanted.hive]
     return f"parquet.{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:24]}.npz"

@@ -37,7 +37,8 @@ def iterate_each(
 def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
     """Put each part's values at its places in a batch of ``length``.
 
-    Columns that are arrays of one dtype and row shape in all parts stay arrays; the others become lists.
+    Columns that are arrays of one dtype and row shape in all parts stay arrays; the others become lists, of Python's numbers
+    where they hold numbers.
 
     Raises:
         FormatError: the parts do not have the same columns.
@@ -108,6 +109,9 @@ def _scatter_column(parts: Sequence[tuple[Ids, Column]], length: int) -> Column:
         return out
     values: list[Any] = [None] * length
     for places, column in parts:
+        # Numbers become Python's own, as they are beside nulls in all lists.
+        if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "biuf":
+            column = column.tolist()  # noqa: PLW2901
         for place, value in zip(places.tolist(), column, strict=True):
             values[place] = value
     return values

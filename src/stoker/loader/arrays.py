@@ -9,9 +9,11 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
+from stoker.dataset.compare import null_mask, without_nulls
 from stoker.dataset.counts import Counts
-from stoker.dataset.labels import hash_values
+from stoker.dataset.labels import hash_column, null_error
 from stoker.errors import ConfigError
+from stoker.loader.sources import nulls_of
 from stoker.order.course import Run
 from stoker.order.native import NativeCourse
 from stoker.order.partition import Partition, Stratified
@@ -136,9 +138,21 @@ class ArrayRows:
             raise ConfigError(
                 f"partition {partition.name!r} needs column {name!r}; there are {', '.join(map(repr, self._columns))}"
             )
-        values = self._columns[name]
+        values, nulls = self._columns[name], nulls_of(partition)
         if not isinstance(partition, Stratified):
-            return hash_values(values, f"column {name!r}")
+            return hash_column(values, f"column {name!r}", nulls, "sample {}".format)
+        null = null_mask(values)
+        if null is not None:
+            if nulls == "error":
+                raise null_error(f"column {name!r}", f"sample {int(np.argmax(null))}")
+            classes = np.unique(self._classes(name, without_nulls(values, null)), return_inverse=True)[1]
+            labels = np.full(len(values), len(classes), np.int64)
+            labels[~null] = classes
+            return labels
+        return self._classes(name, values)
+
+    @staticmethod
+    def _classes(name: str, values: Column) -> Array:
         if isinstance(values, np.ndarray) and values.dtype.kind in "iub" and values.ndim == 1:
             return values
         if all(isinstance(value, str | bytes | int) for value in values):

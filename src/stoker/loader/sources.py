@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from stoker.dataset.conditions import Condition, chosen_ids
-from stoker.dataset.labels import column_labels
+from stoker.dataset.labels import LabelKind, column_labels
 from stoker.dataset.place import Place
 from stoker.dataset.streams import Streams
 from stoker.dataset.subsets import HashSplit, KeepIds, SkipIds, Subset
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.incumbent.sampling import StreamWeight
-from stoker.order.partition import Partition, Stratified
+from stoker.order.partition import HashBased, Partition, Stratified
 from stoker.order.selection import Everything, Listed, Selection, Split, Without
 from stoker.order.settings import Source
 from stoker.order.shards import ShardTable
-from stoker.types import Ids
+from stoker.types import Ids, Nulls
 
-__all__ = ["make_sources", "needed_columns"]
+__all__ = ["make_sources", "needed_columns", "nulls_of"]
 
 
 def needed_columns(
@@ -83,8 +83,13 @@ def make_sources(
 def _labels(place: Place, partition: Partition, options: ReadOptions) -> Any:
     if partition.column is None:
         return None
-    kind = "classes" if isinstance(partition, Stratified) else "hashes"
-    return column_labels(place, partition.column, kind, options=options)  # type: ignore[arg-type]
+    kind: LabelKind = "classes" if isinstance(partition, Stratified) else "hashes"
+    return column_labels(place, partition.column, kind, nulls=nulls_of(partition), options=options)
+
+
+def nulls_of(partition: Partition) -> Nulls:
+    """What a partition does with samples without a value; one of somebody's own has no say, and gets an error."""
+    return partition.nulls if isinstance(partition, HashBased | Stratified) else "error"
 
 
 def _of_stream(subset: Subset, first: int, end: int) -> Subset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from stoker.order.bijection import mix
 from stoker.order.owners import Owners, class_counts, hashed_owners, owned, owned_counts, stratified_owners
 from stoker.order.selection import Residues, Selection, Span
 from stoker.order.shards import ShardTable
-from stoker.types import Array, Ids
+from stoker.types import Array, Ids, Nulls
 
 __all__ = ["Contiguous", "Division", "HashBased", "RangeBased", "RoundRobin", "Stratified"]
 
@@ -67,7 +67,10 @@ class _Static(ABC):
 
     def as_dict(self) -> dict[str, Any]:
         """The strategy by name and arguments, JSON-serialisable."""
-        return {"name": self.name} | asdict(self)  # type: ignore[call-overload, no-any-return]  # all are dataclasses
+        described: dict[str, Any] = {"name": self.name} | asdict(self)  # type: ignore[call-overload]  # all are dataclasses
+        if described.get("nulls") == "error":
+            del described["nulls"]  # the default, where all samples have a value
+        return described
 
     @abstractmethod
     def _part(self, division: Division, rank: int) -> Selection: ...
@@ -138,6 +141,7 @@ class HashBased(_Static):
             parts are about equal in all.
         hash_seed: any integer.
         key: the column. Labels are 64-bit hashes of its values.
+        nulls: samples whose key is null or NaN are an error, or ``"group"``: they stay together as those of one value do.
     """
 
     name: ClassVar[str] = "hash"
@@ -145,10 +149,12 @@ class HashBased(_Static):
     num_partitions: int
     hash_seed: int = 0
     key: str | None = None
+    nulls: Nulls = "error"
 
     def __post_init__(self) -> None:
         if self.num_partitions < 1:
             raise ConfigError(f"num_partitions must be at least 1, got {self.num_partitions}")
+        _check_nulls(self.nulls)
 
     @property
     def column(self) -> str | None:
@@ -261,12 +267,17 @@ class Stratified(_Even):
     Attributes:
         label_column: the column of the classes. Labels are integers, a different one for each class.
         num_classes: where given, how many classes the samples must have.
+        nulls: samples whose label is null are an error, or ``"group"``: they are a class, the last one.
     """
 
     name: ClassVar[str] = "stratified"
 
     label_column: str
     num_classes: int | None = None
+    nulls: Nulls = "error"
+
+    def __post_init__(self) -> None:
+        _check_nulls(self.nulls)
 
     @property
     def column(self) -> str | None:
@@ -298,6 +309,11 @@ class Stratified(_Even):
                 f"not num_classes={self.num_classes}; leave num_classes out, or mend the labels"
             )
         return counts
+
+
+def _check_nulls(nulls: str) -> None:
+    if nulls not in get_args(Nulls):
+        raise ConfigError(f"nulls={nulls!r}: expected {' or '.join(map(repr, get_args(Nulls)))}")
 
 
 def _dealt(count: int, world_size: int) -> Ids:

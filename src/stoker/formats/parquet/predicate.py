@@ -1,10 +1,16 @@
-"""Which row groups can hold a row that is asked for, by the bounds that footers tell of their columns."""
+"""Which row groups can hold a row that is asked for, by the bounds that footers tell of their columns.
+
+Nulls mean what they mean to :class:`~stoker.dataset.conditions.Where`: no comparison keeps a null, but ``== None`` does. NaN
+is null, and statistics do not tell of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from stoker.errors import ConfigError
 
@@ -42,18 +48,28 @@ class _Condition:
     value: Any
 
     def possible(self, bounds: Bounds | None) -> bool:
-        """Whether a value can fulfil it. Whether null is unequal to anything is left to who looks at the rows."""
-        if bounds is None or (bounds.holes and self.op in ("!=", "not in")):
+        """Whether a value can fulfil it."""
+        if bounds is None:
             return True
+        if self.value is None:
+            if self.op == "!=":
+                return not bounds.empty
+            return bounds.empty or bounds.holes or isinstance(bounds.low, float)
         if bounds.empty:
             return False
         low, high, value = bounds.low, bounds.high, self.value
+        if isinstance(low, float):
+            # A number is rounded to the column's precision before it is compared, and the bounds do not tell which that is.
+            return any(self._within(low, high, one) for one in _roundings(value))
+        return self._within(low, high, value, exact=bounds.exact)
+
+    def _within(self, low: Any, high: Any, value: Any, *, exact: bool = False) -> bool:
         try:
             match self.op:
                 case "==":
                     return bool(low <= value <= high)
                 case "!=":
-                    return not (bounds.exact and low == high == value)
+                    return not (exact and low == high == value)
                 case "<":
                     return bool(low < value)
                 case "<=":
@@ -65,11 +81,21 @@ class _Condition:
                 case "in":
                     return any(low <= one <= high for one in value)
                 case _:
-                    return not (bounds.exact and low == high and low in value)
+                    return not (exact and low == high and low in value)
         except TypeError:
             raise ConfigError(
                 f"filters= compares column {self.column!r}, which holds {type(low).__name__}, with {value!r}"
             ) from None
+
+
+def _roundings(value: Any) -> list[Any]:
+    """A number, or a tuple of numbers, in the precisions that float columns have."""
+    with np.errstate(over="ignore"):
+        try:
+            rounded = [np.asarray(value, np.float64).astype(kind).tolist() for kind in (np.float32, np.float16)]
+        except (TypeError, ValueError, OverflowError):
+            return [value]
+    return [value, *rounded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +141,12 @@ def _condition(given: Any) -> _Condition:
         if isinstance(value, str | bytes) or not isinstance(value, Collection):
             raise ConfigError(f"filters= on column {column!r}: {op!r} needs a list or set of values, got {value!r}")
         value = tuple(value)
-    if value is None or (isinstance(value, tuple) and None in value):
-        raise ConfigError(f"filters= on column {column!r}: null can not be compared with {op!r}")
+    if (value is None and op not in ("==", "!=")) or (isinstance(value, tuple) and None in value):
+        raise ConfigError(
+            f"filters= on column {column!r}: null can not be compared with {op!r}; ('{column}', '==', None) finds nulls"
+        )
+    if any(isinstance(one, float) and one != one for one in (value if isinstance(value, tuple) else (value,))):
+        raise ConfigError(
+            f"filters= on column {column!r}: nothing equals NaN, which counts as null: ('{column}', '==', None) finds it"
+        )
     return _Condition(column, op, value)
