@@ -561,7 +561,59 @@ def test_no_sample_comes_twice_before_all_came_once_although_streams_are_changed
     assert set(web.values()) == {1, 2}
     assert list(web.values()).count(2) == 60
     assert state is not None
-    assert state["origin"] == {"epoch": 3, "consumed": {"web": 240}, "samples": 2 * 190 + 181}
+    assert {**state["origin"], "away": [one["name"] for one in state["origin"]["away"]]} == {
+        "epoch": 3,
+        "consumed": {"web": 240},
+        "samples": 2 * 190 + 181,
+        "away": ["books", "notes"],
+    }
+
+
+def test_a_stream_that_is_left_out_and_comes_back_goes_on_where_it_was(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when it is away for several changes, and through states that are only loaded in between."""
+    plans: list[Weights] = [
+        {"web": {"choose": 90}, "books": {"choose": 50}},
+        {"books": {"choose": 30}, "notes": {}},
+        {"notes": {}, "books": {"choose": 30}},
+        {"web": {"choose": 110}, "books": {"choose": 30}},
+        {"web": {"choose": 100}, "notes": {}},
+    ]
+    seen: list[int] = []
+    state: dict[str, Any] | None = None
+    for weights in plans:
+        dataset = mixture(data, weights)
+        if state is not None:
+            dataset.load_state_dict(state, change_streams=True)
+            fresh = mixture(data, weights)
+            fresh.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+            dataset = fresh
+        seen += flat(read(dataset))
+        state = json.loads(json.dumps(dataset.state_dict()))
+    web = [number for number in seen if stream_of(number) == "web"]
+    assert len(web) == 300
+    assert sorted(web) == list(ids_of_stream("web"))
+    assert "books, web go on where they were" in caplog.text
+    assert state is not None
+    assert [one["name"] for one in state["origin"]["away"]] == ["books"]
+
+
+def test_another_stream_of_the_name_of_one_that_is_away_begins(data: Path, tmp_path: Path) -> None:
+    stopped = mixture(data, {"web": {"choose": 90}, "books": {}})
+    read(stopped)
+    without = mixture(data, {"books": {}, "notes": {}})
+    without.load_state_dict(stopped.state_dict(), change_streams=True)
+    state = without.state_dict()
+    changed = mixture(data, {"web": {}, "books": {}}, subset=SkipIds([0]))
+    with pytest.raises(StateError, match="how much of each stream was consumed"):
+        changed.load_state_dict(
+            {**state, "origin": {**state["origin"], "away": [{"name": "web"}]}}, change_streams=True
+        )
+    changed.load_state_dict(state, change_streams=True)
+    assert "web" not in changed.state_dict()["origin"]["consumed"]
+    # The web of before is still remembered.
+    assert "web" in [one["name"] for one in changed.state_dict()["origin"]["away"]]
 
 
 def test_ids_to_skip_are_a_streams_own_whatever_streams_come_before_it(

@@ -15,6 +15,10 @@ __all__ = ["STATE_VERSION", "leg_of", "make_state", "read_changed", "read_state"
 logger = logging.getLogger(__name__)
 
 STATE_VERSION: Final = 2
+_SAME_ORDER: Final = ("fingerprint", "subset", "block_size")
+"""What decides the order of a stream's samples, of what a state says of it."""
+_MOST_AWAY: Final = 256
+"""Streams that were left out of which states remember how far they had got: about 100 bytes each."""
 
 
 def leg_of(point: StartingPoint) -> Leg:
@@ -113,17 +117,31 @@ def read_changed(state: Mapping[str, Any], course: Course) -> tuple[StartingPoin
             "was; what was left to its default may have another with other streams"
         )
     begin = epoch + 1 if position else epoch
-    began, _, samples = _origin(state.get("origin"))
-    _, consumed, size = _origin(
+    began, _, samples, before = _origin(state.get("origin"))
+    _, consumed, size, _ = _origin(
         {"epoch": epoch, "consumed": state.get("consumed"), "samples": theirs["order"].get("epoch_size")}
     )
-    kept = {
-        name: count
-        for name, count in consumed.items()
-        if name in ours["streams"]
-        and name in theirs["streams"]
-        and _same(ours["streams"][name], theirs["streams"][name])
-    }
+    known = [
+        *before,
+        *(
+            _left_out(name, theirs["streams"][name], count)
+            for name, count in consumed.items()
+            if name in theirs["streams"]
+        ),
+    ]
+    kept: dict[str, int] = {}
+    away: list[dict[str, Any]] = []
+    for one in known:
+        if one["name"] in ours["streams"] and _same(ours["streams"][one["name"]], one):
+            kept[one["name"]] = one["consumed"]
+        elif one["consumed"]:
+            away.append(one)
+    if len(away) > _MOST_AWAY:
+        logger.warning(
+            "states remember %d streams that were left out: %s would begin anew if they came back",
+            _MOST_AWAY,
+            ", ".join(one["name"] for one in away[:-_MOST_AWAY]),
+        )
     logger.warning(
         "going on with other streams: epoch %d begins; %s go on where they were%s%s",
         begin,
@@ -133,20 +151,32 @@ def read_changed(state: Mapping[str, Any], course: Course) -> tuple[StartingPoin
         if position
         else "",
     )
-    return StartingPoint(begin), course.continued(begin, kept, samples + (begin - began) * size)
+    return StartingPoint(begin), course.continued(begin, kept, samples + (begin - began) * size, away[-_MOST_AWAY:])
 
 
-def _origin(origin: Any) -> tuple[int, dict[str, int], int]:
-    """Epoch, consumed samples by stream, and samples of training, where a run began anew."""
+def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:
+    """What a state remembers of a stream that is left out, for it to go on where it was when it comes back."""
+    return {"name": name, "consumed": consumed} | {of: about[of] for of in _SAME_ORDER if about.get(of) is not None}
+
+
+def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]]]:
+    """Epoch, consumed samples by stream, samples of training, and streams left out, where a run began anew."""
     if not origin:
-        return 0, {}, 0
+        return 0, {}, 0, []
     values = origin if isinstance(origin, Mapping) else {}
     epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
-    if not isinstance(consumed, Mapping) or not all(
-        type(count) is int and 0 <= count < 1 << 62 for count in (epoch, samples, *consumed.values())
-    ):
+    away = values.get("away", [])
+    listed = isinstance(away, list | tuple) and all(
+        isinstance(one, Mapping) and isinstance(one.get("name"), str) and _is_count(one.get("consumed")) for one in away
+    )
+    if not isinstance(consumed, Mapping) or not all(map(_is_count, (epoch, samples, *consumed.values()))) or not listed:
         raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
-    return int(epoch or 0), {str(name): count for name, count in consumed.items()}, int(samples or 0)
+    counts = {str(name): count for name, count in consumed.items()}
+    return int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 _NO_STATE: Final = "this is no state of a StreamingDataset: it has no version"
@@ -228,7 +258,7 @@ def _differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
 
 def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether a stream's samples come in the order in which they came; only how many an epoch has may differ."""
-    return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in ("fingerprint", "subset", "block_size"))
+    return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in _SAME_ORDER)
 
 
 def _listed(names: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -111,13 +111,16 @@ class Course(Protocol):
         """Where the course was begun anew: what :meth:`continued` took, by name; empty if it was not."""
         ...
 
-    def continued(self, epoch: int, consumed: Mapping[str, int], samples: int) -> Course:
+    def continued(
+        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+    ) -> Course:
         """The same course begun anew at an epoch.
 
         Args:
             epoch: the epoch.
             consumed: stream name to how many samples of it came before; names that are not there do not count.
             samples: samples of training before.
+            away: what states remember of streams that are left out now; handed on in :attr:`origin`.
 
         Raises:
             ConfigError: an order that has no such beginning.

@@ -45,7 +45,7 @@ class NativeCourse:
         sources: the streams, at least one.
         settings: everything else.
         origin: where a run whose streams changed began anew: ``epoch``, ``consumed`` (samples of each stream by name) and
-            ``samples`` (of training before).
+            ``samples`` (of training before), and ``away`` (streams that are left out since, for states to remember).
 
     Raises:
         ConfigError: streams, weights and settings that do not go together.
@@ -111,14 +111,20 @@ class NativeCourse:
         """Where the course was begun anew; empty if it was not."""
         return self._origin
 
-    def continued(self, epoch: int, consumed: Mapping[str, int], samples: int) -> NativeCourse:
+    def continued(
+        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+    ) -> NativeCourse:
         """The same course begun anew at an epoch, each stream after so many samples.
 
         With fixed sampling it is the course itself: every epoch has the same samples, whatever came before.
         """
         if self.settings.sampling_method == "fixed":
             return self
-        origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples} if epoch or consumed else None
+        origin: dict[str, Any] | None = None
+        if epoch or consumed or away:
+            origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples}
+            if away:
+                origin["away"] = [dict(one) for one in away]
         return NativeCourse(self.sources, self.settings, origin)
 
     def ended(self, leg: Leg, seat: Seat) -> bool:  # noqa: ARG002

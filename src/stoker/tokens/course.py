@@ -169,13 +169,15 @@ class TokenCourse:
         """Never begun anew."""
         return {}
 
-    def continued(self, epoch: int, consumed: Mapping[str, int], samples: int) -> TokenCourse:
+    def continued(
+        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+    ) -> TokenCourse:
         """Not possible: there is one stream.
 
         Raises:
             ConfigError: always, unless nothing is asked for.
         """
-        if epoch or consumed or samples:
+        if epoch or consumed or samples or away:
             raise ConfigError("the state is of a run that changed its streams, which a run over tokens does not")
         return self
 
