@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import JSONWriter, MDSWriter, StreamingDataset, World, merge_index
-from stoker.errors import ConfigError, FormatError, StateError, UnsafeDataError
+from stoker.errors import ConfigError, FormatError, StateError, TransformError, UnsafeDataError
 
 ROWS = 1000
 
@@ -175,7 +175,7 @@ def test_an_error_in_a_transform_reaches_the_caller(data: Path) -> None:
         return sample
 
     for threads in (0, 2):
-        with pytest.raises(RuntimeError, match="no thirty"):
+        with pytest.raises(TransformError, match="no thirty"):
             list(StreamingDataset(local=data, transform=fail, read_threads=threads))
 
 

@@ -6,22 +6,29 @@ One base class, so ``except StokerError`` catches them all. A message names what
 
 from __future__ import annotations
 
+import pickle
+import traceback
+from typing import Any
+
 __all__ = [
     "AccessDeniedError",
     "CacheError",
     "ConfigError",
     "CorruptDataError",
+    "DecodeError",
     "EncodingError",
     "FormatError",
     "IndexFileError",
     "MissingPackageError",
     "ObjectNotFoundError",
+    "SampleError",
     "SourceChangedError",
     "StateError",
     "StokerError",
     "StorageError",
     "StorageFullError",
     "StorageTimeoutError",
+    "TransformError",
     "UnsafeDataError",
 ]
 
@@ -56,6 +63,71 @@ class IndexFileError(FormatError):
 
 class CorruptDataError(FormatError):
     """A shard whose bytes, sizes, offsets or hashes contradict its index or itself."""
+
+
+class SampleError(StokerError):
+    """One sample can not be delivered. ``__cause__`` is the original error, also after pickling.
+
+    torch's ``DataLoader`` makes a worker's error anew from its text: there the attributes and ``__cause__`` are ``None``, and
+    the text holds the worker's traceback, with the original error and this one.
+
+    Attributes:
+        url: the shard's URL or path; ``None`` where samples come from memory.
+        shard: number of the shard in the dataset.
+        row: number of the sample in its shard.
+        column: name of the column, where one is to blame.
+        sample: number of the sample in the dataset, as in ``dataset[sample]``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str | None = None,
+        shard: int | None = None,
+        row: int | None = None,
+        column: str | None = None,
+        sample: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.url = url
+        self.shard = shard
+        self.row = row
+        self.column = column
+        self.sample = sample
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with_cause, (type(self), self.args, self.__dict__, _picklable(self.__cause__))
+
+
+def _picklable(error: BaseException | None) -> BaseException | None:
+    """The error, or one that says the same where it can not be pickled; its traceback is a note of it."""
+    if error is None:
+        return None
+    try:
+        copied: BaseException = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    except Exception:  # noqa: BLE001 - any class may refuse
+        copied = StokerError(f"{type(error).__name__}: {error}")
+    if error.__traceback__ is not None:
+        copied.add_note("".join(traceback.format_exception(error)))
+    return copied
+
+
+def _with_cause(
+    kind: type[SampleError], args: tuple[Any, ...], attributes: dict[str, Any], cause: BaseException | None
+) -> SampleError:
+    error = kind(*args)
+    error.__dict__.update(attributes)
+    error.__cause__ = cause
+    return error
+
+
+class DecodeError(SampleError, CorruptDataError):
+    """A value of a sample does not decode."""
+
+
+class TransformError(SampleError):
+    """The caller's own function of a sample (``transform=``, ``tokenizer=``) raised an error."""
 
 
 class MissingPackageError(StokerError, ImportError):

@@ -337,8 +337,7 @@ class StreamingDataset(TorchIterable[Any]):
         if not len(ids):
             return []
         shards, rows = self._table.locate(ids)
-        samples = iterate_samples(self._feed.pool, shards, rows, self.columns).samples
-        return list(samples if self.transform is None else map(self.transform, samples))
+        return list(iterate_samples(self._feed.pool, shards, rows, self.columns, self.transform).samples)
 
     # -- in order --------------------------------------------------------------------------------------------------
 

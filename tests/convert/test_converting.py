@@ -29,10 +29,12 @@ from stoker.convert import ConvertReport, convert
 from stoker.errors import (
     ConfigError,
     CorruptDataError,
+    DecodeError,
     EncodingError,
     ObjectNotFoundError,
     SourceChangedError,
     StokerError,
+    TransformError,
     UnsafeDataError,
 )
 from stoker.storage import open_store
@@ -439,7 +441,7 @@ def test_a_function_that_fails_names_the_sample(source: Path, tmp_path: Path) ->
         return sample
 
     with pytest.raises(
-        EncodingError, match=r"mds: sample 217 \(row \d+ of shard.*\): the transform raised KeyError: 'speaker'"
+        TransformError, match=r"mds: sample 217 \(row \d+ of shard.*\): the transform raised KeyError: 'speaker'"
     ):
         run(source, tmp_path / "out", transform=fail)
     with pytest.raises(EncodingError, match=r"sample 40 .*returned no 'b'; it returned 'a'"):
@@ -838,3 +840,17 @@ def test_blobs_are_fixed_size_binary_and_stay_so_from_parquet_to_parquet(tmp_pat
     back = StreamingDataset(local=tmp_path / "back").read(range(30))
     for name, values in made.items():
         assert np.array_equal(np.stack(list(back[name])), values)
+
+
+def test_an_image_that_does_not_decode_for_a_transform_is_named(tmp_path: Path) -> None:
+    with MDSWriter({"image": "jpeg", "id": "int"}, str(tmp_path / "photos")) as out:
+        for number in range(300):
+            out.write({"image": b"\xff\xd8 this is no image" if number == 217 else _jpeg(number), "id": number})
+    with pytest.raises(DecodeError, match=r"sample 217 \(row 217 of shard.*\): column 'image': not a whole image file"):
+        run(tmp_path / "photos", tmp_path / "out", transform=lambda sample: sample, decode=True)
+
+
+def _jpeg(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (8, 8), number % 256).save(file, "jpeg")
+    return file.getvalue()

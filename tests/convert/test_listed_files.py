@@ -13,7 +13,7 @@ import pytest
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.convert import convert
-from stoker.errors import ConfigError, EncodingError, ObjectNotFoundError
+from stoker.errors import ConfigError, EncodingError, ObjectNotFoundError, TransformError
 from stoker.storage import open_store
 from stoker.tokens import MegatronFile
 
@@ -99,7 +99,7 @@ def test_files_of_a_bucket_count_when_all_are_there(
     storage: dict[str, Any] = {"storage_options": bucket.storage_options}
     options: dict[str, Any] = {"to": to, "processes": 1, "transform": _fails_late, "shard_samples": 100, **storage}
     where: dict[str, Any] = {"remote": f"{bucket.url}/out", "local": tmp_path / "cache", "format": to, **storage}
-    with pytest.raises(ValueError, match="not yet"):
+    with pytest.raises(TransformError, match="not yet"):
         convert(source, f"{bucket.url}/out", **options)
     store = open_store(f"{bucket.url}/out", bucket.storage_options)
     assert [item.key for item in store.list() if item.key.endswith(end)]

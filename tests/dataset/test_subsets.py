@@ -26,7 +26,7 @@ from stoker.dataset.place import Place, open_place
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.streams import Stream, open_streams
 from stoker.dataset.subsets import HashSplit, KeepIds, SkipIds, Subset, train_validation_split
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, TransformError
 
 COLUMNS = {"id": "int", "lang": "str", "score": "float32", "raw": "bytes", "row": "ndarray:int16:2", "wide": "uint64"}
 LANGUAGES = ("en", "de", "fr")
@@ -151,8 +151,9 @@ def test_a_failing_function_leaves_nothing_behind(data: Path) -> None:
     def fn(_: Any) -> Any:
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(TransformError, match=r"samples 0 to \d+: function 'fails' raised KeyError: 'mine'") as caught:
         chosen_ids(place_of(data), Where.function("id", fn, name="fails"))
+    assert isinstance(caught.value.__cause__, KeyError)
     assert not list(data.rglob("*.part"))
 
 

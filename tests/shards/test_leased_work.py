@@ -22,7 +22,7 @@ from stoker.cluster.coordination import (
     StaleCheckpointError,
     StalledError,
 )
-from stoker.errors import ConfigError, StateError
+from stoker.errors import ConfigError, StateError, TransformError
 from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
 from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
 from support import check_sample, make_dataset
@@ -218,7 +218,7 @@ def test_samples_that_can_not_be_read_are_tried_again_then_set_aside_and_named(e
         while not stalled:
             try:
                 item = worker.next()
-            except OSError:
+            except TransformError:
                 errors += 1
                 continue
             except StalledError as error:
@@ -250,7 +250,7 @@ def test_a_passing_error_costs_nothing(engine: str) -> None:
         while True:
             try:
                 item = worker.next()
-            except OSError:
+            except TransformError:
                 continue
             if item is None:
                 break

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import Stream, StreamingDataset
-from stoker.errors import ConfigError, StateError
+from stoker.errors import ConfigError, StateError, TransformError
 from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
 from stoker.shards import FILLER, Checkpoint, StreamingConfig, StreamingShardLoader
 from support import check_batch, check_sample, make_dataset
@@ -258,7 +258,7 @@ def test_an_error_skips_nothing(buffer: int, batch_size: int | None) -> None:
     while True:
         try:
             item = loader.next()
-        except OSError:
+        except TransformError:
             errors += 1
             continue
         if item is None:

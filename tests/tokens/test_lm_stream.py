@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from loader_cases import rows_of
 
 from stoker import JSONWriter, MDSWriter, StreamingDataset, World
-from stoker.errors import ConfigError, StateError
+from stoker.errors import ConfigError, StateError, TransformError
 from stoker.tokens.streams import LMStream
 
 
@@ -146,3 +147,24 @@ def test_what_does_not_fit_is_refused(data: Path) -> None:
     for options in ({"batch_size": 0}, {"layout": "x"}, {"tokenizer": 3}, {"layout": "pack", "pad_id": None}):
         with pytest.raises(ConfigError):
             stream(data, **options)
+
+
+def test_an_error_in_a_tokenizer_names_the_document(tmp_path: Path) -> None:
+    with MDSWriter({"text": "str"}, str(tmp_path)) as out:
+        for number in range(30):
+            out.write({"text": f"text {number}"})
+
+    def tokenize(texts: Sequence[str]) -> list[list[int]]:
+        if "text 17" in texts:
+            raise KeyError("17")
+        return [[1, 2, 3] for _ in texts]
+
+    stream = LMStream(StreamingDataset(local=tmp_path, batch_size=8), "text", 2, 4, tokenizer=tokenize)
+    with pytest.raises(
+        TransformError, match=r"^document 17 of this rank's iteration: the tokenizer raised KeyError"
+    ) as caught:
+        list(stream)
+    assert isinstance(caught.value.__cause__, KeyError)
+    short = LMStream(StreamingDataset(local=tmp_path, batch_size=8), "text", 2, 4, tokenizer=lambda _: [[1, 2]])
+    with pytest.raises(ConfigError, match="returned 1 lists of ids for 8 texts"):
+        list(short)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stoker.convert.opening import Opened, head, sample_types, spread
 from stoker.convert.schema import ColumnType, of_values
 from stoker.convert.sinks import Settings, encoding_for
-from stoker.convert.source import FileSource
+from stoker.convert.source import FileSource, Source
 from stoker.convert.task import items
 from stoker.convert.transform import Transform, apply
 from stoker.convert.values import ColumnPlan, adapted, check_encoding, without_nulls
@@ -16,7 +17,7 @@ from stoker.errors import ConfigError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.onefile import CLASS, LABEL
 from stoker.formats.values import UnfitValueError
-from stoker.types import Sample
+from stoker.types import Ids, Sample
 
 __all__ = ["Columns", "plan_columns"]
 
@@ -161,17 +162,23 @@ def _first_made(
     opened: Opened, inputs: Sequence[ColumnPlan], fill: Mapping[str, Any], transform: Transform, decoded: Sequence[str]
 ) -> list[Sample]:
     for some in (head, spread):
-        raw = some(opened.source, [plan.source for plan in inputs])
+        source = opened.source
+        shards, rows = some(source.sizes)
+        raw = source.read(shards, rows, [plan.source for plan in inputs])
+
+        def where(row: int, source: Source = source, shards: Ids = shards, rows: Ids = rows) -> str:
+            return source.where(int(shards[row]), int(rows[row]))
+
         try:
             batch = {plan.name: adapted(raw[plan.source], plan) for plan in inputs}
         except UnfitValueError as error:
-            raise ConfigError(f"{opened.source.name}: column {error.column!r}: {error}") from error
+            raise ConfigError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
         batch, _ = without_nulls(batch, fill, drop=False, allowed=batch)
-        values = {name: items(column, name in decoded) for name, column in batch.items()}
+        values = items(batch, decoded, where)
         made: list[Sample] = []
-        for row in zip(*values.values(), strict=True):
+        for number, row in enumerate(zip(*values.values(), strict=True)):
             sample = dict(zip(values, row, strict=True))
-            made += apply(transform, sample, lambda: f"{opened.source.name}: one of the samples that were tried first")
+            made += apply(transform, sample, partial(where, number))
             if len(made) >= _ENOUGH:
                 break
         if made:

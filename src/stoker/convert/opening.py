@@ -30,7 +30,7 @@ from stoker.formats.parquet.schema import declared_array
 from stoker.formats.source import SourceFile, check_range
 from stoker.order.shards import ShardTable
 from stoker.storage import Store, is_local, open_store
-from stoker.types import Batch, Ids, StorageOptions
+from stoker.types import Ids, StorageOptions
 
 __all__ = ["Opened", "head", "open_source", "sample_types", "spread"]
 
@@ -121,7 +121,7 @@ def sample_types(opened: Opened, columns: Sequence[str]) -> dict[str, ColumnType
     types = {name: opened.types[name] for name in columns if name in opened.types}
     unsure = [name for name in columns if name not in types or (not types[name].encoding)]
     if unsure:
-        batch = head(opened.source, unsure)
+        batch = opened.source.read(*head(opened.source.sizes), unsure)
         for name in unsure:
             said = types.get(name)
             values = batch[name]
@@ -136,19 +136,18 @@ def sample_types(opened: Opened, columns: Sequence[str]) -> dict[str, ColumnType
     return types
 
 
-def head(source: Source, columns: Sequence[str]) -> Batch:
-    """A few samples: the first ones, and some of the last shard. It may be few or one, but not none."""
-    sizes = source.sizes
+def head(sizes: Ids) -> tuple[Ids, Ids]:
+    """Shards and rows of a few samples: the first ones, and some of the last shard. It may be few or one, but not none."""
     first = np.arange(min(_FIRST_ROWS, int(sizes.sum())), dtype=np.int64)
     end, last = int(sizes.sum()), int(sizes[np.flatnonzero(sizes)[-1]])
-    return source.read(*_located(sizes, np.union1d(first, np.arange(max(end - _LAST_ROWS, end - last), end))), columns)
+    return _located(sizes, np.union1d(first, np.arange(max(end - _LAST_ROWS, end - last), end)))
 
 
-def spread(source: Source, columns: Sequence[str]) -> Batch:
-    """Some hundred samples from all over the source."""
-    total = int(source.sizes.sum())
+def spread(sizes: Ids) -> tuple[Ids, Ids]:
+    """Shards and rows of some hundred samples from all over the source."""
+    total = int(sizes.sum())
     count = min(_SPREAD, total)
-    return source.read(*_located(source.sizes, np.arange(count, dtype=np.int64) * total // count), columns)
+    return _located(sizes, np.arange(count, dtype=np.int64) * total // count)
 
 
 def _located(sizes: Ids, ids: Ids) -> tuple[Ids, Ids]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -15,10 +15,10 @@ from stoker.convert.sinks import Sink, open_sink
 from stoker.convert.transform import apply
 from stoker.convert.values import ColumnPlan, adapted, taken, without_nulls
 from stoker.convert.work import dataset_store, put_note
-from stoker.errors import EncodingError, MissingPackageError, StokerError
+from stoker.errors import DecodeError, EncodingError, MissingPackageError, StokerError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.values import UnfitValueError
-from stoker.types import Batch, Ids, Sample
+from stoker.types import Batch, Column, Ids, Sample
 
 __all__ = ["items", "run_task", "totals"]
 
@@ -40,6 +40,7 @@ def run_task(job: Job, number: int, advance: Callable[[int], None]) -> dict[str,
 
     Raises:
         EncodingError: a sample does not fit; names it in the source.
+        SampleError: a sample does not decode, or the transform raised an error for it; names it in the source.
         StorageError: something can not be read or written.
     """
     first, stop = int(job.bounds[number]), int(job.bounds[number + 1])
@@ -114,7 +115,7 @@ def _adapted(values: Any, plan: ColumnPlan) -> Any:
 def _mapped(job: Job, batch: Batch, where: Callable[[int], str]) -> tuple[Batch, Ids]:
     """What the transform makes of samples, as columns, and for each the row of the sample that it was made of."""
     assert job.transform is not None
-    columns = {name: items(values, name in job.decoded) for name, values in batch.items()}
+    columns = items(batch, job.decoded, where)
     names = tuple(columns)
     made: list[Sample] = []
     origin: list[int] = []
@@ -131,15 +132,33 @@ def _mapped(job: Job, batch: Batch, where: Callable[[int], str]) -> tuple[Batch,
     return {plan.name: [sample[plan.name] for sample in made] for plan in job.outputs}, np.array(origin, np.int64)
 
 
-def items(values: Any, image: bool) -> list[Any]:
-    """One value a sample; of images, what they are instead of their bytes."""
-    if image:
-        decode = get_encoding("png").decode  # which opens what Pillow opens
-        return [value if value is None else decode(bytes(value)) for value in values]
+def items(batch: Batch, decoded: Collection[str], where: Callable[[int], str]) -> dict[str, list[Any]]:
+    """One value a sample for each column; images instead of their files' bytes for those that are ``decoded``.
+
+    Raises:
+        DecodeError: a file holds no image; names the sample, as ``where`` does for a row.
+    """
+    return {
+        name: _decoded(values, name, where) if name in decoded else _plain(values) for name, values in batch.items()
+    }
+
+
+def _plain(values: Column) -> list[Any]:
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
         items: list[Any] = values.tolist()
         return items
     return list(values)
+
+
+def _decoded(values: Column, name: str, where: Callable[[int], str]) -> list[Any]:
+    decode = get_encoding("png").decode  # which opens what Pillow opens
+    images: list[Any] = []
+    for row, value in enumerate(values):
+        try:
+            images.append(value if value is None else decode(bytes(value)))
+        except ValueError as error:
+            raise DecodeError(f"{where(row)}: column {name!r}: {error}", column=name) from error
+    return images
 
 
 def _named(error: EncodingError, before: int, origin: Ids, where: Callable[[int], str]) -> StokerError:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from stoker.errors import ConfigError, EncodingError
+from stoker.errors import ConfigError, EncodingError, TransformError
 from stoker.types import Sample
 
 __all__ = ["Transform", "apply", "identity_of", "load_transform"]
@@ -67,12 +67,13 @@ def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> lis
     """What the function makes of a sample: any number of samples.
 
     Raises:
-        EncodingError: it raised, or returned something else; names the sample.
+        TransformError: it raised an error; names the sample.
+        EncodingError: it returned something else; names the sample.
     """
     try:
         made = transform(sample)
     except Exception as error:
-        raise EncodingError(f"{where()}: the transform raised {type(error).__name__}: {error}") from error
+        raise TransformError(f"{where()}: the transform raised {type(error).__name__}: {error}") from error
     if made is None:
         return []
     several = [made] if isinstance(made, Mapping) else made

@@ -23,7 +23,7 @@ from stoker.dataset.compare import OPERATORS, compare, plain_operand
 from stoker.dataset.kept import Sink, keep
 from stoker.dataset.place import Place
 from stoker.dataset.scan import check_column, scan
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, TransformError
 from stoker.formats.base import ReadOptions
 from stoker.types import Batch, Ids
 
@@ -177,7 +177,10 @@ class WhereFunction(Condition):
     def mask(self, batch: Batch, count: int) -> Mask:
         if self.fn is None:
             raise ConfigError(f"function {self.name!r} did not come along into this process: define it in a module")
-        found = np.asarray(self.fn(*(batch[column] for column in self.needs)))
+        try:
+            found = np.asarray(self.fn(*(batch[column] for column in self.needs)))
+        except Exception as error:
+            raise TransformError(f"function {self.name!r} raised {type(error).__name__}: {error}") from error
         if found.dtype != np.bool_ or found.shape != (count,):
             raise ConfigError(
                 f"function {self.name!r} should return {count} truth values (a bool array of shape ({count},)) for as many "
@@ -247,6 +250,7 @@ def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOpt
     Raises:
         ConfigError: the dataset has no such column, or its values can not be compared so.
         CacheError, StorageFullError: the ids can not be kept.
+        TransformError: a function raised an error.
         StorageError, CorruptDataError: a shard can not be read.
     """
     for column in where.columns:
@@ -266,6 +270,9 @@ def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOpt
                 mask = where.mask(batch, count)
             except ConfigError as error:
                 raise ConfigError(f"{place.cache.root}: {error}") from error
+            except TransformError as error:
+                last = first + count - 1
+                raise TransformError(f"{place.cache.root}, samples {first} to {last}: {error}") from error.__cause__
             sink.append((np.flatnonzero(mask) + first).astype(_ID))
             sink.beat()
         return _ID, b""

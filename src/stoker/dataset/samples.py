@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stoker.dataset.failures import Origin, apply_transform, decode_error, origin_of
 from stoker.dataset.pool import ShardPool
 from stoker.formats.base import ShardReader
 from stoker.formats.merge import check_types, scatter
 from stoker.formats.registry import get_format
-from stoker.types import Batch, Ids, Sample
+from stoker.types import Batch, Ids, Sample, Transform
 
 __all__ = ["SampleRun", "distinct", "iterate_samples", "read_samples"]
 
@@ -55,29 +57,57 @@ def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str]
         FormatError: the shards differ in columns, or in the type of one.
     """
     readers, which = _open(pool, shards)
-    if _alike(readers):
-        return get_format(readers[0].format).read_many(readers, which, rows, columns)
-    kinds = list(_kinds(readers, which))
-    parts = [get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds]
+    try:
+        if _alike(readers):
+            return get_format(readers[0].format).read_many(readers, which, rows, columns)
+        kinds = list(_kinds(readers, which))
+        parts = [get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds]
+    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
+        named, cause = decode_error(pool, shards, rows, columns, error)
+        raise named from cause
     check_types(parts, [getattr(chosen[0], "where", chosen[0].format) for _, chosen, _ in kinds])
     return scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
 
 
-def iterate_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None) -> SampleRun:
+def iterate_samples(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, transform: Transform | None = None
+) -> SampleRun:
     """The samples at ``(shards[i], rows[i])``, in that order, as dicts, each decoded when it is asked for.
 
     Args and errors are those of :func:`read_samples`. Values of fixed-width array columns are views of larger arrays.
+    With a transform there is what it returns instead.
+
+    Raises:
+        TransformError: the transform raised an error; names the sample.
     """
+    run = _iterate(pool, shards, rows, columns)
+    if transform is None:
+        return run
+
+    def origin(number: int) -> Origin:
+        return origin_of(pool, int(shards[number]), int(rows[number]))
+
+    return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
+
+
+def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None) -> SampleRun:
+    def failed(number: int, error: Exception) -> tuple[Exception, BaseException | None]:
+        return decode_error(pool, shards[number:], rows[number:], columns, error)
+
     readers, which = _open(pool, shards)
     remaining = iter(range(len(rows)))
-    if _alike(readers):
-        columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
-        return SampleRun(_dicts(columnwise, remaining), remaining)
-    samples: list[Sample | None] = [None] * len(rows)
-    for here, chosen, which_of_them in _kinds(readers, which):
-        part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
-        for place, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
-            samples[place] = sample
+    try:
+        if _alike(readers):
+            columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
+            return SampleRun(_dicts(columnwise, remaining, failed), remaining)
+        samples: list[Sample | None] = [None] * len(rows)
+        for here, chosen, which_of_them in _kinds(readers, which):
+            part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
+            for place, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
+                samples[place] = sample
+    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
+        named, cause = failed(0, error)
+        raise named from cause
     return SampleRun.of(samples)
 
 
@@ -122,18 +152,37 @@ def _kinds(readers: Sequence[ShardReader], which: Ids) -> Iterator[tuple[Ids, li
         yield here, [readers[place] for place in places], number[which[here]]
 
 
-def _dicts(columns: dict[str, Iterable[Any]], remaining: Iterator[Any]) -> Iterator[Sample]:
-    """A dict a sample. ``remaining`` advances with each, and is asked first."""
+def _dicts(
+    columns: dict[str, Iterable[Any]],
+    remaining: Iterator[Any],
+    failed: Callable[[int, Exception], tuple[Exception, BaseException | None]] | None = None,
+) -> Iterator[Sample]:
+    """A dict a sample. ``remaining`` advances with each, and is asked first.
+
+    ``failed`` is given the number of the sample that can not be made, and the error: it says what to raise, from what.
+    """
     names = tuple(columns)
     values = tuple(columns.values())
-    # The widths that nearly all data sets have are spelled out: building the dict is most of what a sample costs here.
-    if len(names) == 1:
-        (a,) = names
-        return ({a: x} for _, x in zip(remaining, *values, strict=False))
-    if len(names) == 2:
-        a, b = names
-        return ({a: x, b: y} for _, x, y in zip(remaining, *values, strict=False))
-    if len(names) == 3:
-        a, b, c = names
-        return ({a: x, b: y, c: z} for _, x, y, z in zip(remaining, *values, strict=False))
-    return (dict(zip(names, row, strict=True)) for _, *row in zip(remaining, *values, strict=False))
+    count = operator.length_hint(remaining)
+    try:
+        # The widths that nearly all data sets have are spelled out: building the dict is most of what a sample costs here.
+        if len(names) == 1:
+            (a,) = names
+            for _, x in zip(remaining, *values, strict=False):
+                yield {a: x}
+        elif len(names) == 2:
+            a, b = names
+            for _, x, y in zip(remaining, *values, strict=False):
+                yield {a: x, b: y}
+        elif len(names) == 3:
+            a, b, c = names
+            for _, x, y, z in zip(remaining, *values, strict=False):
+                yield {a: x, b: y, c: z}
+        else:
+            for _, *row in zip(remaining, *values, strict=False):
+                yield dict(zip(names, row, strict=True))
+    except Exception as error:
+        if failed is None:
+            raise
+        named, cause = failed(max(0, count - operator.length_hint(remaining) - 1), error)
+        raise named from cause

@@ -9,6 +9,7 @@ import numpy as np
 
 from stoker.dataset.place import Place
 from stoker.dataset.pool import ShardPool
+from stoker.dataset.samples import read_samples
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.types import Batch
@@ -61,13 +62,12 @@ def scan(
             coming = full[turn : turn + ahead]
             needed.update(coming)
             pool.prefetch(coming)
-            reader, size = pool.get(number), sizes[number]
+            size = sizes[number]
             raw = place.index.shards[number].size
             step = max(1, min(_PIECE_ROWS, _PIECE_BYTES * size // max(1, raw)))
             for start in range(0, size, step):
                 rows = np.arange(start, min(start + step, size), dtype=np.int64)
-                yield first + start, len(rows), reader.read(rows, columns)
-            del reader
+                yield first + start, len(rows), read_samples(pool, np.full_like(rows, number), rows, columns)
             first += size
             needed.discard(number)
             pool.done_with(number)

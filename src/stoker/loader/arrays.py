@@ -11,6 +11,7 @@ import xxhash
 
 from stoker.dataset.compare import null_mask, without_nulls
 from stoker.dataset.counts import Counts
+from stoker.dataset.failures import Origin, apply_transform
 from stoker.dataset.labels import hash_column, null_error
 from stoker.errors import ConfigError
 from stoker.loader.sources import nulls_of
@@ -80,11 +81,16 @@ class ArrayRows:
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:  # noqa: ARG002 - there is one shard
         """The samples in these rows, as dicts, transformed."""
         begun = time.perf_counter_ns()
-        taken = [self._take(values, rows) for values in self._columns.values()]
+        values = [self._take(column, rows) for column in self._columns.values()]
         names = tuple(self._columns)
-        found: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*taken, strict=True)]
+        found: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
         if self._transform is not None:
-            found = list(map(self._transform, found))
+            taken = iter(found)
+            places = rows.tolist()
+            made = apply_transform(
+                self._transform, taken, taken, lambda number: Origin(None, None, places[number], places[number])
+            )
+            found = list(made)
         self._count(len(rows), begun)
         return found
 

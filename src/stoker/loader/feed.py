@@ -12,6 +12,7 @@ from typing import Any
 from stoker.cluster import LoaderWorker
 from stoker.dataset.pool import ShardPool
 from stoker.errors import ConfigError
+from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.loader.collate import speed_up_worker
 from stoker.loader.pipeline import Pipeline, PipelineSettings
 from stoker.loader.progress import StartingPoint
@@ -106,7 +107,11 @@ class Feed:
                     pass
                 skip = 0
             # Delegating costs nothing a sample; how far the consumer has got, the run knows.
-            yield from part.samples
+            try:
+                yield from part.samples
+            except Exception:
+                delivery.failed()
+                raise
         delivery.finished = True
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
@@ -139,6 +144,8 @@ class Feed:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if worker.token is not None:
             speed_up_worker(self._ring)
+            if self.settings.transform is None:
+                load_at_once()
         return self._session.begin(worker, seat)
 
     def _run(self, point: StartingPoint, seat: Seat) -> Run:
@@ -167,7 +174,7 @@ class Feed:
         size = run.plan.batch_size
         settings = PipelineSettings(
             columns=self.settings.columns,
-            transform=self.settings.transform,
+            transform=_and_load(self.settings.transform) if worker.token is not None else self.settings.transform,
             lookahead=sizing.lookahead(size),
             most_shards=sizing.most_shards,
             chunk=sizing.chunk(size, one_by_one=one_by_one),
@@ -223,3 +230,8 @@ class Feed:
     def close(self) -> None:
         """Stop fetching and let go of all files."""
         self.pool.close()
+
+
+def _and_load(transform: Transform | None) -> Transform | None:
+    """A transform whose images are loaded, for a DataLoader worker."""
+    return None if transform is None else lambda sample: loaded(transform(sample))

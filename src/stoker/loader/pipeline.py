@@ -107,9 +107,8 @@ class Pipeline:
             yield from batches
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
-        transform = self._settings.transform
-        run = iterate_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)
-        return run if transform is None else SampleRun(map(transform, run.samples), run.remaining)
+        settings = self._settings
+        return iterate_samples(self._pool, chunk.shards, chunk.rows, settings.columns, settings.transform)
 
     def _sample_list(self, chunk: _Chunk) -> SampleRun:
         return SampleRun.of(list(self._sample_run(chunk).samples))

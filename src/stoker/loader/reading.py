@@ -113,9 +113,8 @@ class PoolRows:
         """The samples at these places, transformed."""
         begun = time.perf_counter_ns()
         numbers, ready = self._ready(shards)
-        found = list(iterate_samples(self.pool, shards, rows, self._settings.columns).samples)
-        if self._settings.transform is not None:
-            found = list(map(self._settings.transform, found))
+        settings = self._settings
+        found = list(iterate_samples(self.pool, shards, rows, settings.columns, settings.transform).samples)
         self._count(shards, len(numbers), ready, begun)
         return found
 

@@ -43,6 +43,10 @@ class Delivery:
         """A whole batch is taken."""
         self._entered += self.plan.batch_size
 
+    def failed(self) -> None:
+        """The sample that was taken last has an error instead, and was not delivered."""
+        self._entered -= 1
+
     @property
     def samples(self) -> int:
         """Samples that were taken, of this rank."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.cluster import LoaderWorker, World
-from stoker.errors import ConfigError, StateError
+from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loader.progress import StartingPoint
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.joining import Joiner
@@ -271,20 +271,40 @@ class LMStream:
                         self._marks.popleft()
                     else:
                         self._forget_before(self._maker.state_dict())
-                documents = self._documents(batch)
+                documents = self._documents(batch, number)
                 number += len(documents)
                 self._marks.append(_Mark(number, start, read))
                 yield documents
             if not self._endless or not read:
                 return
 
-    def _documents(self, batch: Batch) -> Ragged:
+    def _documents(self, batch: Batch, first: int) -> Ragged:
         if self._column not in batch:
             raise ConfigError(f"the dataset has no column {self._column!r}; it has {', '.join(batch)}")
         column: Any = batch[self._column]
         if self._tokenize is not None:
-            column = self._tokenize([str(text) for text in column])
+            column = _tokenized(self._tokenize, [str(text) for text in column], first)
         return Ragged.of(column, dtype=self._token_dtype, name=self._column)
+
+
+def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any]:
+    """Token ids of each text; ``first`` is the number of the first among the documents of this rank's iteration."""
+    try:
+        found = tokenize(texts)
+    except Exception as error:
+        for number, text in enumerate(texts, first):
+            try:
+                tokenize([text])
+            except Exception as alone:
+                raise _tokenizer_error(alone, f"document {number}") from alone
+        raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
+    if hasattr(found, "__len__") and len(found) != len(texts):
+        raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
+    return found
+
+
+def _tokenizer_error(error: Exception, which: str) -> TransformError:
+    return TransformError(f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}")
 
 
 def _function_of(tokenizer: Any) -> Tokenize:

@@ -20,10 +20,36 @@ from stoker.formats.values import UnfitValueError, describe
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageFile", "ImageList", "JpegArray", "RawImage"]
+__all__ = ["ImageFile", "ImageList", "JpegArray", "RawImage", "load_at_once", "loaded"]
 
 _MAX_MODE = 16
 _SIGNATURES = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n"}
+
+
+# Whether images are loaded when they are opened; and whether any was opened and left for its user to load.
+_at_once = False
+_left_to_load = False
+
+
+def load_at_once() -> None:
+    """From now on, load images when they are opened, in this process: a damaged one is an error of its sample.
+
+    In a DataLoader worker a batch is pickled by a thread of its own, which loads them. An error there is printed, and the
+    batch never arrives.
+    """
+    global _at_once
+    _at_once = True
+
+
+def loaded(made: Any) -> Any:
+    """What a transform returned, with images that it left to be loaded, if there are any."""
+    if _left_to_load:
+        values = made.values() if isinstance(made, dict) else made if isinstance(made, list | tuple) else (made,)
+        for value in values:
+            for image in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(image, _pil().Image):
+                    image.load()
+    return made
 
 
 class RawImage(Encoding):
@@ -35,7 +61,11 @@ class RawImage(Encoding):
     def encode(self, value: Any) -> bytes:
         image = _as_image(value, self.what)
         mode = image.mode.encode()
-        return struct.pack("<3I", *image.size, len(mode)) + mode + image.tobytes()
+        try:
+            pixels = image.tobytes()  # loads it
+        except (OSError, SyntaxError, ValueError) as error:
+            raise UnfitValueError(f"expected {self.what}, got one that can not be loaded: {error}") from error
+        return struct.pack("<3I", *image.size, len(mode)) + mode + pixels
 
     def decode(self, data: bytes) -> Image:
         if len(data) < 12:
@@ -84,7 +114,7 @@ class ImageFile(Encoding):
         out = BytesIO()
         try:
             image.save(out, format=self.name.upper())
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, SyntaxError, ValueError, KeyError) as error:
             raise UnfitValueError(f"expected {self.what}, got one of mode {image.mode}: {error}") from error
         return out.getvalue()
 
@@ -164,11 +194,16 @@ def _split_parts(data: bytes, at: int) -> list[bytes]:
 
 
 def _open_image(data: bytes) -> Image:
+    global _left_to_load
     pil = _pil()
     try:
         image: Image = pil.open(BytesIO(data))
+        if _at_once:
+            image.load()
+        else:
+            _left_to_load = True
     except (OSError, ValueError, SyntaxError, TypeError, EOFError, pil.DecompressionBombError) as error:
-        raise ValueError(f"not an image file: {error}") from error
+        raise ValueError(f"not a whole image file: {error}") from error
     return image
 
 
