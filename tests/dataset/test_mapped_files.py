@@ -12,14 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import KeepIds, MDSWriter, StreamingDataset
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.inuse import Users
 from stoker.dataset.place import open_place
 from stoker.dataset.pool import ShardPool
-from stoker.errors import CorruptDataError, ObjectNotFoundError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
 from stoker.inspection.caches import list_caches, prune_caches
 from stoker.storage.files import MappedFile, check_mapped, map_file
+from stoker.tokens.encoding import make_job
+from stoker.tokens.files import RawTokens
+from stoker.tokens.megatron import MegatronFile, MegatronWriter
+from stoker.tokens.ragged import Ragged
 from support import environ
 
 SHARD = 20 << 10
@@ -257,3 +261,38 @@ def test_a_pipe_in_the_cache_gives_way_to_the_shard(tmp_path: Path) -> None:
     dataset = StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache")
     assert [sample["id"] for sample in dataset] == list(range(8))
     dataset.close()
+
+
+def test_a_pipe_among_the_inputs_is_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.parquet")
+    os.mkfifo(tmp_path / "pipe.bin")
+    os.mkfifo(tmp_path / "index.json")
+    pipe = tmp_path / "pipe.parquet"
+    with pytest.raises(ObjectNotFoundError, match=r"pipe\.parquet: not a file but a named pipe"):
+        StreamingDataset(remote=[str(pipe)], format="parquet")
+    with pytest.raises(ObjectNotFoundError, match=r"pipe\.parquet: not a file but a named pipe"):
+        StreamingDataset(remote=[str(pipe)], format="files")
+    with pytest.raises(ObjectNotFoundError, match=r"pipe\.bin: not a file but a named pipe"):
+        RawTokens(tmp_path / "pipe.bin", "uint16")
+    with pytest.raises(StorageError, match=r"index\.json: not a file but a named pipe"):
+        StreamingDataset(local=tmp_path)
+    with pytest.raises(ObjectNotFoundError, match="not a file but a named pipe"):
+        make_job(tmp_path / "pipe.bin", False, False)
+    write(tmp_path / "data", 1)
+    with pytest.raises(ConfigError, match="not a file but a named pipe"):
+        StreamingDataset(local=tmp_path / "data", subset=KeepIds(tmp_path / "pipe.bin"))
+
+
+def test_token_files_that_were_cut_are_errors_that_name_them(tmp_path: Path) -> None:
+    np.arange(100_000, dtype=np.uint16).tofile(tmp_path / "raw.bin")
+    with MegatronWriter(tmp_path / "corpus", "uint16") as writer:
+        writer.write(Ragged(np.arange(100_000) % 60_000, np.arange(0, 100_001, 10_000)))
+    raw, packed = RawTokens(tmp_path / "raw.bin", "uint16"), MegatronFile(tmp_path / "corpus")
+    assert len(raw.read(0, 5)) == 1
+    assert len(packed.documents()) == 10
+    for name in ("raw.bin", "corpus.bin"):
+        os.truncate(tmp_path / name, 5000)
+    with pytest.raises(CorruptDataError, match=r"raw\.bin was cut to 5000 bytes"):
+        raw.documents(0)
+    with pytest.raises(CorruptDataError, match=r"corpus\.bin was cut to 5000 bytes"):
+        packed.documents()

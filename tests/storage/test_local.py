@@ -123,14 +123,40 @@ def test_files_copy_where_the_kernel_can_not(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "target").read_bytes() == data
 
 
-def test_links_into_other_places_are_followed(tmp_path: Path) -> None:
+def test_a_listing_refuses_links_to_directories_elsewhere(tmp_path: Path) -> None:
+    """What one leads to may be all of the machine, and must not be left out without a word."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "x").write_bytes(b"data")
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "link").symlink_to(tmp_path / "elsewhere")
     store = open_store(tmp_path / "root")
     assert store.get("link/x", max_bytes=1 << 30) == b"data"
-    assert [info.key for info in store.list()] == ["link/x"]
+    with pytest.raises(StorageError, match=r"root/link is a symbolic link to .*elsewhere, which is not below"):
+        list(store.list())
+    (tmp_path / "root" / "link").unlink()
+    (tmp_path / "root" / "all").symlink_to("/")
+    with pytest.raises(StorageError, match="root/all is a symbolic link to /, which is not below"):
+        list(store.list())
+
+
+def test_a_listing_follows_links_to_files_and_inside_of_the_directory_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "blob").write_bytes(b"12345")
+    root = tmp_path / "root"
+    (root / ".versions" / "1").mkdir(parents=True)
+    (root / ".versions" / "1" / "x").write_bytes(b"data")
+    (root / ".versions" / "1" / "up").symlink_to(root)
+    (root / "train").symlink_to(root / ".versions" / "1")
+    (root / "blob").symlink_to(tmp_path / "blob")
+    (root / "dead").symlink_to(tmp_path / "nothing")
+    (root / "itself").symlink_to(root / "itself")
+    os.mkfifo(root / "pipe")
+    (tmp_path / "link").symlink_to(root)
+    for place in (root, tmp_path / "link"):
+        found = {info.key: info.size for info in open_store(place).list()}
+        assert found == {"blob": 5, ".versions/1/x": 4, "train/x": 4}
+    assert "root/pipe is passed over: it is not a file but a named pipe" in caplog.text
 
 
 def test_options_of_object_stores_are_refused(tmp_path: Path) -> None:

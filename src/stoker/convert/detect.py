@@ -19,6 +19,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.onefile import SUFFIXES
 from stoker.formats.registry import get_format
 from stoker.storage import Store, is_local, join_url, open_store
+from stoker.storage.files import walk_files
 from stoker.types import StorageOptions
 
 __all__ = ["FILES", "HUGGING_FACE", "IMAGES", "INDEX", "Found", "Url", "detect"]
@@ -156,9 +157,8 @@ def _names(source: Url | Sequence[Url], options: StorageOptions | None) -> Itera
         yield local.name
         return
     if local is not None:
-        for folder, folders, names in os.walk(local, followlinks=True):
-            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-            yield from (os.path.join(folder, name) for name in names if not name.startswith((".", "_")))
+        for name, _ in walk_files(str(local), lambda name: not name.startswith((".", "_"))):
+            yield os.path.join(local, name)
         return
     some = False
     for item in open_store(source, options).list():

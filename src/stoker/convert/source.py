@@ -25,6 +25,7 @@ from stoker.formats.entries import entry_of
 from stoker.formats.onefile import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
 from stoker.storage import Store, is_local, open_store
+from stoker.storage.files import open_regular
 from stoker.types import Batch, Ids
 
 __all__ = ["FileSource", "ShardSource", "Source", "verbatim_images"]
@@ -223,7 +224,7 @@ class FileSource:
 def _read_local(path: str, store: Store, key: str) -> bytes:
     """All of a file: with three calls instead of the checks of a store, which would be most of what small files cost."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file, _ = open_regular(path)
     except OSError:
         return store.get(key, max_bytes=_MOST_BYTES)  # which says what is wrong
     try:

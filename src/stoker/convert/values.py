@@ -14,6 +14,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.packing import fixed_kind
 from stoker.formats.values import UnfitValueError, describe
+from stoker.storage.files import read_regular
 from stoker.types import Array, Batch, Column
 
 __all__ = ["ColumnPlan", "adapted", "check_encoding", "is_missing", "taken", "without_nulls"]
@@ -154,8 +155,7 @@ def _file(value: Any, folder: str) -> bytes:
     if "://" in path:
         raise UnfitValueError(f"its bytes are not in the dataset, but at {path!r}: download them into it first")
     try:
-        with open(os.path.join(folder, path), "rb") as file:
-            return file.read()
+        return read_regular(os.path.join(folder, path))
     except OSError as error:
         raise UnfitValueError(
             f"its bytes are not in the dataset, but in a file that can not be read: {error}"

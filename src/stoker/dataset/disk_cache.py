@@ -44,7 +44,7 @@ from stoker.errors import (
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.storage import Store
-from stoker.storage.files import MappedFile, map_file, map_open_file, open_regular
+from stoker.storage.files import MappedFile, map_file, map_open_file, open_regular, read_regular
 from stoker.types import Buffer
 
 __all__ = ["DiskCache"]
@@ -255,7 +255,7 @@ class DiskCache(ShardCache):
         def read() -> bytes | None:
             with contextlib.suppress(FileNotFoundError):
                 if self.store is None or kept.stat().st_size == packed.bytes:
-                    return kept.read_bytes()
+                    return read_regular(kept)
             return None
 
         return self._guard(read, "read from")

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from stoker.dataset.parquet_files import FoundFile
 from stoker.dataset.room import part_name, release, try_lock
+from stoker.storage.files import read_regular
 
 __all__ = ["ForeignFile", "load_facts", "parse_facts", "save_facts"]
 
@@ -57,7 +58,7 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]
     """Files by key, from the first of the directories that knows them; empty where none does."""
     for directory in directories:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-            found = parse_facts((directory / _PRIVATE / name).read_bytes())
+            found = parse_facts(read_regular(directory / _PRIVATE / name))
             if found:
                 return found
     return {}

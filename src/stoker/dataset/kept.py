@@ -30,6 +30,7 @@ from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.place import Place
 from stoker.dataset.room import claim, part_name, release
 from stoker.errors import CacheError, StorageFullError
+from stoker.storage.files import open_regular
 from stoker.types import Array
 
 __all__ = ["Kept", "Sink", "keep"]
@@ -56,7 +57,7 @@ class Kept:
 
     def extra(self) -> bytes:
         """What was kept beside the array."""
-        with open(self.path, "rb") as file:
+        with open(open_regular(self.path)[0], "rb") as file:
             file.seek(self.extra_at)
             return file.read()
 
@@ -225,7 +226,7 @@ def _status(part: Path) -> tuple[int, int, int] | None:
 def _load(path: Path, digest: str) -> Kept | None:
     """The file's array, or ``None`` if the file is missing, torn or of another recipe."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path)[0], "rb") as file:
             head = file.read(_HEADER)
             length = int.from_bytes(head[16:20], "little")
             header = head[20 : 20 + length]

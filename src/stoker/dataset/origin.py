@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.dataset.room import PART
+from stoker.storage.files import read_regular
 
 __all__ = ["read_origin", "write_origin"]
 
@@ -23,7 +24,7 @@ def read_origin(private: Path) -> str | None:
         private: the cache's directory ``.stoker``.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads((private / _NAME).read_bytes())
+        found = json.loads(read_regular(private / _NAME))
         if isinstance(found, dict) and isinstance(found.get("url"), str) and found["url"]:
             return str(found["url"])
     return None

@@ -13,9 +13,11 @@ from urllib.parse import unquote
 from stoker.dataset.excerpts import version_of
 from stoker.dataset.splits import refuse_splits
 from stoker.dataset.unfinished import NOTE, counted_files
-from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StorageError
 from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
+from stoker.storage.files import check_regular, walk_files
+from stoker.storage.local import file_error
 
 __all__ = [
     "SUFFIXES",
@@ -288,27 +290,13 @@ def list_files(source: Source, store: Store) -> Iterator[FoundFile]:
         return
     if not directory.is_dir():
         raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
-    yield from _walk(str(directory), "", frozenset())
-
-
-def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[FoundFile]:
-    """Files below a directory, whose key is ``prefix`` and their path in it. Links are followed (downloads are often kept as
-    links), but not in circles.
-    """
-    status = os.stat(directory)
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            try:
-                if entry.is_dir():
-                    yield from _walk(entry.path, f"{prefix}{entry.name}/", above | {here})
-                elif entry.is_file():
-                    status = entry.stat()
-                    yield FoundFile(prefix + entry.name, status.st_size, version_of(status))
-            except FileNotFoundError:  # gone, or a link that leads nowhere
-                continue
+    try:
+        for key, status in walk_files(str(directory)):
+            yield FoundFile(key, status.st_size, version_of(status))
+    except StorageError:
+        raise
+    except OSError as error:
+        raise file_error(error, str(error.filename or directory)) from error
 
 
 def look_at(source: Source, key: str) -> FoundFile:
@@ -323,6 +311,7 @@ def look_at(source: Source, key: str) -> FoundFile:
         status = os.stat(path)
     except OSError as error:
         raise ObjectNotFoundError(f"{path}: {error.strerror}: check the list of files", url=str(path)) from None
+    check_regular(path, status)
     return FoundFile(key, status.st_size, version_of(status))
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from stoker.dataset.room import part_name, release, try_lock
 from stoker.formats.parquet.facts import FIELDS, FileFacts
 from stoker.formats.parquet.schema import ColumnSchema, FileSchema
+from stoker.storage.files import read_regular
 from stoker.types import Array
 
 __all__ = ["load_facts", "parse_facts", "save_facts"]
@@ -43,7 +44,7 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, FileFacts]:
     """Key to facts of each file, from the first of the directories that has them; empty where none has."""
     for directory in directories:
         with contextlib.suppress(OSError):
-            found = parse_facts((directory / _PRIVATE / name).read_bytes())
+            found = parse_facts(read_regular(directory / _PRIVATE / name))
             if found:
                 return found
     return {}

@@ -15,6 +15,7 @@ from stoker.dataset.caches import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
+from stoker.storage.files import read_regular
 from stoker.types import StorageOptions
 
 __all__ = ["Address", "Place", "address_of", "default_cache", "open_place"]
@@ -169,13 +170,13 @@ def _keep_index(index: Index, cache: ShardCache) -> None:
     path = cache.root / INDEX_NAME
     data = index.to_json()
     with contextlib.suppress(OSError):
-        if path.read_bytes() == data:
+        if read_regular(path) == data:
             return
     try:
         old: Mapping[str, object] = {}
         if path.exists():
             with contextlib.suppress(StokerError):
-                old = Index.from_json(path.read_bytes(), str(path)).file_entries()
+                old = Index.from_json(read_regular(path), str(path)).file_entries()
         new = index.file_entries()
         for basename, entry in old.items():
             same = basename in new and new[basename] == entry and bool(getattr(entry, "hashes", None))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.dataset.conditions import Condition
 from stoker.errors import ConfigError
+from stoker.storage.files import open_regular, read_regular
 from stoker.types import Ids
 
 __all__ = ["HashSplit", "KeepIds", "SkipIds", "Subset", "as_subsets", "train_validation_split"]
@@ -174,8 +175,9 @@ def _fraction(value: Fraction | float, name: str) -> Fraction:
 def _read(path: Path) -> NDArray[Any]:
     try:
         if path.suffix == ".npy":
+            os.close(open_regular(path)[0])
             return _integers(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
-        lines = path.read_text().split("\n")
+        lines = read_regular(path).decode().split("\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can not be read as a list of ids: {error}") from error
     try:

@@ -26,6 +26,7 @@ from stoker.dataset.place import default_cache
 from stoker.dataset.room import PART, files_below, release, try_lock
 from stoker.errors import CacheError, ObjectNotFoundError, StokerError
 from stoker.storage import is_local, open_store
+from stoker.storage.files import read_regular
 from stoker.types import StorageOptions
 
 __all__ = ["CacheFacts", "PruneReport", "list_caches", "prune_caches"]
@@ -223,7 +224,7 @@ def _known(root: Path) -> set[str]:
     """Names of a dataset's files, by the index in its cache, or by what is kept of files without one."""
     names: set[str] = set()
     with contextlib.suppress(OSError, StokerError):
-        names.update(Index.from_json((root / INDEX_NAME).read_bytes(), str(root)).file_entries())
+        names.update(Index.from_json(read_regular(root / INDEX_NAME), str(root)).file_entries())
     for path, _ in files_below(root / _PRIVATE):
         match = _FACTS_NAME.fullmatch(path.name)
         if match is not None:

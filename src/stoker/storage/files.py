@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import logging
 import mmap
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self
 
 import numpy as np
 
-from stoker.errors import CorruptDataError, ObjectNotFoundError
+from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
-__all__ = ["MappedFile", "check_mapped", "map_file", "map_open_file", "open_regular", "what_it_is"]
+__all__ = [
+    "MappedFile",
+    "check_mapped",
+    "check_regular",
+    "map_file",
+    "map_open_file",
+    "open_regular",
+    "read_regular",
+    "walk_files",
+]
+
+logger = logging.getLogger(__name__)
 
 # A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps.
 _READ_WHOLE: Final = 16 << 10
@@ -41,13 +54,28 @@ _MAP_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
-def what_it_is(mode: int) -> str:
+def _what_it_is(mode: int) -> str:
     """What a path that is no regular file leads to, in words, by its ``st_mode``."""
     return next((name for test, name in _KINDS if test(mode)), "no regular file")
 
 
-def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
+def check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    """See by a file's status that it is a regular file.
+
+    Raises:
+        ObjectNotFoundError: it is something else; says what.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        name = os.fspath(path)
+        raise ObjectNotFoundError(f"{name}: not a file but {_what_it_is(status.st_mode)}. Check the path.", url=name)
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, os.stat_result]:
     """Open a regular file to read it. Opening never waits, as opening a named pipe would.
+
+    Args:
+        path: the file.
+        flags: what ``os.open`` is given beside what reading needs.
 
     Returns:
         A descriptor, which the caller closes, and the file's status.
@@ -56,16 +84,87 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
         ObjectNotFoundError: the path leads to something else: a directory, a named pipe, a device.
         OSError: it can not be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            name = os.fspath(path)
-            raise ObjectNotFoundError(f"{name}: not a file but {what_it_is(status.st_mode)}. Check the path.", url=name)
+        check_regular(path, status)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor, status
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """All of a regular file.
+
+    Raises:
+        ObjectNotFoundError: the path leads to something else.
+        OSError: it can not be read.
+    """
+    descriptor, _ = open_regular(path)
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[tuple[str, os.stat_result]]:
+    """Regular files below a directory, in no order: path below ``root``, and status.
+
+    A symbolic link to a file is that file, wherever it lies. A link to a directory below ``root`` is followed once, and not
+    in circles. ``root`` itself may be a link. What vanishes meanwhile, and links that lead nowhere, are passed over.
+
+    Args:
+        root: the directory.
+        wanted: says of a name whether to look at it; of a directory's name, whether to look into it.
+
+    Raises:
+        StorageError: a link leads to a directory that is not below ``root``: it could be all of the machine, and what it
+            holds must not be left out without a word.
+        OSError: a directory can not be read.
+    """
+    top = os.path.realpath(root)
+    linked: set[str] = set()
+    folders = [(root, "")]
+    while folders:
+        folder, prefix = folders.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = [entry for entry in found if wanted(entry.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            try:
+                if not entry.is_dir():
+                    status = entry.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield prefix + entry.name, status
+                    else:
+                        logger.warning(
+                            "%s is passed over: it is not a file but %s", entry.path, _what_it_is(status.st_mode)
+                        )
+                    continue
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP):
+                    continue
+                raise
+            if entry.is_symlink() and not _is_followed(entry.path, top, linked):
+                continue
+            folders.append((entry.path, f"{prefix}{entry.name}/"))
+
+
+def _is_followed(link: str, top: str, linked: set[str]) -> bool:
+    """Whether to look into the directory that a link leads to; ``linked`` are those that other links have led to."""
+    target = os.path.realpath(link)
+    if os.path.commonpath([top, target]) != top:
+        raise StorageError(
+            f"{link} is a symbolic link to {target}, which is not below {top}: links to directories elsewhere are not "
+            "followed. Give that directory itself, a list of files, or put it there (a bind mount, a copy)",
+            url=link,
+        )
+    here = os.path.realpath(os.path.dirname(link))
+    if target in linked or os.path.commonpath([here, target]) == target:
+        return False
+    linked.add(target)
+    return True
 
 
 class MappedFile(mmap.mmap):

@@ -18,6 +18,7 @@ from stoker.errors import (
     StorageTimeoutError,
 )
 from stoker.storage.copying import copy_all, copy_part, fill, write_all
+from stoker.storage.files import open_regular, walk_files
 from stoker.storage.stream import Made
 from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_range, check_size
 
@@ -118,20 +119,10 @@ class LocalStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         root = self._path(prefix) if prefix else self._root
         found: list[ObjectInfo] = []
-
-        def refuse(error: OSError) -> None:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                raise file_error(error, root) from None
-
-        for folder, _, names in os.walk(root, onerror=refuse, followlinks=True):
-            for name in names:
-                if name.startswith(_TEMPORARY):
-                    continue
-                path = f"{folder}/{name}"
-                with contextlib.suppress(FileNotFoundError):  # deleted while we look
-                    status = os.stat(path)
-                    if stat.S_ISREG(status.st_mode):
-                        found.append(ObjectInfo(os.path.relpath(path, self._root), status.st_size, _version(status)))
+        with _errors(root):
+            for name, status in walk_files(root, lambda name: not name.startswith(_TEMPORARY)):
+                key = os.path.relpath(f"{root}/{name}", self._root)
+                found.append(ObjectInfo(key, status.st_size, _version(status)))
         yield from sorted(found, key=lambda info: info.key)
 
     def head(self, key: str) -> ObjectInfo:
@@ -240,11 +231,8 @@ def _errors(path: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[tuple[int, int]]:
     """Descriptor and size of a regular file."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not make us wait
+    fd, status = open_regular(path)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise _not_a_file(path)
         yield fd, status.st_size
     finally:
         os.close(fd)

@@ -13,6 +13,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, Storage
 from stoker.storage.answers import BRIEF_STALLS, AnswerError, body, close_ranges
 from stoker.storage.clients import build_client
 from stoker.storage.faults import classify, error_for, exhausted, is_panic
+from stoker.storage.files import open_regular
 from stoker.storage.local import file_error, write_all
 from stoker.storage.options import client_spec, detect_cloud, milliseconds
 from stoker.storage.retry import RetryPolicy, TransientError, run
@@ -170,8 +171,9 @@ class RemoteStore:
 
         self._refuse_writes(key)
         try:
-            size = os.stat(path).st_size
-            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            descriptor, status = open_regular(path)
+            os.close(descriptor)
+            size = status.st_size
         except OSError as error:
             raise file_error(error, str(path)) from None
 

@@ -6,13 +6,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from stoker.dataset.processes import in_processes
 from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StokerError
+from stoker.storage.files import read_regular
 from stoker.tokens.texts import TextBlock, Texts
 from stoker.types import Array, Ids
 
@@ -138,7 +138,9 @@ def _load(text: str) -> Any:
 def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special: bool) -> tuple[Job, int]:
     """The job, and one more than the largest id."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path).decode("utf-8")
+    except StokerError:
+        raise
     except FileNotFoundError:
         raise ObjectNotFoundError(
             f"{os.fspath(path)} does not exist: give a tokenizer.json", url=os.fspath(path)

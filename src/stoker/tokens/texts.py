@@ -9,12 +9,13 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal
 
 from stoker.dataset.excerpts import version_of
 from stoker.dataset.jobrecord import file_version
 from stoker.dataset.parquet_files import check_exists
-from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StorageError
+from stoker.storage.files import open_regular, read_regular, walk_files
 from stoker.storage.local import file_error
 
 __all__ = ["SourceFile", "TextBlock", "Texts", "find_texts"]
@@ -166,7 +167,7 @@ class Texts:
         packed = file.path.endswith(".gz")
         key = self.column
         try:
-            with gzip.open(file.path, "rb") if packed else open(file.path, "rb") as opened:
+            with _opened(file.path, packed) as opened:
                 while lines := opened.readlines(_BLOCK):
                     if key is None and (found := next((line for line in lines if line.strip()), None)) is not None:
                         key = _text_key(found, file.path)
@@ -181,8 +182,7 @@ class Texts:
 
     def _whole(self, file: SourceFile) -> Iterator[TextBlock]:
         try:
-            with open(file.path, "rb") as opened:
-                data = opened.read()
+            data = read_regular(file.path)
         except OSError as error:
             raise file_error(error, file.path) from error
         try:
@@ -209,7 +209,12 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
     if os.path.isfile(source):
         found = [source]
     elif os.path.isdir(source):
-        found = [path for path in glob.glob(f"{glob.escape(source)}/**/*", recursive=True) if _wanted(path, source)]
+        try:
+            found = [os.path.join(source, name) for name, _ in walk_files(source, _is_shown)]
+        except StorageError:
+            raise
+        except OSError as error:
+            raise file_error(error, source) from error
         for kind in ("parquet", "jsonl"):
             some = [path for path in found if _kind(path) == kind]
             if some:
@@ -232,9 +237,19 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
     return Texts(kind, tuple(_source(path) for path in sorted(found)), column, strict)
 
 
-def _wanted(path: str, root: str) -> bool:
-    parts = os.path.relpath(path, root).split(os.sep)
-    return os.path.isfile(path) and not any(part.startswith((".", "_")) for part in parts)
+def _is_shown(name: str) -> bool:
+    return not name.startswith((".", "_"))
+
+
+@contextlib.contextmanager
+def _opened(path: str, packed: bool) -> Iterator[IO[bytes]]:
+    """A regular file, unpacked while it is read if need be."""
+    with open(open_regular(path)[0], "rb") as file:
+        if packed:
+            with gzip.open(file, "rb") as unpacked:
+                yield unpacked
+        else:
+            yield file
 
 
 def _kind(path: str) -> Kind:

@@ -11,6 +11,7 @@ from typing import Final
 from stoker.bench.clients.base import Data, Place
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage import is_local
+from stoker.storage.files import map_file, open_regular, read_regular
 
 __all__ = ["Buffered", "Direct", "Mapped"]
 
@@ -51,7 +52,7 @@ class _BufferedFiles(_Files):
     def read(self, name: str) -> Data:
         path = self._folder / name
         try:
-            return path.read_bytes()
+            return read_regular(path)
         except OSError as error:
             raise _gone(path, error) from None
 
@@ -68,7 +69,7 @@ class _DirectFiles(_Files):
     def read(self, name: str) -> Data:
         path = self._folder / name
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            descriptor, _ = open_regular(path, os.O_DIRECT)
         except OSError as error:
             raise self._refused(path, error) or _gone(path, error) from None
         try:
@@ -119,10 +120,7 @@ class _MappedFiles(_Files):
     def read(self, name: str) -> Data:
         path = self._folder / name
         try:
-            with path.open("rb") as file:
-                if not os.fstat(file.fileno()).st_size:
-                    return b""
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return map_file(path)
         except OSError as error:
             raise _gone(path, error) from None
 
