@@ -242,7 +242,7 @@ def _is_shown(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: str, packed: bool) -> Iterator[IO[bytes]]:
+def _opened(path: str, packed: bool) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """A regular file, unpacked while it is read if need be."""
     with open(open_regular(path)[0], "rb") as file:
         if packed:
