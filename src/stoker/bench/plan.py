@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.bench.schema import build, is_secret, tree_of
+from stoker.bench.schema import build, tree_of
 from stoker.bench.workload import Workload, as_plain
+from stoker.display import is_secret
 from stoker.errors import ConfigError
 
 __all__ = ["NAME", "Plan", "load_plan", "save_plan"]

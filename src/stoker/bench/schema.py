@@ -25,7 +25,6 @@ __all__ = [
     "Parser",
     "build",
     "flat",
-    "is_secret",
     "merge",
     "nearest",
     "setting",
@@ -68,7 +67,12 @@ class ContradictionError(ConfigError):
 
 
 def setting(
-    default: Any, doc: str, *, unit: Literal["bytes", "count"] | None = None, parse: Parser | None = None
+    default: Any,
+    doc: str,
+    *,
+    unit: Literal["bytes", "count"] | None = None,
+    parse: Parser | None = None,
+    secret: bool = False,
 ) -> Any:
     """A field of a section, with what a commented file says of it.
 
@@ -77,11 +81,12 @@ def setting(
         doc: one line.
         unit: ``"bytes"`` also takes ``"64MB"``, ``"count"`` also ``"10k"``.
         parse: how a value is read that has no plain type.
+        secret: it may hold credentials, so ``repr`` leaves it out.
     """
     metadata = {"doc": doc, "unit": unit, "parse": parse}
     if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=default, metadata=metadata, repr=not secret)
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 def at_least(section: Any, least: float, *names: str) -> None:
@@ -249,12 +254,3 @@ def _scalar(hint: Any, node: Node, path: str, unit: str | None) -> Any:
     if hint is str and isinstance(value, str):
         return value
     raise ConfigError(f"{node.where}: {path} must be {_WORDS.get(hint, str(hint))}, got {node.plain!r}")
-
-
-_SECRET: Final = ("secret", "token", "password", "key", "credential", "sas")
-
-
-def is_secret(name: str) -> bool:
-    """Whether a setting of this dotted name may hold credentials."""
-    last = name.rpartition(".")[2]
-    return last in {"options", "storage_options"} or any(part in last.lower() for part in _SECRET)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from stoker.bench.dlio import from_dlio, is_dlio
-from stoker.bench.schema import Node, build, flat, is_secret, merge
+from stoker.bench.schema import Node, build, flat, merge
 from stoker.bench.workload import Workload, as_plain
 from stoker.bench.yamlfile import commented, parse_scalar, parse_yaml, read_yaml
+from stoker.display import is_secret
 from stoker.errors import ConfigError
 
 __all__ = ["PREFIX", "Resolved", "default_yaml", "read_workload", "shipped", "shipped_text"]

@@ -96,7 +96,9 @@ class Storage:
         "what reads files for the loader torch: buffered, direct (O_DIRECT), mmap; obstore, s3dlio, s3torchconnector, minio",
     )
     settle_seconds: float = setting(0.0, "wait until all generated objects are listed, at most so long")
-    options: dict[str, Any] = setting(dict, "credentials and settings by obstore's names, such as endpoint")
+    options: dict[str, Any] = setting(
+        dict, "credentials and settings by obstore's names, such as endpoint", secret=True
+    )
 
     def __post_init__(self) -> None:
         at_least(self, 0, "settle_seconds")

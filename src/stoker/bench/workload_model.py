@@ -74,7 +74,9 @@ class Checkpoint:
     shift: int | Literal["host"] = setting(
         0, "ranks further on whose part each reads; host: of the next host, so that no cache has it"
     )
-    options: dict[str, Any] = setting(dict, "credentials and settings of url, by obstore's names; default: storage's")
+    options: dict[str, Any] = setting(
+        dict, "credentials and settings of url, by obstore's names; default: storage's", secret=True
+    )
 
     def __post_init__(self) -> None:
         at_least(self, 1, "after_epoch", "every_epochs", "every_steps", "threads")

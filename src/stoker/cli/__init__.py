@@ -10,9 +10,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from stoker.cli.running import ExitCode
+from stoker.cli.terminal import escaped_output
 from stoker.errors import StokerError
 
 __all__ = ["COMMANDS", "main"]
@@ -46,6 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     name = given[0] if given and given[0] in COMMANDS else None
+    with escaped_output():
+        return _run(parser, commands, name, given)
+
+
+def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given: Sequence[str]) -> int:
     try:
         if name is None:  # which argparse answers with help or an error
             for command, said in COMMANDS.items():

@@ -11,6 +11,7 @@ from typing import Any
 from stoker.cli import bench_compare, bench_report, bench_size
 from stoker.cli.arguments import integer
 from stoker.cli.running import ExitCode, add_json, on_interrupt, print_json
+from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 
 __all__ = ["add", "run"]
@@ -113,11 +114,10 @@ def _run(chosen: argparse.Namespace) -> int | None:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
 
     from stoker.cli.benchtable import show_result
 
-    show_result(Console(), result)
+    show_result(make_console(), result)
 
 
 def _init(chosen: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.running import ExitCode, on_interrupt, print_json
+from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 
 __all__ = ["run_loaders"]
@@ -73,11 +74,10 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
 
 
 def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = make_console()
     table = Table(box=None, pad_edge=False)
     for heading in _COLUMNS:
         table.add_column(

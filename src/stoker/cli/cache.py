@@ -93,6 +93,7 @@ def _print(caches: list[CacheFacts]) -> None:
 
     from stoker.cli.amounts import bytes_text, seconds_text
     from stoker.cli.pairs import stdout
+    from stoker.display import escape
 
     if not caches:
         sys.stdout.write("there are no caches\n")
@@ -105,7 +106,7 @@ def _print(caches: list[CacheFacts]) -> None:
         used = "never" if cache.used is None else f"{seconds_text(max(0.0, now - cache.used))} ago"
         state = "in use" if cache.in_use or cache.downloads else ""
         row = (cache.path, cache.origin or "unknown", bytes_text(cache.bytes), f"{cache.files:,}", used, state)
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(escape(text)) for text in row))
     table.add_section()
     table.add_row("", "", bytes_text(sum(cache.bytes for cache in caches)), "", "", "")
     stdout().print(table)

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.console import Console
-
 from stoker.cli.advice import advice
 from stoker.cli.arguments import byte_size, count, integer, seconds
 from stoker.cli.page import page
 from stoker.cli.runs import PARTITIONS, Asked, Opened, open_run
 from stoker.cli.tables import show
+from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker.order.batches import Remainder
 from stoker.order.incumbent.shuffles import SHUFFLES
@@ -108,7 +107,7 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.json:
         sys.stdout.write(json.dumps(_as_dict(opened, report, warnings, shards=chosen.list_shards), indent=1) + "\n")
     else:
-        show(Console(highlight=False), report, opened.settings, warnings)
+        show(make_console(), report, opened.settings, warnings)
 
 
 def _as_dict(opened: Opened, report: Report, warnings: list[str], *, shards: bool) -> dict[str, Any]:

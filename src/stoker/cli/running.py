@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Self
 
+from stoker.cli.terminal import make_console
+
 __all__ = [
     "Bar",
     "ExitCode",
@@ -111,7 +113,6 @@ class Bar:
 
     def __init__(self, title: str, total: float | None, unit: str) -> None:
         from rich import progress
-        from rich.console import Console
 
         amount: list[Any] = [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
         if unit != "bytes":
@@ -123,7 +124,7 @@ class Bar:
             *amount,
             progress.TimeElapsedColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=make_console(stderr=True),
             transient=True,
         )
         self._task = self._bar.add_task(title, total=total, rate="")

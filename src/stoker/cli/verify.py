@@ -18,6 +18,7 @@ from stoker.cli.running import (
     print_json,
     storage_options,
 )
+from stoker.display import escape
 
 if TYPE_CHECKING:
     from stoker.inspection import VerifyReport
@@ -102,14 +103,14 @@ def _print(report: VerifyReport) -> None:
     from stoker.cli.amounts import bytes_text, count_text, seconds_text
 
     for problem in report.problems:
-        sys.stdout.write(f"{problem}\n")
+        sys.stdout.write(f"{escape(str(problem))}\n")
     for done in report.repaired:
-        sys.stdout.write(f"repaired: {done}\n")
+        sys.stdout.write(f"repaired: {escape(str(done))}\n")
     if report.strange:
         more = f", and {len(report.strange) - _MOST_STRANGE:,} more" if len(report.strange) > _MOST_STRANGE else ""
-        sys.stdout.write(f"not of the dataset: {', '.join(report.strange[:_MOST_STRANGE])}{more}\n")
+        sys.stdout.write(f"not of the dataset: {', '.join(map(escape, report.strange[:_MOST_STRANGE]))}{more}\n")
     for note in report.notes:
-        sys.stdout.write(f"note: {note}\n")
+        sys.stdout.write(f"note: {escape(note)}\n")
     if report.stopped:
         sys.stdout.write("stopped, because there are too many problems (--max-problems); there may be others\n")
     found = "no problems" if report.ok else f"{len(report.problems):,} problem{'s' * (len(report.problems) > 1)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
@@ -104,7 +104,7 @@ class Job:
     bounds: Ids
     settings: Settings
     destination: str
-    storage_options: StorageOptions | None
+    storage_options: StorageOptions | None = field(repr=False)
     stage: str
     identity: str
 

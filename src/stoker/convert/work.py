@@ -286,7 +286,7 @@ def _is_before_output(key: str) -> bool:
 def _read_json(store: Store, key: str) -> dict[str, Any] | None:
     """An object of JSON; ``None`` where there is none, or it is damaged."""
     try:
-        found = json.loads(store.get(key))
+        found = json.loads(store.get(key, max_bytes=1 << 30))
     except (ObjectNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

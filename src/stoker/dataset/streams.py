@@ -226,7 +226,7 @@ class _Opener:
     """How a stream is opened: equal for streams that can share what is opened."""
 
     stream: Stream = field(compare=False)
-    options: StorageOptions | None
+    options: StorageOptions | None = field(repr=False)
     defaults: StreamDefaults = field(compare=False)
     limit: int | None = field(compare=False)
     arguments: tuple[Any, ...] = field(init=False)

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from stoker.display import escape
 from stoker.formats.onefile import SIGNATURES
 
 __all__ = ["Shown", "show"]
@@ -78,8 +79,7 @@ def show(value: Any) -> Shown:
 
 def printable(text: str, most: int) -> str:
     """The beginning of a text, with escapes for all that is not printable: a dataset's author is not trusted."""
-    head = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:most])
-    return head + ("..." if len(text) > most else "")
+    return escape(text[:most]) + ("..." if len(text) > most else "")
 
 
 def _array(value: np.ndarray[Any, Any]) -> Shown:

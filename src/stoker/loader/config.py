@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from stoker.cluster import World
 from stoker.cluster.coordination.records import Settings
+from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.loader.adaptive import Adaptive
 from stoker.order.batches import Remainder
@@ -82,6 +83,11 @@ class StreamingConfig:
 
     def __post_init__(self) -> None:
         self.validate()
+
+    def __repr__(self) -> str:
+        shown = ((one.name, getattr(self, one.name)) for one in fields(self) if one.repr)
+        values = ((name, redact_url(value) if isinstance(value, str) else value) for name, value in shown)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values)})"
 
     @classmethod
     def detect(cls, **settings: Any) -> Self:

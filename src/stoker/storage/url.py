@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import unquote
 
+from stoker.display import is_secret, redact_url
 from stoker.errors import ConfigError
 
 __all__ = ["UNSENDABLE", "Kind", "Location", "check_key", "check_prefix", "is_local", "join_url", "parse_url"]
@@ -71,31 +72,32 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _local(text)
+    shown = redact_url(text)
     kind = _KINDS.get(scheme.lower())
     if kind is None:
         known = ", ".join(f"{name}://" for name in _KINDS)
-        raise ConfigError(f"{_redact(text)!r}: unknown scheme {scheme!r}. Known are {known} and plain paths.")
+        raise ConfigError(f"{shown!r}: unknown scheme {scheme!r}. Known are {known} and plain paths.")
     if kind != "file" and (bad := UNSENDABLE.search(rest)):
-        raise ConfigError(f"{_redact(text)!r} contains {bad[0]!r}: control characters can not be sent to a store.")
+        raise ConfigError(f"{shown!r} contains {bad[0]!r}: control characters can not be sent to a store.")
     host, _, path = rest.partition("/")
     if kind == "file":
         if host not in ("", "localhost"):
             raise ConfigError(f"{text!r}: a file URL has three slashes (file:///path); {host!r} reads as a host here.")
         return _local("/" + unquote(path))
     userinfo, at, _ = host.rpartition("@")
-    if at and (kind != "azure" or ":" in userinfo):
+    query = rest.partition("?")[2]
+    signed = any(is_secret(part.partition("=")[0]) for part in query.split("&"))
+    if (at and (kind != "azure" or ":" in userinfo)) or (signed and kind not in ("http", "memory")):
         raise ConfigError(
-            f"{_redact(text)!r}: credentials do not belong in a URL, which is printed and logged. "
+            f"{shown!r}: credentials do not belong in a URL, which is printed and logged. "
             "Put them in storage_options= or in the environment."
         )
     if not host:
-        raise ConfigError(f"{text!r} has no {_HOST[kind]}: expected {scheme}://<{_HOST[kind]}>/<path>.")
+        raise ConfigError(f"{shown!r} has no {_HOST[kind]}: expected {scheme}://<{_HOST[kind]}>/<path>.")
     if kind == "http" and any(c in rest for c in "?#"):
-        raise ConfigError(
-            f"{_redact(text)!r}: a store's root can have no query or fragment: keys are appended to its path."
-        )
+        raise ConfigError(f"{shown!r}: a store's root can have no query or fragment: keys are appended to its path.")
     segments = [part for part in path.split("/") if part]
-    _refuse_dots(segments, text)
+    _refuse_dots(segments, shown)
     scheme = "s3" if kind == "s3" else scheme.lower()
     return Location(kind, f"{scheme}://{host}", host, "/".join(segments))
 
@@ -170,11 +172,3 @@ def _local(text: str) -> Location:
 def _refuse_dots(segments: list[str], text: str) -> None:
     if ".." in segments:
         raise ConfigError(f"{text!r} contains '..', which may leave the place it is relative to: write it without.")
-
-
-def _redact(text: str) -> str:
-    """The text with anything that may be a password or a signature cut out."""
-    scheme, _, rest = text.partition("://")
-    host, slash, path = rest.partition("/")
-    host = host.rpartition("@")[2].split("?")[0].split("#")[0]
-    return f"{scheme}://{host}{slash}{path.split('?')[0].split('#')[0]}"

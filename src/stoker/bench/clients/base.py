@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Any, Protocol, TypeAlias
 
@@ -24,7 +24,7 @@ class Place:
     """
 
     url: str
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(repr=False)
     connections: int = 1
 
     @property

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from stoker.cluster.coordination.errors import EngineError
 from stoker.cluster.coordination.store import Stored, fresh_version
+from stoker.display import redact_url
 from stoker.errors import ConfigError, MissingPackageError
 
 __all__ = ["RedisStore"]
@@ -75,17 +76,17 @@ class RedisStore:
             self._redis: Any = importlib.import_module("redis")
         except ImportError as error:
             raise MissingPackageError(
-                f"the engine {_shown(url)} needs redis-py: pip install 'stoker[redis]'"
+                f"the engine {redact_url(url)} needs redis-py: pip install 'stoker[redis]'"
             ) from error
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         self._prefix = "{" + options.pop("prefix", "stoker") + "}:"
         checked = options.pop("durability", "checked")
         if checked not in ("checked", "unchecked"):
-            raise ConfigError(f"{_shown(url)}: durability must be checked or unchecked, got {checked!r}")
+            raise ConfigError(f"{redact_url(url)}: durability must be checked or unchecked, got {checked!r}")
         scheme = parts.scheme.replace("valkey", "redis")
         address = f"{scheme}://{parts.netloc}{parts.path}?{urlencode(options)}"
-        self.url = _shown(url)
+        self.url = redact_url(url)
         self._timeout = timeout
         self._client = self._redis.Redis.from_url(
             address,
@@ -183,10 +184,3 @@ def _packed(version: int) -> bytes:
 
 def _stored(found: bytes | None) -> Stored | None:
     return None if found is None else Stored(found[8:], int.from_bytes(found[:8]))
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"

@@ -1,0 +1,47 @@
+"""Text for people: secrets cut out, and nothing in it that moves a terminal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["escape", "is_secret", "redact_url"]
+
+_SECRET: Final = ("secret", "token", "password", "passwd", "key", "credential", "signature", "sas")
+_AZURE: Final = ("az", "azure", "abfs", "abfss", "adl")
+
+
+def escape(text: str, keep: str = "") -> str:
+    """The text with escapes for what is not printable: control characters, overrides of direction, lone surrogates.
+
+    Args:
+        text: any text; names in a dataset are its author's, who is not trusted.
+        keep: characters that stay, such as line breaks.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this dotted name, or a parameter of a URL, may hold credentials."""
+    last = name.rpartition(".")[2].lower()
+    return last in ("options", "storage_options", "sig") or any(part in last for part in _SECRET)
+
+
+def redact_url(url: str) -> str:
+    """A URL without what can be a password or a signature in it; other texts stay as they are.
+
+    >>> redact_url("redis://user:word@host:6379/0?password=word")
+    'redis://user:***@host:6379/0?***'
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() == "file":
+        return url
+    rest = rest.partition("#")[0]
+    rest, question, _ = rest.partition("?")
+    host, slash, path = rest.partition("/")
+    user, at, host = host.rpartition("@")
+    name, colon, _ = user.partition(":")
+    if at and (colon or scheme.lower() not in _AZURE):  # there a container may stand before the account
+        user = f"{name if colon else ''}:***".removeprefix("" if colon else ":")
+    return f"{scheme}://{user}{at}{host}{slash}{path}{question and '?***'}"
