@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker import KeepIds, MDSWriter, StreamingDataset
+from stoker import KeepIds, MDSWriter, StreamingDataset, merge_index
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.inuse import Users
 from stoker.dataset.place import open_place
 from stoker.dataset.pool import ShardPool
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
+from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
 from stoker.inspection.caches import list_caches, prune_caches
 from stoker.storage.files import MappedFile, check_mapped, map_file
 from stoker.tokens.encoding import make_job
@@ -296,3 +296,55 @@ def test_token_files_that_were_cut_are_errors_that_name_them(tmp_path: Path) -> 
         raw.documents(0)
     with pytest.raises(CorruptDataError, match=r"corpus\.bin was cut to 5000 bytes"):
         packed.documents()
+
+
+# -- links laid into directories of stoker's own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_link_in_place_of_a_file_that_is_written_is_refused(tmp_path: Path, compression: str | None) -> None:
+    with MDSWriter(columns={"id": "int"}, out=str(tmp_path / "data"), compression=compression) as writer:
+        writer.write({"id": 0})
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    for name, limit in (("shard.00000.mds.part", None), ("room", 1 << 20)):
+        private = tmp_path / f"cache-{name}" / ".stoker"
+        private.mkdir(parents=True)
+        (private / name).symlink_to(victim)
+        dataset = StreamingDataset(remote=tmp_path / "data", local=private.parent, cache_limit=limit)
+        with pytest.raises(StorageError, match=rf"{name} is a symbolic link"):
+            dataset[0]
+        dataset.close()
+    assert victim.read_bytes() == b"mine"
+
+
+def test_a_private_directory_that_is_a_link_or_is_everyones(tmp_path: Path) -> None:
+    write(tmp_path / "data", 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / ".stoker").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=r"\.stoker is a symbolic link"):
+        StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache")[0]
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (tmp_path / "open" / ".stoker").mkdir(parents=True)
+    (tmp_path / "open" / ".stoker").chmod(0o777)
+    assert StreamingDataset(remote=tmp_path / "data", local=tmp_path / "open")[0]["id"] == 0
+    assert (tmp_path / "open" / ".stoker").stat().st_mode & 0o777 == 0o775
+    if not os.geteuid():
+        (tmp_path / "open" / ".stoker").chmod(0o777)
+        os.chown(tmp_path / "open" / ".stoker", 12345, -1)
+        for shard in (tmp_path / "open").glob("shard.*"):
+            shard.unlink()
+        with pytest.raises(StorageError, match=r"everyone may write to .* user 12345"):
+            StreamingDataset(remote=tmp_path / "data", local=tmp_path / "open")[0]
+
+
+def test_a_link_to_a_directory_does_not_lead_shards_out_of_the_cache(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "sub", 1)
+    merge_index(str(tmp_path / "data"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheError, match=r"out of the cache .* by a symbolic link"):
+        StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache")[0]
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -44,7 +44,15 @@ from stoker.errors import (
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.storage import Store
-from stoker.storage.files import MappedFile, map_file, map_open_file, open_regular, read_regular
+from stoker.storage.files import (
+    MappedFile,
+    make_own_directory,
+    map_file,
+    map_open_file,
+    open_own,
+    open_regular,
+    read_regular,
+)
 from stoker.types import Buffer
 
 __all__ = ["DiskCache"]
@@ -80,6 +88,7 @@ class DiskCache(ShardCache):
         self._room: Room | None = None
         self._warned = False
         self._noted = False
+        self._seen = False
         # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
@@ -130,6 +139,7 @@ class DiskCache(ShardCache):
         if self.store is None and not info.zip:
             return False
         for file in info.raw:
+            self._stay_inside(self.root / file.basename)
             with contextlib.suppress(FileNotFoundError):
                 self._guard(partial(os.unlink, self.root / file.basename), "remove a corrupt shard from")
         return True
@@ -325,13 +335,29 @@ class DiskCache(ShardCache):
             os.close(descriptor)
 
     def _make_directories(self, target: Path) -> None:
-        if not self._private.is_dir():
-            self._private.mkdir(parents=True, exist_ok=True)
+        there = self._private.is_dir()
+        if not (there and self._seen):
+            make_own_directory(self._private)
+            self._seen = True
+        if not there:
             self.sweep()
         if self.store is not None and not self._noted:
             self._noted = True
             write_origin(self._private, self.store.url)
+        self._stay_inside(target)
         target.parent.mkdir(parents=True, exist_ok=True)
+
+    def _stay_inside(self, path: Path) -> None:
+        """See that no symbolic link on the way to a file of the cache leads out of it, before it is written or removed."""
+        parent = path.parent
+        if parent == self.root:
+            return
+        top, found = os.path.realpath(self.root), os.path.realpath(parent)
+        if os.path.commonpath([top, found]) != top:
+            raise CacheError(
+                f"{path} would be in {found}, out of the cache {self.root}, by a symbolic link: remove the link, or choose "
+                "another local="
+            )
 
     def _guard(self, action: Callable[[], _T], doing: str) -> _T:
         """Run ``action``; local file errors become stoker's own, saying what to do."""
@@ -391,7 +417,7 @@ def _not_opened(error: OSError, path: Path) -> CacheError:
 
 
 def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
-    with open(path, "wb", buffering=0) as handle:
+    with open(open_own(path, os.O_TRUNC), "wb", buffering=0) as handle:
         view = memoryview(data)
         while view:
             view = view[handle.write(view) :]

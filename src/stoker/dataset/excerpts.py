@@ -21,6 +21,7 @@ from stoker.errors import (
 )
 from stoker.formats.base import FilePart
 from stoker.storage import Store, is_local
+from stoker.storage.files import open_own
 
 __all__ = ["check_file", "fetch_part", "plan_requests", "version_of"]
 
@@ -54,7 +55,7 @@ def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
     if isinstance(into, memoryview):
         into[: len(part.head)] = part.head
     else:
-        with open(into, "wb") as handle:
+        with open(open_own(into, os.O_TRUNC), "wb") as handle:
             handle.write(part.head)
             handle.truncate(at)
     threads = Threads(min(_AT_ONCE, len(work)), "ranges") if len(work) > 1 else None
@@ -154,7 +155,7 @@ def _fetch(
             into[at : at + len(piece)] = piece
             at += len(piece)
         return
-    with open(into, "r+b") as handle:
+    with open(open_own(into), "r+b") as handle:
         handle.seek(at)
         handle.writelines(pieces)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from stoker.dataset.parquet_files import FoundFile
 from stoker.dataset.room import part_name, release, try_lock
-from stoker.storage.files import read_regular
+from stoker.storage.files import make_own_directory, open_own, read_regular
 
 __all__ = ["ForeignFile", "load_facts", "parse_facts", "save_facts"]
 
@@ -125,9 +125,9 @@ def save_facts(directories: Sequence[Path], name: str, files: Sequence[ForeignFi
 
 
 def _save(private: Path, name: str, data: bytes) -> None:
-    private.mkdir(parents=True, exist_ok=True)
+    make_own_directory(private)
     part = private / part_name(name, secrets.token_hex(8))
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_own(part, os.O_EXCL)
     try:
         try_lock(descriptor, fcntl.LOCK_EX)  # so that it is not taken for debris
         with open(descriptor, "wb", closefd=False) as handle:

@@ -30,7 +30,7 @@ from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.place import Place
 from stoker.dataset.room import claim, part_name, release
 from stoker.errors import CacheError, StorageFullError
-from stoker.storage.files import open_regular
+from stoker.storage.files import make_own_directory, open_regular
 from stoker.types import Array
 
 __all__ = ["Kept", "Sink", "keep"]
@@ -207,7 +207,7 @@ def _make(
 def _writable(directory: Path) -> bool:
     """Whether files can be made in a directory, which is made first if need be."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_own_directory(directory)
     except OSError as error:
         if error.errno in _FULL:
             raise _full(directory) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.dataset.room import PART
-from stoker.storage.files import read_regular
+from stoker.storage.files import open_own, read_regular
 
 __all__ = ["read_origin", "write_origin"]
 
@@ -42,7 +42,8 @@ def write_origin(private: Path, url: str) -> None:
     beside = private / f"{_NAME}.{secrets.token_hex(8)}{PART}"
     with contextlib.suppress(OSError):
         try:
-            beside.write_bytes(json.dumps({"url": url}).encode())
+            with open(open_own(beside, os.O_EXCL), "wb") as file:
+                file.write(json.dumps({"url": url}).encode())
             os.rename(beside, private / _NAME)
         except BaseException:
             beside.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ import numpy as np
 from stoker.dataset.room import part_name, release, try_lock
 from stoker.formats.parquet.facts import FIELDS, FileFacts
 from stoker.formats.parquet.schema import ColumnSchema, FileSchema
-from stoker.storage.files import read_regular
+from stoker.storage.files import make_own_directory, open_own, read_regular
 from stoker.types import Array
 
 __all__ = ["load_facts", "parse_facts", "save_facts"]
@@ -80,9 +80,9 @@ def save_facts(directories: Sequence[Path], name: str, facts: Sequence[FileFacts
 def _save(private: Path, name: str, facts: Sequence[FileFacts]) -> None:
     packed = io.BytesIO()
     np.savez(packed, **_pack(facts))  # type: ignore[arg-type]
-    private.mkdir(parents=True, exist_ok=True)
+    make_own_directory(private)
     part = private / part_name(name, secrets.token_hex(8))
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_own(part, os.O_EXCL)
     try:
         try_lock(descriptor, fcntl.LOCK_EX)  # so that it is not taken for debris
         with open(descriptor, "wb", closefd=False) as handle:

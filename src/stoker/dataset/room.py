@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from stoker.dataset.inuse import Users
+from stoker.storage.files import open_own
 
 __all__ = ["PART", "Room", "claim", "files_below", "part_name", "release", "remove_unlocked", "try_lock"]
 
@@ -57,7 +58,7 @@ def claim(part: Path) -> int | None:
         OSError: it can not be made.
     """
     while True:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_own(part)
         if not try_lock(descriptor, fcntl.LOCK_EX):
             os.close(descriptor)
             return None
@@ -78,7 +79,7 @@ def release(descriptor: int) -> None:
 def remove_unlocked(path: Path) -> bool:
     """Unlink a file unless a process holds a lock on it; whether it is gone by us."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -172,7 +173,7 @@ class Room:
     def _count(self) -> Iterator[int]:
         """The file of the count, locked."""
         path = self._private / "room"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_own(path)
         try:
             end = time.monotonic() + self._patience
             while not try_lock(descriptor, fcntl.LOCK_EX):

@@ -14,6 +14,7 @@ from stoker.dataset.room import claim, release
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import UNKNOWN, FilePart
 from stoker.storage import is_local
+from stoker.storage.files import open_own
 
 if TYPE_CHECKING:
     from stoker.storage import Store
@@ -107,7 +108,7 @@ def _decompress(source: Path | _Fetched, codec: str, packed: int, size: int, int
 
     most = max(_ALWAYS, packed * _MOST_RATIO) if size == UNKNOWN else size
     written = 0
-    with open(into, "wb", buffering=0) as out:
+    with open(open_own(into, os.O_TRUNC), "wb", buffering=0) as out:
         given = os.fspath(source) if isinstance(source, Path) else pa.PythonFile(source, "r")
         stream = pa.input_stream(given, compression=_CODECS[codec])
         try:

@@ -260,7 +260,7 @@ def _is_gone(origin: str, options: StorageOptions | None, notes: list[str]) -> b
 def _is_locked(path: Path) -> bool:
     """Whether a process has the ``flock`` of a file that is being made."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -16,6 +16,7 @@ from stoker.dataset.rebuild import rebuild_index
 from stoker.errors import ObjectNotFoundError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.storage import Store
+from stoker.storage.files import make_own_directory
 from stoker.types import StorageOptions
 
 __all__ = ["fetch_again", "rebuild"]
@@ -74,7 +75,7 @@ def fetch_again(
             os.replace(aside, path)
 
     try:
-        private.mkdir(parents=True, exist_ok=True)
+        make_own_directory(private)
         for file in (*info.raw, *info.zip):
             path = cache.root / file.basename
             aside = private / f"{quote(file.basename, safe='')[:200]}.{secrets.token_hex(8)}.aside"

@@ -149,7 +149,7 @@ class MegatronWriter:
         mark = secrets.token_hex(4)
         self._temporary = [path.with_name(f".{path.name}.{mark}.partial") for path in self._paths]
         self._paths[0].parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO | None = open(self._temporary[0], "wb")  # noqa: SIM115
+        self._file: BinaryIO | None = open(self._temporary[0], "xb")  # noqa: SIM115
 
     def write(self, documents: Ragged, *, sequences: Sequence[int] | Ids | None = None) -> None:
         """Add documents, each as one sequence.
@@ -184,7 +184,7 @@ class MegatronWriter:
         _close(self._file)
         self._file = None
         lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
-        with open(self._temporary[1], "wb") as index:
+        with open(self._temporary[1], "xb") as index:
             index.writelines(index_bytes(self.dtype, lengths, np.concatenate(self._borders)))
             index.flush()
             os.fsync(index.fileno())

@@ -19,6 +19,7 @@ from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, remo
 from stoker.dataset.writers import MDSWriter
 from stoker.errors import ConfigError, CorruptDataError, SourceChangedError, StokerError
 from stoker.storage import Store, is_local, open_store
+from stoker.storage.files import make_own_directory, open_own
 from stoker.storage.local import file_error
 from stoker.tokens.ragged import Ragged
 
@@ -253,8 +254,8 @@ class ParquetSink:
         return self._work / ".unfinished"
 
     def _open_work(self, resume: bool) -> int:
-        self._work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._work / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        make_own_directory(self._work)
+        lock = open_own(self._work / _LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -333,7 +334,8 @@ class ParquetSink:
         self._file_tokens = 0
         state = {"files": self._done, "blocks": self._seen}
         fresh = self._work / f".{_PROGRESS}"
-        fresh.write_text(json.dumps(state), encoding="utf-8")
+        with open(open_own(fresh, os.O_TRUNC), "w", encoding="utf-8") as note:
+            json.dump(state, note)
         os.replace(fresh, self._work / _PROGRESS)
 
 
