@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,3 +17,30 @@ def test_extras_that_messages_name_exist() -> None:
     named = {name: path.name for path in files for name in re.findall(r"stoker\[([\w-]+)\]", path.read_text())}
     assert named, "messages name no extra any more"
     assert {name: path for name, path in named.items() if name not in known} == {}
+
+
+WITHOUT_TORCH = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Missing())
+import importlib.util
+before = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "torch" else before(name, package)
+from stoker import *
+assert MDSWriter and StreamingDataset and "StreamingDataLoader" not in globals()
+import stoker
+try:
+    stoker.StreamingDataLoader
+except stoker.StokerError as error:
+    assert "stoker[torch]" in str(error), error
+else:
+    raise AssertionError("there is torch")
+"""
+
+
+def test_a_star_import_needs_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

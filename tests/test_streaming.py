@@ -367,7 +367,7 @@ def test_pickles_are_not_read_without_consent(tmp_path: Path) -> None:
         ({"shuffle": True, "shuffle_algo": "best"}, "shuffle algorithm 'best' is unknown"),
         ({"num_canonical_nodes": 0}, "num_canonical_nodes must be at least 1"),
         ({"predownload": -1}, "predownload must be at least 0"),
-        ({"remainder": "lose"}, "remainder must be one of"),
+        ({"remainder": "lose"}, "remainder must be 'pad', 'drop' or 'uneven'"),
         ({"cache_limit": "much", "remote": "x"}, "much"),
     ],
 )

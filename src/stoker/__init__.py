@@ -7,6 +7,7 @@ on anywhere. Names are imported when first used, so ``import stoker`` is quick a
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ __all__ = [
     "register_encoding",
     "train_validation_split",
 ]
+if not TYPE_CHECKING and find_spec("torch") is None:
+    __all__.remove("StreamingDataLoader")  # noqa: PYI056 - so that a star import works without torch
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from stoker.arguments import checked
 from stoker.cluster.coordination import Progress, WorkerHealth
 from stoker.dataset.streams import Stream
 from stoker.errors import ConfigError, StokerError
@@ -49,6 +50,7 @@ class StreamingShardLoader:
         ConfigError: settings that contradict each other or do not fit the dataset.
     """
 
+    @checked
     def __init__(
         self,
         dataset: StreamingDataset | Stream | Sequence[Stream] | Mapping[str, Any],
@@ -111,6 +113,7 @@ class StreamingShardLoader:
         while (item := self.next()) is not None:
             yield item
 
+    @checked
     def prefetch(self, samples: int | None = None, timeout: float | None = 60.0) -> int:
         """Wait until the background thread has samples ready. Nothing is delivered by that.
 
@@ -149,6 +152,7 @@ class StreamingShardLoader:
 
     # -- work by a plan --------------------------------------------------------------------------------------------
 
+    @checked
     def change_plan(self, weights: Sequence[int], ranks: Sequence[int] | None = None) -> int:
         """Divide global batches anew, from the first one on that no rank can have read ahead. Nothing is recalled.
 
@@ -263,6 +267,7 @@ class StreamingShardLoader:
         self._saved_at = self._worker.delivered
         return checkpoint
 
+    @checked
     def restore_latest(self, *, rank: int | None = None) -> Checkpoint | None:
         """Go on from the last checkpoint below ``checkpoint_url``.
 

@@ -11,6 +11,7 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.dataset.agreement import check_agreement
@@ -125,6 +126,13 @@ class StreamingDataset(TorchIterable[Any]):
         IndexFileError: an index is not valid.
     """
 
+    @checked(
+        streams="give Stream(remote=...) objects in a list, or remote= alone for a single source",
+        subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name)",
+        partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
+        world="such as World(rank=0, world_size=2)",
+        filters="such as [('column', '>', 3)]",
+    )
     def __init__(
         self,
         *,
@@ -345,6 +353,7 @@ class StreamingDataset(TorchIterable[Any]):
         """This rank's (and loader worker's) samples of the next epoch."""
         return self._feed.samples(self.batch_size or 1)
 
+    @checked
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """This rank's batches of the next epoch, as dicts of columns.
 
@@ -362,6 +371,7 @@ class StreamingDataset(TorchIterable[Any]):
 
     # -- state -----------------------------------------------------------------------------------------------------
 
+    @checked
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
         """Where this run is, to go on from on any cluster: JSON-serialisable, a few hundred bytes.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.context import BaseContext
+from typing import Any, TypedDict, Unpack
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loader import StartingPoint
 from stoker.loader.collate import as_tensors, collate
@@ -14,11 +16,48 @@ from stoker.tokens.loader import StreamingParquetLoader
 from stoker.types import Batch
 
 try:
+    from torch import Generator
     from torch.utils.data import DataLoader, IterableDataset
 except ModuleNotFoundError as error:
     raise MissingPackageError(f"StreamingDataLoader needs torch ({error}): pip install 'stoker[torch]'") from error
 
 __all__ = ["StreamingDataLoader", "as_tensors", "collate"]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The arguments of torch's ``DataLoader`` that a :class:`StreamingDataLoader` takes, too.
+
+    Attributes:
+        num_workers: processes that read; 0: this one.
+        collate_fn: makes a batch of a list of samples (or of an ``LMBatch``).
+        pin_memory: copy tensors into memory that a GPU reads directly.
+        drop_last: leave out the last batch of an epoch if it is not full.
+        timeout: seconds to wait for a worker's batch; needs workers.
+        worker_init_fn: called with the worker's number in each.
+        multiprocessing_context: how workers are started; needs workers.
+        generator: random numbers from which the workers' seeds are drawn.
+        prefetch_factor: batches that each worker prepares ahead; needs workers.
+        persistent_workers: keep the workers from epoch to epoch; needs workers.
+        pin_memory_device: see torch.
+        in_order: only True; states count batches in order.
+        shuffle, sampler, batch_sampler: only False or None; the order is the dataset's.
+    """
+
+    num_workers: int
+    collate_fn: Callable[..., Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | BaseContext | None
+    generator: Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    shuffle: bool | None
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Any] | None
 
 
 class StreamingDataLoader(DataLoader[Any]):
@@ -38,26 +77,24 @@ class StreamingDataLoader(DataLoader[Any]):
         columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
             per-sample step and no ``collate_fn``. Much faster for small samples. Not for a ``StreamingParquetLoader``,
             whose batches are arrays already.
-        **options: DataLoader's other arguments (``num_workers``, ``pin_memory``, ...). ``collate_fn`` is :func:`collate`
-            unless given.
+        **options: DataLoader's other arguments, see :class:`LoaderOptions`. ``collate_fn`` is :func:`collate` unless given.
 
     Raises:
         ConfigError: arguments that contradict each other, or have no meaning for what is read.
     """
 
+    @checked(dataset="a StreamingDataset or a StreamingParquetLoader; for anything else use torch's DataLoader")
     def __init__(
         self,
         dataset: StreamingDataset | StreamingParquetLoader,
         batch_size: int | None = None,
         *,
         columnar: bool = False,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
-        for name in ("shuffle", "sampler", "batch_sampler"):
-            if options.get(name):
-                raise ConfigError(
-                    f"{name}= has no meaning here: the order is the dataset's, see StreamingDataset(shuffle=)"
-                )
+        _check(options)
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         if batch_size is None:
             batch_size = dataset.batch_size if dataset.batch_size is not None else 1
         if dataset.batch_size is None:
@@ -70,22 +107,38 @@ class StreamingDataLoader(DataLoader[Any]):
         self._stream = dataset
         self._start: StartingPoint | None = None
         self._yielded = 0
+        self._drop_last = options.get("drop_last", False)
         if isinstance(dataset, StreamingParquetLoader):
             if columnar or options.get("drop_last"):
                 raise ConfigError(
                     "columnar= and drop_last= have no meaning here: batches are arrays already, and how many there are is "
                     "the loader's, see StreamingParquetLoader(remainder=)"
                 )
-            options.setdefault("collate_fn", _as_it_is)
-            super().__init__(dataset, batch_size=None, **options)
+            if options.get("collate_fn") is None:
+                if options.get("pin_memory"):
+                    raise ConfigError(
+                        "pin_memory=True pins tensors, and these batches hold NumPy arrays: give collate_fn= too, such as "
+                        'lambda batch: batch.torch("input_ids", "labels")'
+                    )
+                options["collate_fn"] = _as_it_is
+            self._init(dataset, None, options)
         elif columnar:
             if options.get("collate_fn") is not None:
                 raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
             options["collate_fn"] = as_tensors
-            super().__init__(_Columns(dataset), batch_size=None, **options)
+            # torch drops nothing where it does not batch.
+            options["drop_last"] = False
+            self._init(_Columns(dataset, batch_size if self._drop_last else 1), None, options)
         else:
-            options.setdefault("collate_fn", collate)
+            if options.get("collate_fn") is None:
+                options["collate_fn"] = collate
+            self._init(dataset, batch_size, options)
+
+    def _init(self, dataset: Any, batch_size: int | None, options: LoaderOptions) -> None:
+        try:
             super().__init__(dataset, batch_size=batch_size, **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"StreamingDataLoader: torch's DataLoader refuses its arguments: {error}") from error
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._start, self._yielded = self._stream.upcoming(), 0
@@ -98,7 +151,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if isinstance(self._stream, StreamingParquetLoader):
             return len(self._stream)
         size = self._stream.batch_size or 1
-        return (len(self._stream) + (0 if self.drop_last else size - 1)) // size
+        return (len(self._stream) + (0 if self._drop_last else size - 1)) // size
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, by the batches that this loader has yielded."""
@@ -124,11 +177,47 @@ def _as_it_is(batch: LMBatch) -> LMBatch:
     return batch
 
 
-class _Columns(IterableDataset[Batch]):
-    """A dataset's batches as the items of a DataLoader that does not batch."""
+def _check(options: LoaderOptions) -> None:
+    """See that options of torch's DataLoader have a meaning for batches whose order and number are the dataset's."""
+    for name, given in (
+        ("shuffle", options.get("shuffle")),
+        ("sampler", options.get("sampler") is not None),
+        ("batch_sampler", options.get("batch_sampler") is not None),
+    ):
+        if given:
+            raise ConfigError(
+                f"{name}= has no meaning here: the order is the dataset's, see StreamingDataset(shuffle=)"
+            )
+    if not options.get("in_order", True):
+        raise ConfigError(
+            "in_order=False would make states wrong, which count batches in the dataset's order: leave it out"
+        )
+    workers = options.get("num_workers", 0)
+    if workers < 0:
+        raise ConfigError(f"num_workers must be at least 0, got {workers}")
+    if not 0 <= options.get("timeout", 0) < float("inf"):
+        raise ConfigError(f"timeout is seconds, at least 0, got {options['timeout']}")
+    prefetch = options.get("prefetch_factor")
+    if prefetch is not None and prefetch < 1:
+        raise ConfigError(f"prefetch_factor must be at least 1, got {prefetch}")
+    if workers == 0:
+        for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
+            if options.get(name):
+                raise ConfigError(
+                    f"{name}={options.get(name)!r} is for worker processes, and num_workers is 0: give num_workers= or "
+                    "leave it out"
+                )
 
-    def __init__(self, dataset: StreamingDataset) -> None:
+
+class _Columns(IterableDataset[Batch]):
+    """A dataset's batches, those of at least so many samples, as the items of a DataLoader that does not batch."""
+
+    def __init__(self, dataset: StreamingDataset, least: int) -> None:
         self._dataset = dataset
+        self._least = least
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._dataset.batches()
+        batches = self._dataset.batches()
+        if self._least <= 1:
+            return batches
+        return (batch for batch in batches if len(next(iter(batch.values()), ())) >= self._least)

@@ -319,7 +319,7 @@ def test_tokens_are_read_from_memory(remote: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cache": "ram"}, "cache='ram': 'disk' or 'memory'"),
+        ({"cache": "ram"}, "cache must be 'disk' or 'memory', got 'ram'"),
         ({"cache": "memory", "local": "somewhere"}, "local='somewhere' says where shards are kept"),
         ({"cache": "memory", "keep_zip": True}, "keep_zip=True says where"),
         ({"cache": "memory", "cache_limit": 100}, "can not hold one shard"),

@@ -265,11 +265,11 @@ def test_two_streams_of_one_name_are_refused() -> None:
             "one of proportion, repeat and choose, not proportion and repeat",
         ),
         ({"local": "x", "name": "web", "repeat": -1}, "stream 'web': repeat must not be negative"),
-        ({"local": "x", "proportion": float("nan")}, "proportion must not be negative, got nan"),
-        ({"local": "x", "choose": 1.5}, "choose is a number of samples"),
+        ({"local": "x", "proportion": float("nan")}, "proportion must be a number or None, got nan"),
+        ({"local": "x", "choose": 1.5}, "choose must be an integer or None, got 1.5"),
         ({"local": "x", "download_timeout": 0}, "download_timeout is seconds above 0"),
-        ({"local": "x", "name": ""}, "name must be text"),
-        ({"local": "x", "subset": [0.5]}, "expected HashSplit, KeepIds, SkipIds or Where"),
+        ({"local": "x", "name": ""}, "name must not be empty"),
+        ({"local": "x", "subset": [0.5]}, "must be a HashSplit, a KeepIds, a SkipIds or a Condition"),
     ],
 )
 def test_a_stream_that_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:

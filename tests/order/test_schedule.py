@@ -178,7 +178,7 @@ def test_counts_are_exact_whatever_the_size(size: int, weights: tuple[float, flo
         ({}, "a schedule needs at least the weights that hold from 0 on"),
         ({5: {"a": 1, "b": 1}}, "the first point of a schedule must be at 0, got 5"),
         ({0: {"a": 1, "b": -1}}, "weight of stream 'b' from 0 on must be a number, not negative, got -1"),
-        ({0: {"a": float("nan"), "b": 1}}, "weight of stream 'a' from 0 on must be .*, got nan"),
+        ({0: {"a": float("nan"), "b": 1}}, "must be a number, got nan"),
         ({0: {"a": "much", "b": 1}}, "got 'much'"),
         ({0: {"a": 0, "b": 0}}, "weights from 0 on must not all be 0"),
         ({0: {"a": 1}}, "weights from 0 on lack 'b': give every stream a weight, 0 for none"),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from s3server import Bucket
 from stoker import StreamingDataLoader, StreamingDataset
-from stoker.errors import CorruptDataError, ObjectNotFoundError, StateError
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StateError
 from support import check_batch, check_sample, make_dataset, run_script
 
 pytestmark = [
@@ -102,6 +102,56 @@ def test_tensors_come_from_the_default_collate_and_from_columns(data: Path, colu
     assert all(isinstance(batch["id"], torch.Tensor) and isinstance(batch["row"], torch.Tensor) for batch in batches)
     assert [number for batch in batches for number in check_batch(batch)] == EVERYTHING
     assert len(loader) == len(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("columnar", [False, True])
+def test_drop_last_leaves_out_the_partial_batch_and_states_go_on(data: Path, columnar: bool, workers: int) -> None:
+    def opened() -> Any:
+        dataset = StreamingDataset(local=data, batch_size=16)
+        return StreamingDataLoader(dataset, columnar=columnar, drop_last=True, **method(workers, "fork"))
+
+    loader = opened()
+    whole, rest = divmod(SAMPLES, 16)
+    assert rest
+    assert len(loader) == whole
+    batches = [check_batch(batch) for batch in loader]
+    assert batches == [EVERYTHING[first : first + 16] for first in range(0, SAMPLES - rest, 16)]
+    assert loader.state_dict()["epoch"] == 1
+    iterator = iter(loader)
+    for _ in range(whole - 2):
+        next(iterator)
+    other = opened()
+    other.load_state_dict(loader.state_dict())
+    assert [check_batch(batch) for batch in other] == batches[-2:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": True}, "shuffle= has no meaning here"),
+        ({"sampler": []}, "sampler= has no meaning here"),
+        ({"batch_sampler": []}, "batch_sampler= has no meaning here"),
+        ({"columnar": True, "collate_fn": collate}, "nothing for collate_fn"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 7}, "batch_size=7 here and 16 in the dataset"),
+        ({"num_workers": -1}, "num_workers must be at least 0"),
+        ({"num_workers": 2.0}, "num_workers must be an integer, got 2.0 .*; write num_workers=2"),
+        ({"timeout": 5}, "timeout=5 is for worker processes"),
+        ({"prefetch_factor": 2}, "prefetch_factor=2 is for worker processes"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor must be at least 1"),
+        ({"persistent_workers": True}, "persistent_workers=True is for worker processes"),
+        ({"multiprocessing_context": "fork"}, "multiprocessing_context='fork' is for worker processes"),
+        ({"num_workers": 1, "multiprocessing_context": "thread"}, "DataLoader refuses its arguments: .*'spawn'"),
+        ({"worker_init_fn": 5}, "worker_init_fn must be a function"),
+        ({"generator": 5}, "generator must be a Generator"),
+        ({"in_order": False}, "in_order=False would make states wrong"),
+        ({"pin_memry": True}, "argument 'pin_memry' is unknown; did you mean 'pin_memory'"),
+    ],
+)
+def test_an_argument_that_has_no_meaning_is_an_error(data: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataLoader(StreamingDataset(local=data, batch_size=16), **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -519,7 +519,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, tokenizer_file
     source = write_parquet(tmp_path / "a.parquet", ["the"])
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"processes": 0}, "processes=0"),
-        ({"format": "csv"}, "format='csv'"),
+        ({"format": "csv"}, "format must be 'parquet' or 'mds', got 'csv'"),
         ({"append_eos": "</s>"}, "no such token"),
         ({"append_eos": 400000}, "append_eos=400000"),
         ({"file_tokens": 0}, "file_tokens=0"),

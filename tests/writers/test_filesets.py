@@ -358,7 +358,7 @@ def test_other_settings_other_columns_and_other_files_are_refused(form: str, tmp
     ):
         with pytest.raises(ConfigError, match=message):
             begin(form, tmp_path / "e", **options)
-    with pytest.raises(TypeError, match="'sizelimit'"):
+    with pytest.raises(ConfigError, match="'sizelimit' is unknown; did you mean 'size_limit'"):
         case.make(columns=case.columns, out=tmp_path / "e", sizelimit=3)
     assert not (tmp_path / "e").exists()
 

@@ -106,7 +106,7 @@ def test_arguments_that_make_no_sense_are_refused(
 
 
 def test_an_unknown_argument_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="'colour'"):
+    with pytest.raises(ConfigError, match="'colour' is unknown"):
         MDSWriter(COLUMNS, tmp_path, colour="red")  # type: ignore[call-arg]
 
 

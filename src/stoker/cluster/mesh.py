@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from stoker.arguments import checked
 from stoker.cluster.world import World, ranks_of_node
 from stoker.errors import ConfigError
 from stoker.types import Ids
@@ -44,11 +45,12 @@ class Mesh:
         ConfigError: no dimensions, a size below 1, or ``data`` that is not among the dimensions.
     """
 
+    @checked
     def __init__(self, shape: Mapping[str, int], data: Sequence[str] = ("dp",)) -> None:
         for name, size in shape.items():
-            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            if size < 1:
                 raise ConfigError(f"mesh dimension {name!r} must have a size of at least 1, got {size!r}")
-        sizes = tuple(int(size) for size in shape.values())
+        sizes = tuple(shape.values())
         ranks = np.arange(int(np.prod(sizes, dtype=np.int64)), dtype=np.int64).reshape(sizes)
         self._set(tuple(shape), ranks, data, whole=True)
 

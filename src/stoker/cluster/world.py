@@ -7,11 +7,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
 
 __all__ = ["World", "ranks_of_node"]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class World:
     """The place of this process among the processes that read one dataset together.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, get_args
 
+from stoker.arguments import checked
 from stoker.convert.columns import plan_columns
 from stoker.convert.detect import Url
 from stoker.convert.job import WORK, Arrangement, Job, bounds_of, digest
@@ -33,6 +34,7 @@ __all__ = ["convert"]
 _VERSION: Final = 2
 
 
+@checked
 def convert(
     source: Url | Sequence[Url],
     destination: Url,

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from stoker.arguments import checked
 from stoker.dataset.compare import OPERATORS, compare, plain_operand
 from stoker.dataset.kept import Sink, keep
 from stoker.dataset.place import Place
@@ -80,6 +81,7 @@ class Condition(ABC):
         raise ConfigError("a condition is neither true nor false by itself: combine conditions with &, | and ~")
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Where(Condition):
     """A column compared with a value.
@@ -107,6 +109,7 @@ class Where(Condition):
         object.__setattr__(self, "value", plain_operand(self.op, self.value))
 
     @staticmethod
+    @checked
     def function(columns: str | Sequence[str], fn: Callable[..., Any], name: str) -> WhereFunction:
         """A condition of your own.
 

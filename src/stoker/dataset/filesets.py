@@ -53,9 +53,6 @@ class FileSetWriter(StoringWriter):
     def __init__(
         self, out: OutPath, remote: Any, identity: Mapping[str, Any], options: WriterOptions, compression: str | None
     ) -> None:
-        unknown = set(options) - set(WriterOptions.__annotations__)
-        if unknown:
-            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {min(unknown)!r}")
         if options.get("hashes"):
             raise ConfigError(f"hashes: {self.ends[-1][1:]} files have no index that these could stand in")
         self._limit = check_size_limit(options.get("size_limit", 1 << 26)) or MAX_OFFSET

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
+from stoker.arguments import checked
 from stoker.dataset.destination import OutPath, open_destination
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.progress import Progress
@@ -52,6 +53,7 @@ class ImageWriter(StoringWriter):
 
     format: ClassVar[str]
 
+    @checked
     def __init__(
         self,
         columns: Mapping[str, str],
@@ -59,9 +61,6 @@ class ImageWriter(StoringWriter):
         remote: str | os.PathLike[str] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        unknown = set(options) - set(WriterOptions.__annotations__)
-        if unknown:
-            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {min(unknown)!r}")
         if options.get("compression"):
             raise ConfigError("compression: images are compressed already")
         if columns.get(_IMAGE) != self.format or columns.get(LABEL, "str") not in ("int", "str"):

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from stoker.arguments import checked
 from stoker.dataset.destination import OutPath
 from stoker.dataset.filesets import FileSetWriter
 from stoker.dataset.megatron_parts import ENDS, MegatronParts, tokens_of
@@ -42,6 +43,7 @@ class MegatronShardWriter(FileSetWriter):
 
     ends = ENDS
 
+    @checked
     def __init__(
         self,
         columns: Mapping[str, str],

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from stoker.arguments import checked
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.base import FileInfo, ShardInfo
@@ -26,6 +27,7 @@ UrlOrPair = Url | tuple[Url, Url]
 _THREADS = 16
 
 
+@checked
 def merge_index(
     urls: Sequence[UrlOrPair] | UrlOrPair,
     out: UrlOrPair | None = None,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
+from stoker.arguments import checked
 from stoker.dataset.destination import OutPath
 from stoker.dataset.filesets import FileSetWriter
 from stoker.dataset.foreign_survey import StoreSource
@@ -56,6 +57,7 @@ class ParquetWriter(FileSetWriter):
 
     ends = (".parquet",)
 
+    @checked(columns="give an encoding's name, such as 'int', 'float32', 'str' or 'ndarray:uint16'")
     def __init__(
         self,
         columns: Mapping[str, str],

@@ -89,7 +89,7 @@ def address_of(
     """
     if remote is None and local is None:
         raise ConfigError("give remote= (a URL or directory that holds an index.json), local= (a directory), or both")
-    if split and (os.path.isabs(split) or ".." in Path(split).parts):
+    if split and (os.path.isabs(split) or ".." in Path(split).parts or "\0" in split):
         raise ConfigError(f"split must be a sub-directory of the dataset, got {split!r}")
     source = None if remote is None else join_url(remote, *([split] if split else []))
     root = None if local is None else Path(os.path.expanduser(local)) / (split or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from stoker.arguments import checked
 from stoker.dataset.index import INDEX_NAME, Index
 from stoker.dataset.shardfiles import ShardFiles, find_shards, read_shards
 from stoker.errors import ConfigError, CorruptDataError, FormatError
@@ -17,6 +18,7 @@ __all__ = ["rebuild_index"]
 logger = logging.getLogger(__name__)
 
 
+@checked
 def rebuild_index(
     url: str | os.PathLike[str],
     *,

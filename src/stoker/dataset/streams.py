@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.arguments import checked
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.caches import check_memory
 from stoker.dataset.index import Index
@@ -33,6 +34,10 @@ __all__ = ["Stream", "StreamDefaults", "Streams", "open_streams"]
 _THREADS: Final = 16
 
 
+@checked(
+    subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name)",
+    filters="such as [('column', '>', 3)]",
+)
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One of the streams of a dataset. ``None`` stands for the dataset's own setting.
@@ -81,8 +86,8 @@ class Stream:
 
     def __post_init__(self) -> None:
         where = "stream" if self.name is None else f"stream {self.name!r}"
-        if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise ConfigError(f"a stream's name must be text and not empty, got {self.name!r}")
+        if self.name is not None and not self.name:
+            raise ConfigError("a stream's name must not be empty")
         if self.remote is None and self.local is None and not is_made(self.format):
             raise ConfigError(
                 f"{where}: give remote= (a URL or directory that holds an index.json), local= (a directory), or both"
@@ -94,8 +99,6 @@ class Stream:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ConfigError(f"{where}: {name} must not be negative, got {value}")
-        if self.choose is not None and (isinstance(self.choose, bool) or self.choose != int(self.choose)):
-            raise ConfigError(f"{where}: choose is a number of samples, got {self.choose!r}")
         if self.download_timeout is not None and not 0 < self.download_timeout < math.inf:
             raise ConfigError(f"{where}: download_timeout is seconds above 0, got {self.download_timeout}")
         as_subsets(self.subset)

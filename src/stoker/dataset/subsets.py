@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from stoker.arguments import checked
 from stoker.dataset.conditions import Condition
 from stoker.errors import ConfigError
 from stoker.storage.files import open_regular, read_regular
@@ -31,6 +32,7 @@ IdSource: TypeAlias = str | os.PathLike[str] | Sequence[int] | NDArray[np.intege
 """Ids themselves, or the path of a file of them: ``.npy``, or text with an id a line."""
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class HashSplit:
     """The samples whose hash falls into ``[low, high)`` of ``[0, 1]``. Splits that meet at a number share no sample.
@@ -53,14 +55,13 @@ class HashSplit:
             object.__setattr__(self, name, _fraction(getattr(self, name), name))
         if not 0 <= self.low < self.high <= 1:
             raise ConfigError(f"a split needs 0 <= low < high <= 1, got low={self.low} and high={self.high}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ConfigError(f"seed must be an int, got {self.seed!r}")
 
     def as_dict(self) -> dict[str, Any]:
         """The split, JSON-serialisable."""
         return {"split": [str(self.low), str(self.high)], "seed": self.seed}
 
 
+@checked
 def train_validation_split(validation: Fraction | float = 0.1, seed: int = 0) -> tuple[HashSplit, HashSplit]:
     """Two parts that share no sample and together are everything.
 
@@ -82,6 +83,7 @@ class _IdList:
 
     _name = ""
 
+    @checked
     def __init__(self, ids: IdSource) -> None:
         if isinstance(ids, str | os.PathLike):
             self._path: str | None = os.path.abspath(os.path.expanduser(os.fspath(ids)))

@@ -76,9 +76,6 @@ class DatasetWriter(Finishing):
         make_encoder: Any,
         **options: Unpack[WriterOptions],
     ) -> None:
-        unknown = set(options) - set(WriterOptions.__annotations__)
-        if unknown:
-            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {min(unknown)!r}")
         compression = options.get("compression") or None
         hashes = check_hash_names(options.get("hashes"))
         size_limit = check_size_limit(options.get("size_limit", 1 << 26))

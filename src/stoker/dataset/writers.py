@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
+from stoker.arguments import checked
 from stoker.dataset.destination import OutPath
 from stoker.dataset.writer import DatasetWriter, WriterOptions
 from stoker.formats.jsonl import JSONEncoder
@@ -27,6 +28,9 @@ __all__ = [
     "TarWriter",
     "XSVWriter",
 ]
+
+_COLUMNS: Final = "give an encoding's name, such as 'int', 'float32', 'str' or 'ndarray:uint16:512'"
+_TEXT_COLUMNS: Final = "give 'str', 'int' or 'float'"
 
 
 class MDSWriter(DatasetWriter):
@@ -51,6 +55,7 @@ class MDSWriter(DatasetWriter):
     ['index.json', 'shard.00000.mds.zstd']
     """
 
+    @checked(columns=_COLUMNS)
     def __init__(
         self,
         columns: Mapping[str, str],
@@ -72,6 +77,7 @@ class JSONWriter(DatasetWriter):
         **options: see :class:`~stoker.dataset.writer.WriterOptions`.
     """
 
+    @checked(columns=_TEXT_COLUMNS)
     def __init__(
         self,
         columns: Mapping[str, str],
@@ -98,6 +104,7 @@ class XSVWriter(DatasetWriter):
 
     _format = "xsv"
 
+    @checked(columns=_TEXT_COLUMNS)
     def __init__(
         self,
         columns: Mapping[str, str],
@@ -113,6 +120,7 @@ class XSVWriter(DatasetWriter):
 
 
 class _FixedSeparatorWriter(XSVWriter):
+    @checked(columns=_TEXT_COLUMNS)
     def __init__(
         self,
         columns: Mapping[str, str],
@@ -145,6 +153,7 @@ class _PackedWriter(DatasetWriter):
 
     _encoder_of: ClassVar[tuple[str, str]]
 
+    @checked(columns=_COLUMNS)
     def __init__(
         self,
         columns: Mapping[str, str],
@@ -229,6 +238,7 @@ class TarWriter(_PackedWriter):
 
     _encoder_of = ("stoker.formats.tar_writer", "TarEncoder")
 
+    @checked(columns=_COLUMNS)
     def __init__(
         self,
         columns: Mapping[str, str],
@@ -257,6 +267,7 @@ class TFRecordWriter(_PackedWriter):
 
     _encoder_of = ("stoker.formats.tfrecord_writer", "TFRecordEncoder")
 
+    @checked(columns=_COLUMNS)
     def __init__(
         self,
         columns: Mapping[str, str],

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from stoker.arguments import checked
 from stoker.dataset.jobrecord import remove_partial_files
 from stoker.dataset.processes import in_processes
 from stoker.errors import ConfigError
@@ -60,6 +61,7 @@ class GenerateReport:
     complete: bool
 
 
+@checked
 def generate(
     spec: DatasetSpec,
     url: str | os.PathLike[str],
@@ -156,6 +158,7 @@ def _make(
     progress: Progress | None,
 ) -> dict[str, FileFacts]:
     """Make files; without a store, only what is told of them."""
+    processes, threads = min(processes, len(missing)), min(threads, len(missing))
     if processes == 1:
         return _by_threads(spec, store, missing, threads, progress)
     return _by_processes(spec, store, missing, processes, threads, progress)

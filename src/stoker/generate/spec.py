@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.formats.hashing import hash_names
 from stoker.generate.columns import IMAGES, NUMBERS, Column
@@ -27,6 +28,7 @@ _MOST_PAGE: Final = 1 << 30
 _MOST_FILES: Final = 1 << 31
 
 
+@checked
 @dataclass(frozen=True)
 class DatasetSpec:
     """A synthetic data set: everything that its bytes depend on.

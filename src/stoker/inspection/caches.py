@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.arguments import checked
 from stoker.dataset.foreign import cached_names
 from stoker.dataset.foreign_facts import load_facts
 from stoker.dataset.index import INDEX_NAME, Index
@@ -102,6 +103,7 @@ class _File:
     cache: Path
 
 
+@checked
 def list_caches(directories: Sequence[str | os.PathLike[str]] = ()) -> list[CacheFacts]:
     """The caches in the default place, or in the directories given: each a cache, or a directory of caches.
 
@@ -111,6 +113,7 @@ def list_caches(directories: Sequence[str | os.PathLike[str]] = ()) -> list[Cach
     return [_facts(root) for root in _roots(directories)]
 
 
+@checked
 def prune_caches(
     directories: Sequence[str | os.PathLike[str]] = (),
     *,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.arguments import checked
 from stoker.dataset.detect import dataset_url, detect
 from stoker.dataset.index import Index, load_index
 from stoker.dataset.opening import format_name
@@ -29,6 +30,7 @@ _INDEXED: Final = "mds"
 """What ``format=`` calls shards with an ``index.json``, of whatever format."""
 
 
+@checked
 def inspect(
     url: str | os.PathLike[str],
     *,

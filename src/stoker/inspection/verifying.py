@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.arguments import checked
 from stoker.dataset.detect import dataset_url, detect
 from stoker.dataset.opening import format_name
 from stoker.dataset.parquet_files import source_of
@@ -38,6 +39,7 @@ _INDEXED: Final = "mds"
 Progress = Callable[[int, int], None]
 
 
+@checked
 def verify(
     url: str | os.PathLike[str],
     *,

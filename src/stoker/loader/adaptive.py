@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
+from stoker.arguments import checked
 from stoker.cluster.coordination.assignment import Replay, from_rows
 from stoker.cluster.coordination.records import Entry
 from stoker.errors import ConfigError
@@ -28,6 +29,7 @@ __all__ = ["Adaptive", "Splits", "adaptive_course", "planned_course"]
 _THRESHOLD: Final = 0.2
 
 
+@checked(base="Elastic(), or a static strategy such as RoundRobin()")
 @dataclass(frozen=True)
 class Adaptive:
     """Workers lease splits of the epoch's order from a coordinator, the faster more of them.
@@ -60,8 +62,6 @@ class Adaptive:
         rebalance_threshold: float | None = None,
         replay: Iterable[Sequence[int]] | None = None,
     ) -> None:
-        if isinstance(base, Adaptive):
-            raise ConfigError("the base of Adaptive is Elastic or a static strategy, not another Adaptive")
         base = base or Elastic()
         if rebalance_threshold is not None:
             if not base.static:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
+from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.cluster.coordination.records import Settings
 from stoker.display import redact_url
@@ -22,6 +23,7 @@ Ends: TypeAlias = Remainder | Literal["join"]
 CommitWhen = Literal["next", "explicit"]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class StreamingConfig:
     """One worker's place and ways. Frozen: the ``with_*`` methods give changed copies. All are checked when it is made.
@@ -211,7 +213,7 @@ class StreamingConfig:
             ("replication_factor", 1),
         ):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and value < least:
                 raise ConfigError(f"{name} must be an integer from {least}, got {value!r}")
         if self.replication_factor > self.world_size:
             raise ConfigError(
@@ -239,8 +241,7 @@ class StreamingConfig:
                     "divided by weights, and only whole ones; leave one of the two out"
                 )
         if self.weights is not None and (
-            len(self.weights) != self.world_size
-            or any(isinstance(weight, bool) or not isinstance(weight, int) or weight < 1 for weight in self.weights)
+            len(self.weights) != self.world_size or any(weight < 1 for weight in self.weights)
         ):
             raise ConfigError(
                 f"weights must have an integer from 1 for each of the {self.world_size} ranks, got {self.weights!r}"

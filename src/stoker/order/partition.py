@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError, StateError
 from stoker.order.selection import Selection
 from stoker.order.shards import ShardTable
@@ -89,6 +90,7 @@ class Partition(Protocol):
         ...
 
 
+@checked
 @dataclass(frozen=True)
 class Elastic:
     """Nobody owns anything: ranks share each global batch, and an epoch is the same in every world."""
@@ -132,5 +134,5 @@ def partition_from_dict(values: Mapping[str, Any]) -> Partition:
         raise StateError(f"partition {name!r} is unknown; known: {', '.join(_KNOWN)}")
     try:
         return _KNOWN[name](**{key: value for key, value in values.items() if key != "name"})
-    except TypeError as error:
+    except ConfigError as error:
         raise StateError(f"partition {name!r} does not have these arguments: {error}") from error

@@ -9,6 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.order.timeline import Origin, Timeline
 from stoker.units import parse_count
@@ -16,6 +17,7 @@ from stoker.units import parse_count
 __all__ = ["Schedule"]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Weights of streams over the course of training.
@@ -31,6 +33,7 @@ class Schedule:
     interpolate: int = 0
 
     @classmethod
+    @checked
     def parse(cls, points: Mapping[int | str, Mapping[str, float]], interpolate: int = 0) -> Schedule:
         """Make a schedule of what a user wrote: ``{0: {"web": 0.9, "books": 0.1}, "1m": {"web": 0.5, "books": 0.5}}``.
 
@@ -41,7 +44,7 @@ class Schedule:
         """
         if not points:
             raise ConfigError("a schedule needs at least the weights that hold from 0 on")
-        if isinstance(interpolate, bool) or not isinstance(interpolate, int) or interpolate < 0:
+        if interpolate < 0:
             raise ConfigError(f"interpolate must be a number of steps, not negative, got {interpolate!r}")
         read: list[tuple[int | str, tuple[tuple[str, float], ...]]] = []
         for time, weights in points.items():
@@ -147,7 +150,7 @@ def _samples(time: int | str, epoch_size: int) -> int:
 
 def _weights(time: int | str, weights: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        if not 0 <= weight < math.inf:
             raise ConfigError(
                 f"the schedule's weight of stream {name!r} from {time!r} on must be a number, not negative, got {weight!r}"
             )

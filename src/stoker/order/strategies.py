@@ -9,6 +9,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.order.bijection import mix
 from stoker.order.owners import Owners, class_counts, hashed_owners, owned, owned_counts, stratified_owners
@@ -105,6 +106,7 @@ class _Even(_Static):
         return _dealt(division.total, division.world_size)
 
 
+@checked
 @dataclass(frozen=True)
 class RoundRobin(_Even):
     """Rank r of W has every W-th sample, from sample r on. Sizes differ by one at most; every rank needs every shard."""
@@ -115,6 +117,7 @@ class RoundRobin(_Even):
         return Residues(division.whole, division.world_size, range(rank, division.world_size, division.world_size))
 
 
+@checked
 @dataclass(frozen=True)
 class Contiguous(_Even):
     """Rank r has the r-th of W runs of the samples in id order. Sizes differ by one at most; few shards are shared."""
@@ -127,6 +130,7 @@ class Contiguous(_Even):
         return Span(division.whole, [(start, start + each + (rank < more))])
 
 
+@checked
 @dataclass(frozen=True)
 class HashBased(_Static):
     """Samples are hashed into partitions, and partition q goes to rank ``q % W``.
@@ -198,6 +202,7 @@ class HashBased(_Static):
         )
 
 
+@checked
 @dataclass(frozen=True)
 class RangeBased(_Static):
     """Given runs of the samples in id order; run i goes to rank ``i % W``.
@@ -257,6 +262,7 @@ class RangeBased(_Static):
         return sizes
 
 
+@checked
 @dataclass(frozen=True)
 class Stratified(_Even):
     """Every rank has its share of every class: within one sample of each class, and within one in all.

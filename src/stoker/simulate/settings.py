@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import checked
 from stoker.dataset.index import Index
 from stoker.errors import ConfigError
 from stoker.order.protocols import Order, Plan
@@ -51,6 +52,7 @@ class Shards:
         return int(self.samples.size)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The machines.
@@ -74,6 +76,7 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Model:
     """What takes how long, and what fits.

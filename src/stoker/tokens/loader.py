@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
 from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.dataset.cache import CacheKind
@@ -115,6 +116,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         StorageError, CorruptDataError, FormatError, IndexFileError: files can not be read, are damaged, or disagree.
     """
 
+    @checked
     def __init__(
         self,
         source: Files | TokenSource,
@@ -171,7 +173,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self._making = making.over(self._source, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._course: TokenCourse = self._making.course(
-            granularity, chosen, max(1, parse_count(shuffle_tokens)), remainder
+            granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
         )
         self._session = Session(self._course)
         self._told: set[int] = set()
@@ -284,12 +286,14 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         leg = leg_of(point)
         return self._index_at(_Passage(leg, self._course.run(leg, self._seat()).plan), 0)
 
+    @checked
     def reset_epoch(self, epoch: int) -> None:
         """Let the next iteration deliver this epoch from its beginning."""
         if epoch < 0:
             raise ConfigError(f"epoch {epoch}: epochs count from 0")
         self._go_to(StartingPoint(epoch))
 
+    @checked
     def resume_from(self, file_index: int) -> None:
         """Go on in the current epoch where :attr:`current_file_index` was ``file_index``, to the batch.
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
 
 __all__ = ["LMSettings", "LabelKind"]
 
+_LONGEST: Final = (1 << 31) - 1
+
 LabelKind = Literal["shifted", "unshifted", "none"]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class LMSettings:
     """How documents become batches.
@@ -47,8 +51,8 @@ class LMSettings:
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seq_len < 1:
-            raise ConfigError(f"seq_len={self.seq_len}: at least 1")
+        if not 1 <= self.seq_len <= _LONGEST:
+            raise ConfigError(f"seq_len={self.seq_len}: from 1 to {_LONGEST}")
         if self.labels not in get_args(LabelKind):
             raise ConfigError(f"labels={self.labels!r} is unknown; known: {', '.join(get_args(LabelKind))}")
         if self.output.kind != "i" or self.output.itemsize < 2:

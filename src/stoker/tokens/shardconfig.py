@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.tokens.batch import LMBatch
 
 __all__ = ["LoaderStats", "ShardConfig"]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
     """Which of the ranks this is, and the seed of the order.

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from stoker.arguments import unknown_name
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, remove_partial_files, write_record
 from stoker.dataset.writers import MDSWriter
@@ -29,6 +30,7 @@ _RECORD = ".stoker_tokenize.json"
 """Name of the job's record, which stays beside the tokens; hidden, so that nobody takes it for data."""
 _PROGRESS = "progress.json"
 _LOCK = ".lock"
+_CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
 # Room for a million ids: no tokenizer has more, and pages do not change their encoding in the middle of a file.
 _DICTIONARY_BYTES = 1 << 22
 
@@ -171,6 +173,8 @@ class ParquetSink:
         self._schema = pa.schema([pa.field(column, self._type, nullable=False)], metadata=metadata)
         self._dtype = dtype
         self._compression = compression or "none"
+        if self._compression not in _CODECS:
+            raise ConfigError(unknown_name("compression", compression, _CODECS))
         self._limits = row_group_tokens, file_tokens
         self._job = job
         self._writer: Any = None

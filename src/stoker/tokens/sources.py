@@ -9,7 +9,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import xxhash
+from numpy.typing import DTypeLike
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.tokens.division import Groups
 from stoker.tokens.files import RawTokens
@@ -140,6 +142,7 @@ class MegatronSource(_Mapped):
         ObjectNotFoundError, CorruptDataError: as :class:`~stoker.tokens.files.MegatronFile`.
     """
 
+    @checked
     def __init__(self, paths: Paths) -> None:
         self._paths = _expand(paths, ".bin")
         self._open()
@@ -195,10 +198,12 @@ class RawSource(_Mapped):
         ObjectNotFoundError, CorruptDataError, ConfigError: as :class:`~stoker.tokens.files.RawTokens`.
     """
 
-    def __init__(self, paths: Paths, dtype: str, *, row_tokens: int, header_bytes: int = 0) -> None:
-        if row_tokens < 1:
-            raise ConfigError(f"row_tokens={row_tokens}: at least 1")
+    @checked
+    def __init__(self, paths: Paths, dtype: DTypeLike, *, row_tokens: int, header_bytes: int = 0) -> None:
+        if not 1 <= row_tokens < 1 << 31:
+            raise ConfigError(f"row_tokens={row_tokens}: from 1 to {(1 << 31) - 1}")
         self._paths = _expand(paths, ".bin")
+        dtype = np.dtype(dtype).name
         self._dtype, self._header, self._row = dtype, header_bytes, row_tokens
         self._open()
         each = -(-_GROUP_TOKENS // row_tokens) * row_tokens

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
+from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loader.progress import StartingPoint
@@ -81,6 +82,7 @@ class LMStream:
         ConfigError: arguments that make no sense.
     """
 
+    @checked
     def __init__(
         self,
         dataset: Dataset,
@@ -298,7 +300,9 @@ def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any
             except Exception as alone:
                 raise _tokenizer_error(alone, f"document {number}") from alone
         raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
-    if hasattr(found, "__len__") and len(found) != len(texts):
+    if not hasattr(found, "__len__"):
+        raise ConfigError(f"the tokenizer returned a {type(found).__name__}: expected a list of ids for each text")
+    if len(found) != len(texts):
         raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
     return found
 

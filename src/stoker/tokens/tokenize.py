@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from stoker.arguments import checked
 from stoker.dataset.jobrecord import JobRecord, check_unchanged
 from stoker.errors import ConfigError
 from stoker.tokens.encoding import make_job, tokenized
@@ -52,6 +53,7 @@ class TokenizeReport:
     resumed: int
 
 
+@checked
 def tokenize(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from stoker.arguments import checked
 from stoker.cluster.coordination.agent import Agent, Holding
 from stoker.cluster.coordination.checkpoint import uncommitted
 from stoker.cluster.coordination.driver import Driver
@@ -38,6 +39,7 @@ class LeasedSplit:
 
     __slots__ = ("_holding", "_owner", "begin", "end")
 
+    @checked
     def __init__(self, owner: Coordination, holding: Holding) -> None:
         self.begin = holding.split.begin
         self.end = holding.split.end

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
+from stoker.arguments import checked
+
 __all__ = [
     "Entry",
     "Epoch",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 
+@checked
 class Settings(NamedTuple):
     """What all workers of a run must agree on. Times are in seconds.
 

@@ -24,6 +24,7 @@ from stoker.types import Ids
 __all__ = ["SAMPLING_METHODS", "Mixture", "StreamWeight", "Units", "choose_units", "sample_counts"]
 
 SAMPLING_METHODS: Final = ("balanced", "fixed")
+_MOST: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,11 @@ class Mixture:
             size = sum(choose)
             if not size:
                 raise ConfigError("the streams' weights leave an epoch without samples")
+            _check_size(size)
             return cls(streams, tuple(choose), tuple(count / size for count in choose), size)
         if not shares.sum() > 0:
             raise ConfigError("proportions must not all be 0")
+        _check_size(size)
         shares /= shares.sum()
         counts = (size * shares).astype(np.int64)
         left = size - int(counts.sum())
@@ -129,6 +132,11 @@ class Mixture:
     def whole(self, stream: int) -> bool:
         """Whether an epoch has each sample of a stream exactly once."""
         return self.choose[stream] == int(self.shard_sizes[stream].sum())
+
+
+def _check_size(size: int) -> None:
+    if size > _MOST:
+        raise ConfigError(f"an epoch of {size} samples is too long: at most {_MOST}")
 
 
 def _absolute(weight: StreamWeight, total: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from stoker.arguments import checked
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.mds.encodings import arrays, images, scalars, text
 from stoker.formats.mds.encodings.base import Encoding
@@ -98,6 +99,7 @@ def is_encoding(name: str) -> bool:
     return True
 
 
+@checked
 def register_encoding(name: str, encoding: type[Encoding] | Encoding, *, replace: bool = False) -> None:
     """Make an encoding of your own known to every writer and reader of this process.
 

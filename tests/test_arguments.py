@@ -1,0 +1,339 @@
+"""Wrong arguments of public classes and functions: a ConfigError that names the argument, never a raw Python error."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+import stoker
+from stoker import Encoding, KeepIds, MDSWriter, RoundRobin, StreamingDataset, World
+from stoker.errors import ConfigError, StokerError
+from stoker.generate import DatasetSpec
+from stoker.tokens import MegatronWriter, Ragged
+
+OUT = "the place of what is written"
+
+Valid = Callable[[Path], dict[str, Any]]
+
+
+class Nonsense:
+    """Something that no argument is."""
+
+    def __init__(self, *_: Any) -> None:
+        """As a class it can be called, as functions are."""
+
+
+def nothing(*_: Any) -> None:
+    """A function of anything."""
+
+
+WRONG: dict[str, Any] = {
+    "an object": Nonsense(),
+    "a class": Nonsense,
+    "None": None,
+    "true": True,
+    "negative": -1,
+    "huge": 2**65,
+    "fraction": 2.5,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "text": "nonsense",
+    "empty text": "",
+    "nul": "a\0b",
+    "bytes": b"nonsense",
+    "empty list": [],
+    "list of nonsense": [Nonsense()],
+    "list of text": ["nonsense"],
+    "list of numbers": [1.5],
+    "empty dict": {},
+    "dict of nonsense": {"nonsense": Nonsense()},
+    "dict of text": {"nonsense": "nonsense"},
+    "dict of numbers": {1: 2},
+    "function": nothing,
+    "array": np.array([[1.5]]),
+}
+
+
+class Mine(Encoding):
+    """An encoding of a user's."""
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value)
+
+    def decode(self, data: Any) -> Any:
+        return data
+
+
+def _folder(name: str, **valid: Any) -> Valid:
+    return lambda root: {"out": OUT, "columns": {"x": name}, **valid}
+
+
+def _at(name: str, folder: str = "data", **valid: Any) -> Valid:
+    return lambda root: {name: root / folder, **valid}
+
+
+def _of(**valid: Any) -> Valid:
+    return lambda _: valid
+
+
+def _over(**valid: Any) -> Valid:
+    return lambda root: {"dataset": StreamingDataset(local=root / "data"), **valid}
+
+
+def _first(made: Any) -> None:
+    """Take the first of what it yields, where it yields anything, and leave it."""
+    with contextlib.closing(made):
+        next(iter(made), None)
+
+
+def _abort(writer: Any) -> None:
+    writer.abort()
+
+
+CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
+    "stoker.Adaptive": (_of(), nothing),
+    "stoker.CSVWriter": (_folder("str"), _abort),
+    "stoker.Contiguous": (_of(), nothing),
+    "stoker.Elastic": (_of(), nothing),
+    "stoker.HashBased": (_of(num_partitions=2), nothing),
+    "stoker.HashSplit": (_of(low=0, high=1), nothing),
+    "stoker.JSONWriter": (_folder("str"), _abort),
+    "stoker.KeepIds": (_of(ids=[1]), nothing),
+    "stoker.LMStream": (_over(column="x", batch_size=2, seq_len=4), lambda stream: next(iter(stream), None)),
+    "stoker.MDSWriter": (_folder("int"), _abort),
+    "stoker.MegatronSource": (_at("paths", "megatron"), nothing),
+    "stoker.Mesh": (_of(shape={"dp": 1}), nothing),
+    "stoker.RangeBased": (_of(ranges=[(0, 5)]), nothing),
+    "stoker.RawSource": (_at("paths", "raw", dtype="uint16", row_tokens=4), nothing),
+    "stoker.RoundRobin": (_of(), nothing),
+    "stoker.Schedule": (_of(points=((0, (("a", 1.0),)),)), nothing),
+    "stoker.ShardConfig": (_of(rank=0, world_size=1), nothing),
+    "stoker.SkipIds": (_of(ids=[1]), nothing),
+    "stoker.Stratified": (_of(label_column="x"), nothing),
+    "stoker.Stream": (_at("local"), nothing),
+    "stoker.StreamingConfig": (_of(), nothing),
+    "stoker.StreamingDataLoader": (_over(), nothing),
+    "stoker.StreamingDataset": (_at("local"), _first),
+    "stoker.StreamingParquetLoader": (_at("source", "tokens", seq_len=4), _first),
+    "stoker.StreamingShardLoader": (_over(), _first),
+    "stoker.TSVWriter": (_folder("str"), _abort),
+    "stoker.Where": (_of(column="x", op="==", value=1), nothing),
+    "stoker.World": (_of(), nothing),
+    "stoker.XSVWriter": (_folder("str", separator=";"), _abort),
+    "stoker.merge_index": (_at("urls", "parts"), nothing),
+    "stoker.rebuild_index": (_at("url", exist_ok=True), nothing),
+    "stoker.register_encoding": (_of(name="mine", encoding=Mine, replace=True), nothing),
+    "stoker.train_validation_split": (_of(), nothing),
+    "stoker.convert.convert": (
+        lambda root: {"source": root / "data", "destination": OUT, "processes": 1},
+        nothing,
+    ),
+    "stoker.dataset.conditions.Where.function": (_of(columns="x", fn=len, name="mine"), nothing),
+    "stoker.dataset.folders.JPEGWriter": (
+        lambda _: {"out": OUT, "columns": {"image": "jpeg", "label": "int"}},
+        _abort,
+    ),
+    "stoker.dataset.folders.PNGWriter": (
+        lambda _: {"out": OUT, "columns": {"image": "png", "label": "int"}},
+        _abort,
+    ),
+    "stoker.dataset.megatron_writer.MegatronShardWriter": (_folder("ndarray:uint16"), _abort),
+    "stoker.dataset.parquet_writer.ParquetWriter": (_folder("int"), _abort),
+    "stoker.dataset.writers.ArrowWriter": (_folder("int"), _abort),
+    "stoker.dataset.writers.HDF5Writer": (_folder("int32"), _abort),
+    "stoker.dataset.writers.NPYWriter": (_folder("int32"), _abort),
+    "stoker.dataset.writers.NPZWriter": (_folder("int32"), _abort),
+    "stoker.dataset.writers.TFRecordWriter": (_folder("int"), _abort),
+    "stoker.dataset.writers.TarWriter": (_folder("int"), _abort),
+    "stoker.cluster.coordination.Settings": (_of(), nothing),
+    "stoker.generate.DatasetSpec": (_of(format="npy", files=1, samples_per_file=2, record_bytes=8), nothing),
+    "stoker.generate.generate": (
+        lambda root: {"spec": DatasetSpec(format="npy", record_bytes=8), "url": OUT},
+        nothing,
+    ),
+    "stoker.inspection.caches.list_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
+    "stoker.inspection.caches.prune_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
+    "stoker.inspection.inspect": (_at("url"), nothing),
+    "stoker.inspection.verify": (_at("url"), nothing),
+    "stoker.order.schedule.Schedule.parse": (_of(points={0: {"a": 1}}), nothing),
+    "stoker.simulate.Cluster": (_of(nodes=1, ranks_per_node=1), nothing),
+    "stoker.simulate.Model": (_of(), nothing),
+    "stoker.tokens.LMSettings": (_of(seq_len=4), nothing),
+    "stoker.tokens.tokenize": (
+        lambda root: {"src": root / "text", "dst": OUT, "tokenizer": root / "tokenizer.json", "processes": 1},
+        nothing,
+    ),
+}
+"""Name of a public function or class to arguments with which it works, and what to do with what it returns."""
+
+# What users do not call: results, errors, base classes, protocols; and Coordination, which needs an engine.
+OTHERS = {
+    "Coordination",
+    "Encoding",
+    "LMBatch",
+    "LoaderStats",
+    "StokerError",
+    "StreamStats",
+    "TokenSource",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Datasets that the functions work on."""
+    root = tmp_path_factory.mktemp("arguments")
+    for place in ("data", "parts/0"):
+        with MDSWriter({"x": "ndarray:uint16:4"}, root / place) as writer:
+            writer.write_batch({"x": np.arange(40, dtype=np.uint16).reshape(10, 4)})
+    for place in ("empty", "raw", "tokens", "text", "megatron"):
+        (root / place).mkdir()
+    with MegatronWriter(root / "megatron" / "part", np.uint16) as documents:
+        documents.write(Ragged.of([np.arange(3, dtype=np.uint16)]))
+    words = Tokenizer(WordLevel({"some": 0, "words": 1}, unk_token="words"))
+    words.save(str(root / "tokenizer.json"))
+    np.arange(40, dtype=np.uint16).tofile(root / "raw" / "part.bin")
+    pq.write_table(pa.table({"tokens": [[1, 2, 3, 4, 5]] * 20}), root / "tokens" / "part.parquet")
+    (root / "text" / "a.txt").write_text("some words")
+    return root
+
+
+def _found(name: str) -> Any:
+    module, _, rest = name.rpartition(".")
+    try:
+        return getattr(import_module(module), rest)
+    except ModuleNotFoundError:
+        return getattr(_found(module), rest)
+
+
+def _parameters(target: Any) -> dict[str, Any]:
+    """Name to annotation of all arguments, those of ``**options: Unpack[...]`` among them."""
+    function = target.__new__ if isinstance(target, type) and issubclass(target, tuple) else target
+    function = target.__init__ if isinstance(target, type) and function is target else function
+    hints = get_type_hints(target if isinstance(target, type) and issubclass(target, tuple) else function)
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            found[name] = hints[name]
+        else:
+            found |= get_type_hints(get_args(hints[name])[0])
+    return found
+
+
+def test_the_table_has_all_that_is_public() -> None:
+    public = {name for name in stoker.__all__ if not name.startswith("_")}
+    assert {name.split(".")[1] for name in CASES if name.count(".") == 1} | OTHERS == public
+    for name in ("convert", "generate", "tokens", "inspection"):
+        module = import_module(f"stoker.{name}")
+        functions = {
+            one
+            for one in module.__all__
+            if inspect.isfunction(getattr(module, one)) and hasattr(getattr(module, one), "__wrapped__")
+        }
+        assert functions <= {case.rpartition(".")[2] for case in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_argument_is_an_error_of_our_own(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    target, (make, use) = _found(name), CASES[name]
+
+    def valid(place: str) -> dict[str, Any]:
+        arguments = make(root)
+        return {key: tmp_path / place if value == OUT else value for key, value in arguments.items()}
+
+    use(target(**valid("out")))
+    for number, (argument, hint) in enumerate(_parameters(target).items()):
+        for kind, wrong in WRONG.items():
+            arguments = valid(f"{number}/{kind}") | {argument: wrong}
+            called = f"{name}({argument}={wrong!r})"
+            try:
+                use(target(**arguments))
+            except StokerError as error:
+                told = str(error)
+            except Exception as error:
+                raise AssertionError(f"{called}: a raw {type(error).__name__}: {error}") from error
+            else:
+                told = ""
+            if kind == "an object" and hint is not Any:
+                assert argument in told, f"{called}: accepted, or an error that does not name the argument: {told!r}"
+    with pytest.raises(ConfigError, match="argument 'nonsense' is unknown"):
+        target(**valid("last"), nonsense=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"batch_size": "10"},
+            r"batch_size must be an integer or None, got '10' \(str\); write batch_size=10, without",
+        ),
+        ({"batch_size": 4.0}, r"got 4.0 \(float\); write batch_size=4"),
+        ({"batch_size": True}, "batch_size must be an integer or None, got True"),
+        ({"shuffle": "yes"}, r"shuffle must be True or False, got 'yes' \(str\); write shuffle=True"),
+        ({"epoch_size": 0.5}, "epoch_size must be an integer, a string or None, got 0.5"),
+        (
+            {"transform": [len]},
+            "transform must be a function .*; for several, give one function that calls them in turn",
+        ),
+        ({"columns": "x"}, r"for a single one, write columns=\['x'\]"),
+        ({"columns": {"x": float}}, "columns must be a list of strings"),
+        ({"subset": len}, r"subset must be .*; conditions are written Where\('column', '>', 3\)"),
+        ({"partition": RoundRobin}, r"give an object of it, RoundRobin\(...\)"),
+        ({"partition": "round_robin"}, r"such as RoundRobin\(\)"),
+        ({"remainder": "padd"}, "'pad', 'drop' or 'uneven', got 'padd' .*; did you mean 'pad'"),
+        ({"local": ""}, "an empty string is no path: is a variable not set"),
+        ({"streams": "s3://bucket"}, r"streams must be a list of Stream objects .*; give Stream\(remote=...\) objects"),
+        ({"storage_options": "secret"}, "storage_options must be a dict or None, got a str$"),
+        ({"batchsize": 3}, "argument 'batchsize' is unknown; did you mean 'batch_size'"),
+        ({"num_canonical_nodes": 2**64}, "num_canonical_nodes must be below"),
+    ],
+)
+def test_a_message_says_what_to_write(root: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset(**{"local": root / "data", **options})
+
+
+def test_the_first_argument_is_named() -> None:
+    with pytest.raises(ConfigError, match="name them, as in streams="):
+        StreamingDataset("s3://bucket")  # type: ignore[arg-type, call-arg]
+
+
+def test_numbers_of_numpy_are_as_good_as_those_of_python(root: Path) -> None:
+    options: dict[str, Any] = {
+        "batch_size": np.int64(4),
+        "shuffle": np.bool_(True),
+        "shuffle_seed": np.uint32(7),
+        "epoch_size": 1e1,
+        "columns": np.array(["x"]),
+        "world": World(np.int32(0), np.int64(1)),  # type: ignore[arg-type]
+    }
+    dataset = StreamingDataset(local=root / "data", **options)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    plain = StreamingDataset(
+        local=root / "data", batch_size=4, shuffle=True, shuffle_seed=7, epoch_size=10, columns=["x"]
+    )
+    assert state == plain.state_dict()
+    assert type(dataset.batch_size) is int
+
+
+def test_more_elements_than_are_looked_at_stay_as_they_are() -> None:
+    numbers = [*range(5000)]
+    assert KeepIds(numbers).ids.tolist() == numbers
+    assert KeepIds(np.arange(5000)).ids.tolist() == numbers
+    with pytest.raises(ConfigError, match="ids are integers in one dimension, found float64"):
+        KeepIds([*range(2000), 0.5])  # type: ignore[list-item]
