@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.context import BaseContext
 from typing import Any, TypedDict, Unpack
 
 from stoker.arguments import checked
+from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loader import StartingPoint
 from stoker.loader.collate import as_tensors, collate
@@ -139,12 +141,29 @@ class StreamingDataLoader(DataLoader[Any]):
             super().__init__(dataset, batch_size=batch_size, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"StreamingDataLoader: torch's DataLoader refuses its arguments: {error}") from error
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: workers that live on over epochs are the parent's."""
+        _abandoned.append(self._iterator)
+        self._iterator = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._start, self._yielded = self._stream.upcoming(), 0
-        for batch in super().__iter__():
-            self._yielded += 1
-            yield batch
+        pid = os.getpid()
+        batches = super().__iter__()
+        try:
+            for batch in batches:
+                self._yielded += 1
+                yield batch
+                if self.num_workers and pid != os.getpid():
+                    raise StateError(
+                        "the DataLoader workers of this iteration serve the process that this one was forked from: begin "
+                        "another iteration in this process"
+                    )
+        finally:
+            if pid != os.getpid():
+                _abandoned.append(batches)
         self._start = None
 
     def __len__(self) -> int:
@@ -171,6 +190,10 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         self._stream.load_state_dict(state)
         self._start = None
+
+
+# Iterators of the parent's, in a process that was forked from it: their finalisers would end its workers.
+_abandoned: list[Any] = []
 
 
 def _as_it_is(batch: LMBatch) -> LMBatch:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.dataset.destination import OutPath, open_destination
 from stoker.dataset.parquet_files import is_hidden
 from stoker.dataset.progress import Progress
@@ -69,6 +70,7 @@ class FileSetWriter(StoringWriter):
         self._prepare(options)
         self._progress = Progress(self._destination.main.url) if options.get("progress_bar") else None
         self._storing = Storing(threads, 1)
+        reset_in_children(self)
 
     @property
     def samples_written(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from stoker.errors import ConfigError
 
 __all__ = ["Finishing"]
+
+_FORKED: Final = "that of the process from which this one was forked"
 
 
 class Finishing(ABC):
@@ -16,6 +18,11 @@ class Finishing(ABC):
 
     _closed: str | None = None
     """How it was closed, if it was."""
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the threads that store, and what they store, are the parent's."""
+        if self._closed is None:
+            self._closed = _FORKED
 
     @abstractmethod
     def finish(self) -> None:
@@ -41,5 +48,7 @@ class Finishing(ABC):
         Raises:
             ConfigError: the writer is closed.
         """
+        if self._closed == _FORKED:
+            raise ConfigError(f"this writer is {_FORKED}: have one writer in each process, each with its own directory")
         if self._closed is not None:
             raise ConfigError(f"this writer is {self._closed}: make a new one, with append=True to add to its dataset")

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.arguments import checked
+from stoker.concurrency.forks import reset_in_children
 from stoker.dataset.destination import OutPath, open_destination
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.progress import Progress
@@ -99,6 +100,7 @@ class ImageWriter(StoringWriter):
         self._prepare(options)
         self._progress = Progress(self._destination.main.url) if options.get("progress_bar") else None
         self._storing = Storing(threads, threads * (_WAITING - 1))
+        reset_in_children(self)
 
     @property
     def samples_written(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -98,8 +97,12 @@ class ShardPool:
         index, caches = state.pop("index"), state.pop("caches")
         ShardPool.__init__(self, index, caches, **state)
 
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
+        # Futures and threads of the parent are not ours; its open readers are (the maps are shared).
+        self._reset()
+
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._coming: dict[int, Future[ShardReader | None]] = {}
 
@@ -126,7 +129,6 @@ class ShardPool:
             except KeyError:  # another thread has just dropped it
                 return reader
             return reader
-        self._mind_fork()
         while True:
             with self._lock:
                 reader = self._open.get(shard)
@@ -151,7 +153,6 @@ class ShardPool:
 
     def prefetch(self, shards: Iterable[int]) -> None:
         """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
-        self._mind_fork()
         for shard in shards:
             with self._lock:
                 if shard not in self._open and shard not in self._coming:
@@ -163,7 +164,6 @@ class ShardPool:
 
     def expect(self, shards: Collection[int]) -> None:
         """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest."""
-        self._mind_fork()
         self._needed = shards
         if not shards:
             coming, self._coming = self._coming, {}
@@ -218,11 +218,6 @@ class ShardPool:
         self._open.clear()
         self._maps.clear()
         self._due.clear()
-
-    def _mind_fork(self) -> None:
-        # Futures and threads of the parent are not ours; its open readers are (the maps are shared).
-        if self._pid != os.getpid():
-            self._reset()
 
     def _load_ahead(self, shard: int) -> ShardReader | None:
         loaded = self._load(shard, demanded=False)

@@ -39,6 +39,7 @@ class Worker:
 
     def __init__(self, name: str, serve: Callable[..., None], *args: Any) -> None:
         context = get_context("spawn")
+        self._pid = os.getpid()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_begin, args=(serve, theirs, args), daemon=True, name=name)
         with _uninterrupted():
@@ -74,7 +75,12 @@ class Worker:
         self._pipe.close()
 
     def stop(self, *, wait: bool = True) -> None:
-        """End the process in the middle of what it does; files that it was writing do not appear."""
+        """End the process in the middle of what it does; files that it was writing do not appear.
+
+        In a child that was forked meanwhile it does nothing: the process serves the parent.
+        """
+        if self._pid != os.getpid():
+            return
         if self._process.is_alive():
             self._process.terminate()
         if not wait:

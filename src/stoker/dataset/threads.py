@@ -13,7 +13,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
+
+from stoker.concurrency.forks import reset_in_children
 
 __all__ = ["Threads"]
 
@@ -23,20 +25,47 @@ _PATIENCE = 10.0
 _Queue: TypeAlias = "queue.SimpleQueue[_Work[Any] | None]"
 
 
-class _Work(Generic[_T]):
-    __slots__ = ("action", "future")
+class _Work(Future[_T]):
+    """Work and its result. A forked child does what the parent's threads had not done, when it asks for the result."""
 
     def __init__(self, action: Callable[[], _T]) -> None:
-        self.action = action
-        self.future: Future[_T] = Future()
+        super().__init__()
+        self._pid = os.getpid()
+        self._action: Callable[[], _T] | None = action
+        self._outcome: tuple[_T | None, BaseException | None] | None = None
 
     def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
+        """Do the work, unless it was cancelled."""
+        if not self.set_running_or_notify_cancel():
             return
+        value, error = self._do()
+        if error is None:
+            self.set_result(cast(_T, value))
+        else:
+            self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> _T:
+        """See :class:`concurrent.futures.Future`."""
+        if self._pid == os.getpid():
+            return super().result(timeout)
+        # A thread that is not there may hold this future's lock, so it is not touched.
+        value, error = self._outcome or self._do()
+        if error is not None:
+            raise error
+        return cast(_T, value)
+
+    def cancel(self) -> bool:
+        """See :class:`concurrent.futures.Future`; a child leaves its parent's work alone."""
+        return self._pid == os.getpid() and super().cancel()
+
+    def _do(self) -> tuple[_T | None, BaseException | None]:
+        assert self._action is not None
         try:
-            self.future.set_result(self.action())
+            self._outcome = self._action(), None
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
-            self.future.set_exception(error)
+            self._outcome = None, error
+        self._action = None  # and what it holds
+        return self._outcome
 
 
 class Threads:
@@ -48,11 +77,16 @@ class Threads:
     def __init__(self, count: int, name: str) -> None:
         self.count = count
         self._name = name
-        self._lock = threading.Lock()
+        self._reset()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
+        self._lock = threading.Lock()
         self._queue: _Queue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._pending = 0
@@ -61,10 +95,7 @@ class Threads:
 
     def submit(self, action: Callable[[], _T]) -> Future[_T]:
         """Run ``action`` on a thread of the pool, which opens again if it was closed."""
-        if self._pid != os.getpid():
-            self._lock = threading.Lock()
-            self._reset()
-        elif self._closed:
+        if self._closed:
             self._reset()
         work = _Work(action)
         with self._lock:
@@ -73,12 +104,10 @@ class Threads:
                 thread = threading.Thread(target=_serve, args=(self._queue,), name=f"stoker-{self._name}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        return work.future
+        return work
 
     def close(self, patience: float = _PATIENCE) -> None:
         """Drop what has not begun, wait up to ``patience`` seconds for what has."""
-        if self._pid != os.getpid():
-            return
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, []
@@ -88,7 +117,7 @@ class Threads:
                 except queue.Empty:
                     break
                 if work is not None:
-                    work.future.cancel()
+                    work.cancel()
             for _ in threads:
                 self._queue.put(None)
         for thread in threads:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.dataset.background import Press
 from stoker.dataset.destination import OutPath, open_destination
 from stoker.dataset.finishing import Finishing
@@ -119,6 +120,12 @@ class DatasetWriter(Finishing):
         self._bound: int = -1
         self._buffer: NDArray[np.uint8] | None = None
         self._reset()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
+        super().after_fork()
+        self._stopped = True
 
     # -- what callers use ------------------------------------------------------------------------------------------
 
@@ -322,7 +329,8 @@ class DatasetWriter(Finishing):
 
     def _refuse(self) -> None:
         """Raise why the writer takes nothing more."""
-        self._press.check()
+        if self._closed is None:
+            self._press.check()
         self._check_unclosed()
 
     def _close(self, how: str) -> None:

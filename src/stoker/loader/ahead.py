@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import weakref
@@ -44,6 +45,8 @@ class Ahead(Generic[_T]):
             0: no thread, an item is made when it is asked for.
         counts: where hits, misses and waiting are counted.
         cost: room that an item takes; default: one for each of its samples.
+
+    A process that is forked has no such thread: whoever owns a buffer drops it there and makes another.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Ahead(Generic[_T]):
         self._counts = counts
         self._size = size
         self._items = items
+        self._pid = os.getpid()
         self._shared: _Shared[_T] = _Shared(room)
         self._thread: threading.Thread | None = None
         if room:
@@ -120,6 +124,8 @@ class Ahead(Generic[_T]):
 
     def close(self) -> None:
         """End the thread; what is in the buffer is gone."""
+        if self._pid != os.getpid():
+            return  # the thread, and perhaps the lock, are the parent's
         shared = self._shared
         with shared.changed:
             shared.closed = True

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, get_args
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.dataset.counts import Count, Counts
 from stoker.dataset.threads import Threads
 from stoker.errors import FormatError, StateError, StokerError
@@ -123,6 +124,14 @@ class CheckpointFolder:
         self._store: Store = open_store(url, options)
         self._counts = counts
         self._threads = Threads(1, "checkpoint")
+        self._reset()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: what the parent writes is not the child's to write."""
+        self._reset()
+
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._waiting: Callable[[], Checkpoint] | None = None
         self._under_way: Future[None] | None = None

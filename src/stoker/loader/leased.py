@@ -7,6 +7,7 @@ import time
 from typing import Any, Final
 
 from stoker.cluster.coordination import Coordination, Progress, WorkerHealth
+from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
 from stoker.loader.ahead import Ahead, NothingYet
@@ -50,9 +51,29 @@ class Leased:
         self._position = 0
         self._reader: SplitReader | None = None
         self._lock = threading.RLock()
+        self._forked = False
         self.delivered = 0
         self.finished = False
         self._enter(0)
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: a run knows the parent, and not the child.
+
+        So a child raises an error where the parent takes part, which must not hear of it.
+        """
+        self._lock = threading.RLock()
+        if self._coordination is not None:
+            self._forked = True
+        self._ahead = self._reader = self._replicas = self._piece = self._coordination = None
+        self._ledger = Ledger(self._rows.counts)
+
+    def _check_process(self) -> None:
+        if self._forked:
+            raise StateError(
+                f"this StreamingShardLoader takes part in its run as rank {self._config.rank}, in the process from which this "
+                "one was forked: make a loader with a rank of its own in this process"
+            )
 
     def __len__(self) -> int:
         """Samples, or about how many batches, of an epoch, of all workers together."""
@@ -70,6 +91,7 @@ class Leased:
             ConfigError: commits are explicit, and nothing can come before there is one.
             StokerError: samples can not be read. Others try, and this worker goes on with other samples.
         """
+        self._check_process()
         if self._config.commit == "next":
             self._ledger.done()
         while not self.finished:
@@ -93,6 +115,7 @@ class Leased:
 
     def prefetch(self, samples: int, timeout: float | None) -> int:
         """Have so many samples ready, or as many as the buffer holds or could be leased; returns how many are."""
+        self._check_process()
         if self.finished or not self._config.prefetch_buffer_size:
             return 0
         wanted = min(samples, self._config.prefetch_buffer_size)
@@ -113,11 +136,13 @@ class Leased:
 
     def commit(self) -> None:
         """Say that all that was delivered is done."""
+        self._check_process()
         self._ledger.done()
         self._ledger.commit()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was said to be done is committed."""
+        self._check_process()
         if self._coordination is not None:
             self._coordination.flush(timeout)
 
@@ -127,6 +152,7 @@ class Leased:
         Raises:
             ConfigError: the epoch is not over.
         """
+        self._check_process()
         if not self.finished:
             self._ledger.commit()
             self.flush(self._config.patience)
@@ -235,6 +261,7 @@ class Leased:
     def _take_part(
         self, restored: Checkpoint | None = None, *, rollback: bool = False, attempt: int = 0
     ) -> Coordination:
+        self._check_process()
         with self._lock:
             if self._coordination is None:
                 coordination = join_run(self._config, self._course, self._splits)

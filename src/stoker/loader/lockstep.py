@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.dataset.samples import SampleRun
 from stoker.errors import StateError
 from stoker.loader.ahead import Ahead
@@ -107,11 +108,19 @@ class Lockstep:
         self._seat = Seat(config.rank, config.world_size, 1, batch_size)
         self._ahead: Ahead[_Item] | None = None
         self._lock = threading.Lock()
+        self._forked = False
         self._part: Iterator[Any] = iter(())
         self._fillers = 0
         self.delivered = 0
         self.finished = False
         self._begin(StartingPoint(0))
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the child goes on by itself after what was delivered."""
+        self._lock = threading.Lock()
+        self._ahead = None
+        self._forked = True
 
     # -- delivering ------------------------------------------------------------------------------------------------
 
@@ -191,11 +200,15 @@ class Lockstep:
             return buffer.take()
         except BaseException:
             # What was not delivered is read again when it is asked for again.
-            self._point = self._here()
-            self._restart()
+            with self._lock:
+                self._point = self._here()
+                self._restart()
             raise
 
     def _buffer(self) -> Ahead[_Item]:
+        if self._forked:
+            self._point = self._here()
+            self._restart()
         if self._ahead is None:
             reader = _Reader(self._rows, self._course, self._config, self._seat, self._point, self._run)
             room = self._config.prefetch_buffer_size
@@ -265,7 +278,10 @@ class Lockstep:
         self._restart()
 
     def _restart(self) -> None:
-        self._close_ahead()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        self._forked = False
         self.finished = False
         self._point = self._settled(self._point)
         self._run: Run = self._course.run(leg_of(self._point), self._seat)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stoker.cluster.coordination.planlog import Generation, PlanLog, apportion
+from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
 from stoker.loader.ahead import Ahead
@@ -69,6 +70,12 @@ class Planned:
         self.finished: bool
         ranks, weights = _equal_or_given(config)
         self._begin(0, 0, Generation(0, ranks, weights))
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the child goes on by itself after what was delivered."""
+        self._lock = threading.Lock()
+        self._ahead = None
 
     def __len__(self) -> int:
         """Steps of an epoch, by the plan as it stands."""

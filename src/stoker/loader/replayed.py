@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits, replayed
 from stoker.loader.ahead import Ahead
@@ -40,6 +41,12 @@ class Replayed:
         self.delivered: int
         self.finished: bool
         self._begin(0, 0)
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the child goes on by itself after what was delivered."""
+        self._ahead = None
+        self._part = iter(())
 
     def __len__(self) -> int:
         """Samples, or batches, of this rank."""

@@ -204,7 +204,7 @@ class Coordination:
                 if self._member.incarnation and not self._member.record.left:
                     self._driver.run(self._member.leave, timeout)
         finally:
-            if self._owns_store:
+            if self._owns_store and not self._driver.forked:
                 self._store.close()
 
     def __enter__(self) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ from stoker.cluster.coordination.membership import Clock
 from stoker.cluster.coordination.operations import Sleep, Steps, Unanswered
 from stoker.cluster.coordination.run import perform
 from stoker.cluster.coordination.store import CoordinationStore
+from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError
 
 __all__ = ["Driver"]
@@ -31,6 +31,7 @@ class Driver:
         changed: to be held by whoever looks at what the protocol knows, or changes it. It is let go while the engine is
             asked, and notified after each step.
         clock: the protocol's.
+        forked: whether this process was forked from that of the driver.
     """
 
     def __init__(self, store: CoordinationStore, clock: Clock, patience: float) -> None:
@@ -43,9 +44,21 @@ class Driver:
         self._error: BaseException | None = None
         self._answered = time.monotonic()
         self._silence: EngineError | None = None
-        self._pid = os.getpid()
         self._abandoned = False
+        self.forked = False
         _drivers.add(self)
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the run knows the parent, and hears nothing of the child."""
+        self.changed = threading.Condition()
+        self._thread = None
+        self.forked = True
+        self._error = ConfigError("a Coordination does not cross a fork: make one in the child process")
+
+    def _check_process(self) -> None:
+        if self.forked:
+            self.raise_if_failed()
 
     @property
     def failed(self) -> bool:
@@ -80,6 +93,7 @@ class Driver:
         Raises:
             EngineError: it has not answered for ``timeout`` seconds.
         """
+        self._check_process()
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -95,7 +109,7 @@ class Driver:
         with self.changed:
             self._abandoned = True
             self.wake()
-        if self._thread is not None and self._pid == os.getpid():
+        if self._thread is not None:
             self._thread.join(2.0)
 
     def insist(self, ask: Callable[[], _Answer]) -> _Answer:
@@ -104,6 +118,7 @@ class Driver:
         Raises:
             EngineError: it has not answered for the driver's patience.
         """
+        self._check_process()
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -131,8 +146,6 @@ class Driver:
             EngineError: the engine has not answered for the driver's patience.
             StokerError: what the protocol ended with.
         """
-        if os.getpid() != self._pid:
-            raise ConfigError("a Coordination does not cross a fork: make one in the child process")
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.changed:
             while True:

@@ -1,0 +1,200 @@
+"""What was begun before a fork goes on in the child, or says why it can not; nothing there waits for the parent's threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import (
+    LMStream,
+    MDSWriter,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamingParquetLoader,
+    StreamingShardLoader,
+)
+from stoker.dataset.parquet_writer import ParquetWriter
+from stoker.errors import StokerError
+from stoker.shards import Adaptive, StreamingConfig
+from support import make_dataset
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+_SAMPLES = 300
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 samples in several shards, with a column of tokens beside them as Parquet."""
+    folder = tmp_path_factory.mktemp("data")
+    make_dataset(folder / "mds", _SAMPLES, size_limit=2000)
+    with ParquetWriter({"tokens": "ndarray:int32"}, str(folder / "tokens"), size_limit=4000) as out:
+        for number in range(_SAMPLES):
+            out.write({"tokens": np.arange(number, number + 20, dtype=np.int32)})
+    return folder
+
+
+def in_child(action: Callable[[], Any]) -> Any:
+    """What an action returns, or the error that it raises, in a process forked from this one."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            signal.alarm(60)  # the default action ends a child that waits for ever
+            try:
+                told = repr(action())
+            except StokerError as error:
+                told = f"{type(error).__name__}: {error}"
+            os.write(theirs, told.encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as file:
+        told = file.read().decode()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "the child waited for ever, or failed"
+    return told
+
+
+def _id(item: Any) -> Any:
+    return np.asarray(item["id"]).tolist()
+
+
+def _slow(sample: Any) -> Any:
+    threading.Event().wait(0.002)
+    return sample
+
+
+def _samples(data: Path) -> Iterator[Any]:
+    return map(_id, StreamingDataset(local=data / "mds", transform=_slow, read_threads=4))
+
+
+def _batches(data: Path) -> Iterator[Any]:
+    return map(_id, StreamingDataset(local=data / "mds", read_threads=4).batches(8))
+
+
+def _memory(data: Path) -> Iterator[Any]:
+    folder = (data / "mds").as_uri()
+    return map(_id, StreamingDataset(remote=folder, cache="memory", read_threads=2).batches(8))
+
+
+def _lockstep(data: Path) -> Iterator[Any]:
+    dataset = StreamingDataset(local=data / "mds", transform=_slow)
+    return map(_id, StreamingShardLoader(dataset, StreamingConfig(prefetch_buffer_size=64)))
+
+
+def _lockstep_batches(data: Path) -> Iterator[Any]:
+    dataset = StreamingDataset(local=data / "mds", transform=_slow)
+    return map(_id, StreamingShardLoader(dataset, StreamingConfig(prefetch_buffer_size=64, batch_size=8)))
+
+
+def _planned(data: Path) -> Iterator[Any]:
+    dataset = StreamingDataset(local=data / "mds", transform=_slow)
+    return map(_id, StreamingShardLoader(dataset, StreamingConfig(prefetch_buffer_size=64, global_batch_size=8)))
+
+
+def _parquet(data: Path) -> Iterator[Any]:
+    loader = StreamingParquetLoader(str(data / "tokens"), batch_size=4, seq_len=16, decode_threads=2)
+    return (batch.input_ids.tolist() for batch in loader)
+
+
+def _stream(data: Path) -> Iterator[Any]:
+    dataset = StreamingDataset(remote=str(data / "tokens"), format="parquet", batch_size=8, read_threads=2)
+    return (batch.input_ids.tolist() for batch in LMStream(dataset, "tokens", 4, 16))
+
+
+def _loader(data: Path) -> Iterator[Any]:
+    return map(_id, StreamingDataLoader(StreamingDataset(local=data / "mds", read_threads=2, batch_size=8)))
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [_samples, _batches, _memory, _lockstep, _lockstep_batches, _planned, _parquet, _stream, _loader],
+)
+def test_an_iteration_goes_on_in_a_child_with_what_comes_next_and_in_the_parent_too(
+    data: Path, begin: Callable[[Path], Iterator[Any]]
+) -> None:
+    whole = list(begin(data))
+    iterator = begin(data)
+    first = list(islice(iterator, 5))
+    rest = in_child(lambda: list(iterator))
+    assert rest == repr(whole[5:])
+    assert first + list(iterator) == whole
+
+
+def test_a_child_that_is_forked_while_threads_hold_locks_waits_for_none_of_them(data: Path) -> None:
+    dataset = StreamingDataset(local=data / "mds", transform=_slow)
+    loader = StreamingShardLoader(dataset, StreamingConfig(prefetch_buffer_size=16))
+    whole = list(map(_id, loader))
+    loader.reset()
+    given = []
+    for _ in range(20):
+        given.append(_id(loader.next()))
+        assert in_child(lambda: _id(loader.next())) == repr(whole[len(given)])
+    loader.close()
+
+
+def test_a_coordinated_loader_says_in_a_child_that_the_parent_takes_part(data: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(local=data / "mds")
+    config = StreamingConfig(1, 0, Adaptive(), coordinator=f"sqlite:///{tmp_path}/run.db", prefetch_buffer_size=16)
+    with StreamingShardLoader(dataset, config) as loader:
+        given = [_id(item) for item in islice(loader, 5)]
+        for action in (
+            loader.next,
+            loader.commit,
+            loader.progress,
+            loader.get_checkpoint,
+            loader.prefetch,
+            loader.reset,
+        ):
+            assert in_child(action).startswith(
+                "StateError: this StreamingShardLoader takes part in its run as rank 0"
+            ), action
+        assert in_child(loader.close) == "None"
+        given += [_id(item) for item in iter(loader.next, None)]
+        assert sorted(given) == list(range(_SAMPLES))  # the child gave nothing back of what the parent had
+
+
+@pytest.mark.parametrize("make", [MDSWriter, ParquetWriter])
+def test_a_writer_belongs_to_its_process(tmp_path: Path, make: Callable[..., Any]) -> None:
+    out = make({"id": "int"}, str(tmp_path / "out"), size_limit=200)
+    for number in range(100):
+        out.write({"id": number})
+    for action in (lambda: out.write({"id": 1}), lambda: out.write_batch({"id": [1]}), out.finish):
+        assert in_child(action).startswith(
+            "ConfigError: this writer is that of the process from which this one was forked"
+        )
+    assert in_child(out.abort) == "None"
+    for number in range(100, 200):
+        out.write({"id": number})
+    out.finish()
+    kind = {} if make is MDSWriter else {"format": "parquet"}
+    assert [int(sample["id"]) for sample in StreamingDataset(remote=str(tmp_path / "out"), **kind)] == list(range(200))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_workers_of_a_dataloader_go_on_serving_the_parent(data: Path, persistent: bool) -> None:
+    dataset = StreamingDataset(local=data / "mds", batch_size=8)
+    loader = StreamingDataLoader(dataset, num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    given = [_id(batch) for batch in islice(iterator, 5)]
+
+    def go_on() -> Any:
+        try:
+            return next(iterator)
+        finally:
+            iterator.close()  # type: ignore[attr-defined]
+
+    assert in_child(go_on).startswith("StateError: the DataLoader workers of this iteration serve the process")
+    given += [_id(batch) for batch in iterator]
+    assert sorted(number for batch in given for number in batch) == list(range(_SAMPLES))
