@@ -178,7 +178,7 @@ def test_a_writer_belongs_to_its_process(tmp_path: Path, make: Callable[..., Any
     for number in range(100, 200):
         out.write({"id": number})
     out.finish()
-    kind = {} if make is MDSWriter else {"format": "parquet"}
+    kind: dict[str, Any] = {} if make is MDSWriter else {"format": "parquet"}
     assert [int(sample["id"]) for sample in StreamingDataset(remote=str(tmp_path / "out"), **kind)] == list(range(200))
 
 

@@ -71,8 +71,8 @@ class Leased:
     def _check_process(self) -> None:
         if self._forked:
             raise StateError(
-                f"this StreamingShardLoader takes part in its run as rank {self._config.rank}, in the process from which this "
-                "one was forked: make a loader with a rank of its own in this process"
+                f"this StreamingShardLoader takes part in its run as rank {self._config.rank}, in the process from which "
+                "this one was forked: make a loader with a rank of its own in this process"
             )
 
     def __len__(self) -> int:
