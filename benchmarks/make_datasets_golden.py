@@ -48,6 +48,7 @@ def main() -> None:
     shutil.rmtree(HERE, ignore_errors=True)
     made = datasets.Dataset.from_list([row(number) for number in range(7)], features=features)
     made.save_to_disk(str(HERE), num_shards=2)
+    made.to_parquet(str(HERE.with_suffix(".parquet")))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.dataset.agreement import check_agreement
 from stoker.dataset.cache import CacheKind
 from stoker.dataset.caches import uses_memory
+from stoker.dataset.features import warn_of_stored_files
 from stoker.dataset.parquet import Files, OnBadFiles
 from stoker.dataset.samples import iterate_samples, read_samples
 from stoker.dataset.streams import Stream, StreamDefaults, open_streams
@@ -207,6 +208,8 @@ class StreamingDataset(TorchIterable[Any]):
         self._table = ShardTable(self.index.sizes)
         total_bytes = self.index.total_bytes
         check_agreement(self._streams, columns)
+        if transform is None:
+            warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
         self._check_columns(columns)
         course = make_course(
             self._streams,

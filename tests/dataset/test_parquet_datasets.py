@@ -383,13 +383,13 @@ def test_filters_that_make_no_sense_are_refused(tmp_path: Path, filters: Any, ma
 def footers_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Keys of files whose footers are read."""
     read: list[str] = []
-    plain = footers.FooterReader._footer
+    plain = footers.FooterReader.footer
 
     def footer(reader: Any, file: Any) -> bytes:
         read.append(file.key)
         return plain(reader, file)
 
-    monkeypatch.setattr(footers.FooterReader, "_footer", footer)
+    monkeypatch.setattr(footers.FooterReader, "footer", footer)
     return read
 
 

@@ -95,7 +95,7 @@ class FooterReader:
     def _facts(self, file: FoundFile, constants: Mapping[str, Any], skip_bad: bool) -> FileFacts | BadFile:
         try:
             return read_facts(
-                self._footer(file),
+                self.footer(file),
                 key=file.key,
                 size=file.size,
                 version=file.version,
@@ -113,7 +113,8 @@ class FooterReader:
         except ConfigError as error:
             raise ConfigError(f"{self._store.url_of(file.key)}: {error}") from error
 
-    def _footer(self, file: FoundFile) -> bytes:
+    def footer(self, file: FoundFile) -> bytes:
+        """The bytes of a file's footer."""
         start = max(0, file.size - _FIRST_TAIL)
         tail = self._bytes(file, start, file.size)
         length = footer_length(tail, file.size)
