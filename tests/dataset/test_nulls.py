@@ -167,8 +167,9 @@ def test_a_null_key_is_an_error_that_says_where_and_what_to_do(
             ConfigError, match=rf'column {name!r} has no value .* sample 1 \(row 1 of \S+.*nulls="group"'
         ):
             column_labels(place, name, kind)
-    with pytest.raises(ConfigError, match="nulls='drop': expected 'error' or 'group'"):
-        HashBased(2, key="n", nulls="drop")  # type: ignore[arg-type]
+    for wrong in (lambda: HashBased(2, key="n", nulls="drop"), lambda: Stratified("n", nulls="drop")):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="nulls must be 'error' or 'group', got 'drop'"):
+            wrong()
 
 
 @pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -158,7 +158,6 @@ class HashBased(_Static):
     def __post_init__(self) -> None:
         if self.num_partitions < 1:
             raise ConfigError(f"num_partitions must be at least 1, got {self.num_partitions}")
-        _check_nulls(self.nulls)
 
     @property
     def column(self) -> str | None:
@@ -282,9 +281,6 @@ class Stratified(_Even):
     num_classes: int | None = None
     nulls: Nulls = "error"
 
-    def __post_init__(self) -> None:
-        _check_nulls(self.nulls)
-
     @property
     def column(self) -> str | None:
         """The column of the classes."""
@@ -315,11 +311,6 @@ class Stratified(_Even):
                 f"not num_classes={self.num_classes}; leave num_classes out, or mend the labels"
             )
         return counts
-
-
-def _check_nulls(nulls: str) -> None:
-    if nulls not in get_args(Nulls):
-        raise ConfigError(f"nulls={nulls!r}: expected {' or '.join(map(repr, get_args(Nulls)))}")
 
 
 def _dealt(count: int, world_size: int) -> Ids:
