@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from stoker import MDSWriter
+from stoker.dataset.cache_directory import is_cache_directory
 
 __all__ = [
     "COLUMNS",
     "TESTS",
+    "cache_of",
     "check_batch",
     "check_sample",
     "environ",
@@ -49,6 +51,12 @@ def sample_of(number: int, least: int = 0) -> dict[str, Any]:
         "row": np.frombuffer(digest.digest(24), "<i4"),
         "text": f"number {number} " + "é" * (number % 5),
     }
+
+
+def cache_of(local: Path) -> Path:
+    """The only directory of a version of a dataset in a cache."""
+    (found,) = (path for path in local.iterdir() if is_cache_directory(path))
+    return found
 
 
 def check_sample(sample: dict[str, Any], least: int = 0) -> int:

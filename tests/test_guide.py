@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from s3server import Bucket
+from support import cache_of
 
 PRELUDE = """
 import numpy as np
@@ -115,4 +116,4 @@ def test_the_guides_examples_run_as_written(bucket: Bucket, tmp_path: Path) -> N
     run(PRELUDE + WRITE)
     assert not (tmp_path / "data" / "mds" / "train").exists()  # keep_local is off: staging only
     assert run(READ + CHECK).strip() == "complete"
-    assert (tmp_path / "data" / "cache" / "ui-trajs" / "index.json").exists()
+    assert (cache_of(tmp_path / "data" / "cache" / "ui-trajs") / "index.json").exists()

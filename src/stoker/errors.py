@@ -15,6 +15,7 @@ __all__ = [
     "CacheError",
     "ConfigError",
     "CorruptDataError",
+    "DatasetChangedError",
     "DecodeError",
     "EncodingError",
     "FormatError",
@@ -63,6 +64,10 @@ class IndexFileError(FormatError):
 
 class CorruptDataError(FormatError):
     """A shard whose bytes, sizes, offsets or hashes contradict its index or itself."""
+
+
+class DatasetChangedError(CorruptDataError):
+    """A dataset, or a file of it, was written anew while it is read: what is left to read is not what was opened."""
 
 
 class SampleError(StokerError):

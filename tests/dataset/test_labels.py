@@ -25,7 +25,7 @@ from stoker.dataset.place import Place, open_place
 from stoker.dataset.pool import ShardPool
 from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, UnsafeDataError
 from stoker.formats.base import ReadOptions
-from support import start_script
+from support import cache_of, start_script
 
 LANGUAGES = ("en", "de", "fr", "日本", "")
 COLUMNS = {"id": "int", "lang": "str", "raw": "bytes", "small": "uint8", "score": "float32", "row": "ndarray:int16:2"}
@@ -165,11 +165,11 @@ def test_labels_are_computed_once_and_kept_in_the_cache(
     with caplog.at_level("INFO", "stoker.dataset.labels"):
         first = column_labels(place_of(remote, local), "lang", "classes").tolist()
     assert [record.message for record in caplog.records] == [
-        f"reading column 'lang' of all 300 samples of {local}, once, for its classes"
+        f"reading column 'lang' of all 300 samples of {cache_of(local)}, once, for its classes"
     ]
     no_reading()
     assert column_labels(place_of(remote, local), "lang", "classes").tolist() == first
-    assert [path.name.split(".")[:2] for path in kept_files(local)] == [["classes", "lang"]]
+    assert [path.name.split(".")[:2] for path in kept_files(cache_of(local))] == [["classes", "lang"]]
     assert not list(tmp_path.rglob("*.part"))
     assert sorted(os.listdir(remote)) == sorted(os.listdir(write(tmp_path / "fresh")))
 

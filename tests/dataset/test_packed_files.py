@@ -25,6 +25,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.registry import get_format
 from stoker.inspection import inspect, verify
 from stoker.storage import open_store
+from support import cache_of
 
 ROWS = 40
 FILES = 3
@@ -186,17 +187,17 @@ def test_what_was_evicted_is_decompressed_again_and_the_limit_kept(tmp_path: Pat
     size = max(len(json_file(range(n * ROWS, n * ROWS + ROWS))) for n in range(FILES))
     limit = 2 * size + size // 2
     dataset = StreamingDataset(**where, cache_limit=limit)
-    held = [path.stat().st_size for path in (tmp_path / "cache").glob("*.jsonl")]
+    held = [path.stat().st_size for path in cache_of(tmp_path / "cache").glob("*.jsonl")]
     assert 0 < sum(held) <= limit
     for _ in range(2):
         assert numbers(dataset) == list(range(FILES * ROWS))
     (tmp_path / "cache2").mkdir()
     where["local"] = tmp_path / "cache2"
     whole = StreamingDataset(**where)
-    for path in (tmp_path / "cache2").glob("*.jsonl"):
+    for path in cache_of(tmp_path / "cache2").glob("*.jsonl"):
         path.unlink()
     assert numbers(whole) == list(range(FILES * ROWS))
-    torn = next((tmp_path / "cache2").glob("*.jsonl"))
+    torn = next(cache_of(tmp_path / "cache2").glob("*.jsonl"))
     torn.write_bytes(torn.read_bytes()[:-1])
     assert numbers(StreamingDataset(**where)) == list(range(FILES * ROWS))
 

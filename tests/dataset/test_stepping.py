@@ -24,7 +24,8 @@ from stoker.errors import CorruptDataError
 from stoker.formats.registry import get_format
 from stoker.formats.source import MappedSource, check_range
 from stoker.formats.tfrecord_writer import TFRecordEncoder
-from stoker.storage import Store, open_store
+from stoker.storage import ObjectInfo, Store, open_store
+from support import cache_of
 
 SAMPLES = 12
 
@@ -66,9 +67,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(sum(ends) - sum(starts))
         return get_ranges(self, key, starts, ends, **more)
 
-    def whole(self: Store, key: str, path: Path, **more: Any) -> int:
-        found.append(download(self, key, path, **more))
-        return found[-1]
+    def whole(self: Store, key: str, path: Path, **more: Any) -> ObjectInfo:
+        info = download(self, key, path, **more)
+        found.append(info.size)
+        return info
 
     def part(self: Store, key: str, path: Path, start: int, end: int, **more: Any) -> None:
         found.append(end - start)
@@ -109,7 +111,7 @@ def test_of_large_members_only_heads_are_read(
     assert place.index.sizes.tolist() == [SAMPLES] * 3
     # The first records of a TFRecord file tell which features there are.
     assert sum(asked) < (0.03 if name == "tar" else 0.5) * size
-    assert not list((tmp_path / "cache").glob(f"*.{name}"))
+    assert not list(cache_of(tmp_path / "cache").glob(f"*.{name}"))
     assert texts(place) == [f"text {number}" for number in range(SAMPLES)] * 3
     asked.clear()
     again = open_foreign(url, name, tmp_path / "cache", storage_options=options)
@@ -130,7 +132,7 @@ def test_what_had_better_be_fetched_whole_is(
     url, size = put(name, sizes)
     place = open_foreign(url, name, tmp_path / "cache")
     assert place.index.sizes.tolist() == [len(sizes)] * 3
-    assert len(list((tmp_path / "cache").glob(f"*.{name}"))) == 3
+    assert len(list(cache_of(tmp_path / "cache").glob(f"*.{name}"))) == 3
     # Beside the files themselves, some heads, and the records that tell of features.
     assert size <= sum(asked) < 1.5 * size + 3 * 9 * stepping._BLOCK
     asked.clear()

@@ -187,12 +187,12 @@ def _sides() -> Iterator[list[bytes]]:
             ForeignFile("a", 99, "v1", 3, spec, pieces),
             ForeignFile("b", 9, "", 3, spec, (), (FoundFile("c", 9, ""),)),
         ]
-        foreign_facts.save_facts([Path(folder)], "foreign", foreign)
+        foreign_facts.save_facts([Path(folder)], "memory://data", "foreign", foreign)
         kept = Path(folder, ".stoker", "foreign").read_bytes()
         yield [kept, repr(foreign_facts.parse_facts(kept)).encode()]
         for data in list(_parquet())[:2]:
             facts = [facts_of(data, {})]
-            parquet_side.save_facts([Path(folder)], "parquet", facts)
+            parquet_side.save_facts([Path(folder)], "memory://data", "parquet", facts)
             yield [Path(folder, ".stoker", "parquet").read_bytes(), told_of(facts)]
 
 

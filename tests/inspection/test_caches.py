@@ -12,6 +12,9 @@ from broken import shard_files, write, write_others
 
 from s3server import Bucket
 from stoker import StreamingDataset
+from stoker.dataset.cache import CacheSettings
+from stoker.dataset.labels import column_labels
+from stoker.dataset.place import open_place
 from stoker.errors import CacheError
 from stoker.inspection.caches import list_caches, prune_caches
 
@@ -49,7 +52,7 @@ def test_caches_are_listed_with_what_they_are_of(home: Path, tmp_path: Path) -> 
     dataset = read(str(tmp_path / "data"))  # decompressed into the default cache
     (cache,) = list_caches()
     assert cache.origin == str(tmp_path / "data")
-    assert Path(cache.path).parent == home
+    assert Path(cache.path).parent.parent == home
     files = [path for path in shard_files(Path(cache.path)) if ".stoker" not in path.parts]
     assert (cache.files, cache.bytes) == (len(files), sum(path.stat().st_size for path in files))
     assert cache.used is not None
@@ -164,6 +167,25 @@ def test_clearing_removes_default_caches_whole(home: Path, tmp_path: Path) -> No
     assert prune_caches(everything=True).removed
     assert list(home.iterdir()) == []
     assert sum(1 for _ in read(str(tmp_path / "data"))) == 60
+
+
+def test_what_was_kept_of_a_dataset_read_in_place_is_listed_and_goes(home: Path, tmp_path: Path) -> None:
+    for name in ("stays", "goes"):
+        write_others("npy", tmp_path / name)
+        read(str(tmp_path / name), format="npy")
+    write("mds", tmp_path / "shards")
+    column_labels(open_place(str(tmp_path / "shards"), None, None, settings=CacheSettings()), "id", "classes")
+    origins = {str(tmp_path / name) for name in ("stays", "goes", "shards")}
+    assert {cache.origin for cache in list_caches()} == origins
+    assert all(cache.kept_bytes and not cache.files for cache in list_caches())
+    shutil.rmtree(tmp_path / "goes")
+    prune_caches(gone=True)
+    assert {cache.origin for cache in list_caches()} == origins - {str(tmp_path / "goes")}
+    prune_caches(older_than=2 * _DAY)
+    assert len(list_caches()) == 2
+    prune_caches(everything=True)
+    assert list_caches() == []
+    assert list(home.iterdir()) == []
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -40,11 +40,12 @@ def remotes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def held(cache: Path, names: dict[str, int]) -> int:
     """Bytes of shard files in the cache, those under way included."""
-    if not (cache / ".stoker" / "room").exists():
+    room_file = next(cache.glob("*/.stoker/room"), None)
+    if room_file is None:
         return 0
     sizes: dict[int, int] = {}
     # While we look, nobody may add or remove files; a part may still get its final name, so each counts by its inode.
-    with open(cache / ".stoker" / "room") as room:
+    with open(room_file) as room:
         fcntl.flock(room, fcntl.LOCK_EX)
         for path in cache.rglob("*"):
             with contextlib.suppress(FileNotFoundError):

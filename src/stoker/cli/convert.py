@@ -82,7 +82,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     shards.add_argument("--size-limit", metavar="SIZE", type=byte_size, default=1 << 26, help="default: 64MB")
     shards.add_argument("--shard-samples", metavar="N", type=count, help="samples of a shard, instead of its size")
     shards.add_argument("--compression", metavar="CODEC", help="such as zstd or zstd:7")
-    shards.add_argument("--hashes", metavar="NAME,...", type=_names, help="to put in the index, such as xxh3_64")
+    shards.add_argument(
+        "--hashes", metavar="NAME,...", type=_names, help="to put in the index; default xxh3_64, or none"
+    )
     work = parser.add_argument_group("work")
     work.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
     work.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: tasks of a Ray cluster")
@@ -122,7 +124,7 @@ def run(chosen: argparse.Namespace) -> None:
             size_limit=chosen.size_limit,
             shard_samples=chosen.shard_samples,
             compression=None if chosen.compression == "none" else chosen.compression,
-            hashes=chosen.hashes,
+            hashes=() if list(chosen.hashes or ()) == ["none"] else chosen.hashes,
             processes=chosen.processes,
             engine=chosen.engine,
             resume=not chosen.restart,

@@ -99,7 +99,7 @@ def convert(
         size_limit: most raw bytes of a shard, as a number or like ``"64MB"``.
         shard_samples: most samples of a shard, instead of its bytes.
         compression: ``"zstd"``, ``"zstd:7"``, ...
-        hashes: names of hashes of every file to put in the index.
+        hashes: names of hashes of every file to put in the index; default as for the writers, ``()`` for none.
         processes: default one a processor; 1 works in this process. With Ray: most tasks at once.
         engine: ``"ray"`` for the tasks of a Ray cluster.
         resume: go on from what an unfinished run left; otherwise remove that, and begin anew.

@@ -99,7 +99,7 @@ def open_source(
         return Opened(source, found.kind, {source.content: ColumnType(kind)}, versions)
     first = _first(found.given)
     root = os.path.realpath(first) if is_local(first) is not None else first
-    fetched = default_cache(f"{root}\nconvert\n{job}", storage_options)
+    fetched = default_cache(os.fspath(root), storage_options, f"convert\n{job}")
     if fresh:
         shutil.rmtree(fetched, ignore_errors=True)
     place, cache = _open(found, fetched, whole=whole, storage_options=storage_options, format_options=format_options)
@@ -203,7 +203,7 @@ def _open(
     place = open_foreign(
         given, name, local, settings=settings, storage_options=options, unpack_into=cache, **format_options
     )
-    return place, None if place.cache.store is None else place.cache.root
+    return place, None if place.cache.store is None else cache
 
 
 def _declared(place: Place) -> dict[str, ColumnType]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final, Literal, get_args
 
 from stoker.convert.detect import Url
-from stoker.convert.sinks import Settings
+from stoker.convert.sinks import LISTED, Settings
 from stoker.dataset.writer import check_hash_names, check_size_limit
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.compression import parse_compression
@@ -56,7 +56,8 @@ def settings_of(
             parse_compression(compression)
         except FormatError as error:
             raise ConfigError(str(error)) from None
-    return Settings(to, compression, tuple(check_hash_names(hashes)), limit, shard_samples)
+    names = () if hashes is None and to in LISTED else tuple(check_hash_names(hashes))
+    return Settings(to, compression, names, limit, shard_samples)
 
 
 def parts_of(split: Mapping[str, float | Fraction] | None) -> tuple[tuple[str, Fraction, Fraction], ...]:

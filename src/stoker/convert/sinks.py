@@ -169,7 +169,7 @@ class _TaskDestination(Destination):
 
 
 def _writer_for(settings: Settings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int) -> Any:
-    options: dict[str, Any] = {"hashes": list(settings.hashes) or None, "max_workers": 1}
+    options: dict[str, Any] = {"hashes": list(settings.hashes), "max_workers": 1}
     if settings.format not in ("jpeg", "png"):
         limit = settings.size_limit if settings.shard_samples is None else None
         options.update(compression=settings.compression, size_limit=limit)

@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.dataset.cache_directory import CacheDirectory, refuse_dataset
 from stoker.dataset.parquet_files import Source, source_of
-from stoker.dataset.place import Address, address_of, default_cache
+from stoker.dataset.place import default_cache, origin_of
 from stoker.errors import ConfigError
 from stoker.storage import is_local, join_url
 from stoker.types import StorageOptions
 
-__all__ = ["files_address", "files_asked_for", "side_places"]
+__all__ = ["files_asked_for", "files_directory", "side_places"]
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -41,19 +42,15 @@ def files_asked_for(
     return source_of(given), cache_root
 
 
-def files_address(
-    remote: Files | None,
-    local: str | os.PathLike[str] | None,
-    split: str | None,
-    storage_options: StorageOptions | None = None,
-) -> Address:
-    """Where files without an index would be read from, before anything is read.
+def files_directory(base: Path, root: str, options: StorageOptions | None) -> CacheDirectory:
+    """The directory of a cache for files without an index. There is one for all versions: names of files tell these.
 
-    Raises:
-        ConfigError: see :func:`files_asked_for`.
+    Args:
+        base: the directory of the caches.
+        root: directory or URL of the files.
+        options: as :func:`stoker.storage.open_store` has them.
     """
-    source, cache_root = files_asked_for(remote, local, split)
-    return address_of(source.root, cache_root, None, storage_options)
+    return CacheDirectory(base, origin_of(root, options), "files")
 
 
 def side_places(root: str, cache_root: str | None, options: StorageOptions | None, *, beside: bool) -> tuple[Path, ...]:
@@ -64,8 +61,20 @@ def side_places(root: str, cache_root: str | None, options: StorageOptions | Non
         cache_root: the cache's directory, where one is named.
         options: as :func:`stoker.storage.open_store` has them.
         beside: whether it may lie among the files, where these are local.
+
+    Raises:
+        ConfigError: the cache's directory is a dataset.
     """
     directory = is_local(root)
     default = default_cache(root, options) if directory is None else default_cache(os.path.realpath(directory), None)
-    first = [Path(cache_root)] if cache_root is not None else [directory] if beside and directory is not None else []
+    first: list[Path] = []
+    if cache_root is not None:
+        base = Path(cache_root).absolute()
+        if directory is None or os.path.realpath(directory) != os.path.realpath(base):
+            refuse_dataset((base,), root)
+            first = [files_directory(base, root, options).path]
+        else:
+            first = [base]
+    elif beside and directory is not None:
+        first = [directory]
     return tuple(dict.fromkeys([*first, default]))

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stoker.dataset.counts import Count, Counts
-from stoker.errors import ConfigError, CorruptDataError
+from stoker.dataset.version import VersionWatch
+from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.compression import parse_compression
 from stoker.formats.hashing import fastest_hash, hash_hex
-from stoker.storage import Store
+from stoker.storage import ObjectInfo, Store
 from stoker.types import Buffer, HeldBytes
 
 __all__ = ["CacheKind", "CacheSettings", "ShardCache"]
@@ -59,6 +60,8 @@ class ShardCache(ABC):
         root: the directory that they are read from, or would be.
         store: where shards come from; ``None`` if the directory itself is the dataset.
         settings: see :class:`CacheSettings`.
+        watch: tells whether what is fetched, or read in place, is of the version that was opened; ``None`` where names of
+            files have versions.
 
     Attributes:
         keeps: whether shards that nobody reads stay.
@@ -68,8 +71,11 @@ class ShardCache(ABC):
 
     keeps: ClassVar[bool] = True
 
-    def __init__(self, root: Path, store: Store | None, settings: CacheSettings) -> None:
+    def __init__(
+        self, root: Path, store: Store | None, settings: CacheSettings, watch: VersionWatch | None = None
+    ) -> None:
         self.root = root
+        self.watch = watch
         self.store = store
         self.settings = settings
         self.counts: Counts | None = None
@@ -153,8 +159,12 @@ class ShardCache(ABC):
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return fetch()
-            except CorruptDataError as error:
-                if attempt == _ATTEMPTS or self.store is None:
+            except DatasetChangedError:
+                raise
+            except (CorruptDataError, StorageError) as error:
+                if self.watch is not None:
+                    self.watch.explain(error)
+                if attempt == _ATTEMPTS or self.store is None or isinstance(error, StorageError):
                     raise
                 self._count(Count.RETRIES, 1)
                 logger.warning("%s; fetching it again", error)
@@ -167,16 +177,19 @@ class ShardCache(ABC):
         file, packed = info.raw[number], info.zip[number]
         if len(data) != packed.bytes:
             raise CorruptDataError(f"{where} has {len(data)} bytes, the index says {packed.bytes}")
-        if self.settings.validate_hash is not False:
-            self._check(packed, data, where)
+        self._check(packed, data, where)
         assert info.compression is not None
         try:
             raw = parse_compression(info.compression).decompress_in(data, file.bytes, memory)
         except CorruptDataError as error:
             raise CorruptDataError(f"{where}: {error}") from error
-        if self.settings.validate_hash is not False:
-            self._check(file, raw, where)
+        self._check(file, raw, where)
         return raw
+
+    def _check_version(self, file: FileInfo, info: ObjectInfo) -> None:
+        """See that a file that arrived is of the version that was opened, unless its hash tells."""
+        if self.watch is not None and self._hash_of(file) is None:
+            self.watch.check_fetched(info)
 
     def _check_size(self, file: FileInfo, size: int) -> None:
         """Check a whole file of the store by its size."""
@@ -184,30 +197,34 @@ class ShardCache(ABC):
         if size != file.bytes:
             raise CorruptDataError(f"{self.store.url_of(file.basename)} has {size} bytes, the index says {file.bytes}")
 
-    def _check_arrived(self, file: FileInfo, size: int, data: Callable[[], Buffer]) -> None:
-        """Check a whole file that was fetched: its size, and its hash as far as there is one."""
-        assert self.store is not None
-        self._check_size(file, size)
-        if self.settings.validate_hash is not False and file.hashes and size:
-            self._check(file, data(), self.store.url_of(file.basename))
+    def _hash_of(self, file: FileInfo) -> str | None:
+        """Name of the hash that a whole file is checked against; ``None`` for none.
 
-    def _check(self, file: FileInfo, data: Buffer | bytearray, where: str | Path) -> None:
-        if file.part is not None:  # hashes are of whole files; the format checks its own
-            return
+        Raises:
+            ConfigError: the one that is asked for is not in the index.
+        """
         name = self.settings.validate_hash
-        if name is None or name is True:
-            name = fastest_hash(file.hashes)
-            if name is None:
-                return
+        if file.part is not None or name is False:  # hashes are of whole files; the format checks its own
+            return None
         if not isinstance(name, str):
-            return
-        expected = file.hashes.get(name)
-        if expected is None:
+            return fastest_hash(file.hashes)
+        if name not in file.hashes:
             raise ConfigError(
                 f"validate_hash={name!r}, but the index has "
                 + (f"only {', '.join(sorted(file.hashes))}" if file.hashes else "no hashes")
                 + f" for {file.basename}"
             )
-        found = hash_hex(name, data)
+        return name
+
+    def _check(self, file: FileInfo, data: Buffer | bytearray, where: str | Path) -> None:
+        name = self._hash_of(file)
+        if name is not None:
+            self._check_digest(file, name, hash_hex(name, data), where)
+
+    def _check_digest(self, file: FileInfo, name: str, found: str, where: str | Path) -> None:
+        expected = file.hashes[name]
         if found != expected:
-            raise CorruptDataError(f"{where}: its {name} is {found}, the index says {expected}")
+            raise CorruptDataError(
+                f"{where}: its {name} is {found}, the index says {expected}. It is damaged, or the dataset was written anew "
+                "since it was opened"
+            )

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stoker.dataset.cache import CacheKind, CacheSettings, ShardCache
+from stoker.dataset.cache_directory import CacheDirectory
 from stoker.dataset.disk_cache import DiskCache
 from stoker.dataset.memory_cache import MemoryCache
+from stoker.dataset.version import VersionWatch
 from stoker.errors import ConfigError
 from stoker.storage import Store
 
@@ -16,17 +18,23 @@ __all__ = ["check_memory", "make_cache", "uses_memory"]
 
 
 def make_cache(
-    root: Path, store: Store | None, settings: CacheSettings, known: Callable[[], Mapping[str, int]] | None = None
+    root: Path | CacheDirectory,
+    store: Store | None,
+    settings: CacheSettings,
+    known: Callable[[], Mapping[str, int]] | None = None,
+    watch: VersionWatch | None = None,
 ) -> ShardCache:
     """The cache that the settings ask for; files that are read where they lie (no ``store``) are mapped in any case.
 
     Args:
-        root, store, settings: see :class:`~stoker.dataset.cache.ShardCache`.
+        root: the directory of files that are read where they lie, or of the cache.
+        store, settings, watch: see :class:`~stoker.dataset.cache.ShardCache`.
         known: see :class:`~stoker.dataset.disk_cache.DiskCache`.
     """
+    directory, path = (root, root.path) if isinstance(root, CacheDirectory) else (None, root)
     if settings.in_memory and store is not None:
-        return MemoryCache(root, store, settings)
-    return DiskCache(root, store, settings, known)
+        return MemoryCache(path, store, settings, watch)
+    return DiskCache(path, store, settings, known, watch, directory)
 
 
 def uses_memory(cache: CacheKind) -> bool:

@@ -28,12 +28,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.cache_directory import CacheDirectory
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import check_file, fetch_part
 from stoker.dataset.inuse import hold
-from stoker.dataset.origin import write_origin
+from stoker.dataset.origin import PRIVATE
 from stoker.dataset.room import PART, Room, claim, part_name, release, remove_unlocked
 from stoker.dataset.unpacking import unpack_file
+from stoker.dataset.version import VersionWatch
 from stoker.errors import (
     CacheError,
     ConfigError,
@@ -43,16 +45,9 @@ from stoker.errors import (
     StorageFullError,
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
-from stoker.storage import Store
-from stoker.storage.files import (
-    MappedFile,
-    make_own_directory,
-    map_file,
-    map_open_file,
-    open_own,
-    open_regular,
-    read_regular,
-)
+from stoker.formats.hashing import fastest_hash, new_hash
+from stoker.storage import ObjectInfo, Store
+from stoker.storage.files import MappedFile, make_own_directory, map_open_file, open_own, open_regular, read_regular
 from stoker.types import Buffer
 
 __all__ = ["DiskCache"]
@@ -61,7 +56,6 @@ _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
-_PRIVATE = ".stoker"
 # How many bytes a compressed one is thought to stand for where nothing tells: text gives three to five.
 _USUAL_RATIO = 4
 
@@ -74,6 +68,8 @@ class DiskCache(ShardCache):
         store: where shards come from; ``None`` if the directory itself is the dataset. Then nothing is ever evicted.
         settings: see :class:`~stoker.dataset.cache.CacheSettings`.
         known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+        watch: see :class:`~stoker.dataset.cache.ShardCache`.
+        directory: makes and holds the root; ``None`` where there is no store.
     """
 
     def __init__(
@@ -82,17 +78,21 @@ class DiskCache(ShardCache):
         store: Store | None,
         settings: CacheSettings,
         known: Callable[[], Mapping[str, int]] | None = None,
+        watch: VersionWatch | None = None,
+        directory: CacheDirectory | None = None,
     ) -> None:
-        super().__init__(root, store, settings)
-        self._private = root / _PRIVATE
+        super().__init__(root, store, settings, watch)
+        self.directory = directory
+        self._private = root / PRIVATE
         self._room: Room | None = None
         self._warned = False
-        self._noted = False
         self._seen = False
         # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
             self._room = Room(root, self._private, settings.limit, settings.stall_timeout, known)
+            if directory is not None:
+                self._room.others = directory.others
         if settings.limit is not None and store is None:
             raise ConfigError(
                 f"cache_limit was given, but {root} has no remote to fetch evicted shards from again: "
@@ -109,6 +109,11 @@ class DiskCache(ShardCache):
             if data is None:
                 return None
             files.append(data)
+        if self.store is None and self.watch is not None:
+            for file in () if info.zip else info.raw:
+                self.watch.check_opened(file.basename)
+            if info.zip:
+                self.watch.look()
         return files
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:
@@ -228,10 +233,16 @@ class DiskCache(ShardCache):
             self._guard(lambda: fetch_part(store, excerpt, part), "write to")
             self._count(Count.BYTES_FETCHED, sum(excerpt.ends) - sum(excerpt.starts))
             return
-        size = self._guard(lambda: store.download(file.basename, part, max_bytes=file.bytes), "write to")
-        self._count(Count.BYTES_FETCHED, size)
-
-        self._check_arrived(file, size, lambda: map_file(part))
+        name = self._hash_of(file)
+        hashing = None if name is None else new_hash(name)
+        arrived = self._guard(
+            lambda: store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing), "write to"
+        )
+        self._count(Count.BYTES_FETCHED, arrived.size)
+        self._check_size(file, arrived.size)
+        if name is not None:
+            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
+        self._check_version(file, arrived)
 
     def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
         file, packed = info.raw[number], info.zip[number]
@@ -243,11 +254,12 @@ class DiskCache(ShardCache):
         kept = self.root / packed.basename
         data = self._kept_zip(kept, packed)
         where: str | Path = kept
+        arrived: ObjectInfo | None = None
         if data is None:
             if self.store is None:
                 raise ObjectNotFoundError(f"{kept} is missing, and there is no remote to fetch it from", url=str(kept))
             where = self.store.url_of(packed.basename)
-            data = self.store.get(packed.basename, max_bytes=packed.bytes)
+            data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
         try:
             raw = self._decompressed(info, number, data, where, bytearray)
@@ -255,6 +267,8 @@ class DiskCache(ShardCache):
             if self.store is not None:
                 _unlink(kept)
             raise
+        if arrived is not None:
+            self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
         self._guard(lambda: _write(part, raw), "write to")
         if self.settings.keep_zip and self.store is not None and not kept.exists():
             self.keep(packed.basename, data, room=False)
@@ -341,9 +355,8 @@ class DiskCache(ShardCache):
             self._seen = True
         if not there:
             self.sweep()
-        if self.store is not None and not self._noted:
-            self._noted = True
-            write_origin(self._private, self.store.url)
+        if self.directory is not None:
+            self.directory.make()
         self._stay_inside(target)
         target.parent.mkdir(parents=True, exist_ok=True)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.dataset.asked import files_asked_for, side_places
+from stoker.dataset.asked import files_asked_for, files_directory, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.caches import make_cache
 from stoker.dataset.foreign_facts import ForeignFile, load_facts, save_facts
@@ -107,9 +107,9 @@ def open_foreign(
     address = address_of(source.root, cache_root, None, storage_options)
     packed = _packed_files(reader, files, store)
     if packed and address.in_place:
-        directory = is_local(source.root)
-        assert directory is not None  # or it would not be in place
-        root = unpack_into or default_cache(os.path.realpath(directory), None)
+        lies = is_local(source.root)
+        assert lies is not None  # or it would not be in place
+        root = unpack_into or default_cache(os.path.realpath(lies), None)
         address = Address(source.root, root, in_place=False)
     sizes = {whole_file(file, in_place=False).basename: file.size for file in files}
     sizes.update({packed_file(file)[0].basename: file.size for file in packed})
@@ -118,8 +118,11 @@ def open_foreign(
             f"{store.url_of(packed[0].key)}: compressed files come into the cache whole, decompressed, and one in memory "
             "would not keep them: leave out cache='memory', or decompress them"
         )
-    cache = make_cache(address.root, None if address.in_place else store, settings, lambda: sizes)
+    directory = None if address.in_place else files_directory(address.root, source.root, storage_options)
+    cache = make_cache(directory or address.root, None if address.in_place else store, settings, lambda: sizes)
     if not address.in_place:
+        assert directory is not None
+        directory.hold()
         with contextlib.suppress(OSError):
             cache.sweep()
     if isinstance(reader, FileFormat):
@@ -128,7 +131,10 @@ def open_foreign(
         fetched = FetchedFiles(cache, cache_limit, in_place=address.in_place)
         facts = survey_files(reader, files, beside, known, format_settings, fetched, store)
     if not _same(facts, list(known.values())):
-        save_facts(keep, name, facts)
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                directory.make()
+        save_facts(keep, store.url, name, facts)
     specs = _agreed(reader, facts, store)
     shards = [
         shard
@@ -139,7 +145,7 @@ def open_foreign(
     index = Index(shards, where=source.root)
     if not address.in_place and cache.keeps:
         _remove_replaced(cache, known, facts, format)
-    place = make_cache(address.root, None if address.in_place else store, settings, index.file_sizes)
+    place = make_cache(directory or address.root, None if address.in_place else store, settings, index.file_sizes)
     place.early = cache.early
     return Place(index, place, keep)
 

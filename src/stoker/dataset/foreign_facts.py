@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.dataset.origin import make_private
 from stoker.dataset.parquet_files import FoundFile
 from stoker.dataset.room import part_name, release, try_lock
-from stoker.storage.files import make_own_directory, open_own, read_regular
+from stoker.storage.files import open_own, read_regular
 
 __all__ = ["ForeignFile", "load_facts", "parse_facts", "save_facts"]
 
@@ -96,8 +97,8 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).hexdigest().encode()
 
 
-def save_facts(directories: Sequence[Path], name: str, files: Sequence[ForeignFile]) -> None:
-    """Keep facts in the first of the directories that can be written to; where there is none, nowhere."""
+def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence[ForeignFile]) -> None:
+    """Keep facts of files below ``url`` in the first of the directories that can be written to; else nowhere."""
     specs: dict[int, tuple[int, Mapping[str, Any]]] = {}
     numbers = [specs.setdefault(id(one.spec), (len(specs), one.spec))[0] for one in files]
     kept = {
@@ -118,14 +119,13 @@ def save_facts(directories: Sequence[Path], name: str, files: Sequence[ForeignFi
     data = _digest(text) + b"\n" + text
     for directory in directories:
         try:
-            _save(directory / _PRIVATE, name, data)
+            _save(make_private(directory, url), name, data)
             return
         except OSError as error:
             logger.debug("can not keep the index of files in %s: %s", directory, error)
 
 
 def _save(private: Path, name: str, data: bytes) -> None:
-    make_own_directory(private)
     part = private / part_name(name, secrets.token_hex(8))
     descriptor = open_own(part, os.O_EXCL)
     try:

@@ -81,10 +81,9 @@ def packed_file(file: FoundFile, size: int = UNKNOWN, start: int = 0, end: int =
         start: first byte of the window.
         end: the byte after its last.
     """
-    mark = hashlib.blake2b(f"{file.version}\0{file.size}".encode(), digest_size=4).hexdigest()
     stem, suffix = os.path.splitext(os.path.splitext(file.key)[0])
     part = FilePart(file.key, size, "", (start,), (end,), in_place=True)
-    return FileInfo(f"{stem}.{mark}{suffix}", end - start, _NO_HASHES, part), whole_file(file, in_place=False)
+    return FileInfo(f"{stem}.{_mark(file)}{suffix}", end - start, _NO_HASHES, part), whole_file(file, in_place=False)
 
 
 def _kind(spec: Mapping[str, Any]) -> str:
@@ -102,4 +101,9 @@ def _cached(file: FoundFile) -> str:
     if not file.version:
         return file.key
     stem, suffix = os.path.splitext(file.key)
-    return f"{stem}.{hashlib.blake2b(file.version.encode(), digest_size=4).hexdigest()}{suffix}"
+    return f"{stem}.{_mark(file)}{suffix}"
+
+
+def _mark(file: FoundFile) -> str:
+    """What tells a file from one that replaces it, as a part of a name."""
+    return hashlib.blake2b(f"{file.version}\0{file.size}".encode(), digest_size=8).hexdigest()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from stoker.dataset.index import Index, load_index
+from stoker.dataset.index import Index
 from stoker.dataset.shardfiles import find_shards, read_shards
 from stoker.dataset.splits import refuse_splits
+from stoker.dataset.version import LoadedIndex, read_index, version_of_listing
 from stoker.errors import FormatError, ObjectNotFoundError
 from stoker.storage import Store
 
 __all__ = ["index_or_headers"]
 
 
-def index_or_headers(store: Store) -> Index:
+def index_or_headers(store: Store) -> LoadedIndex:
     """A dataset's index; where there is none, what its shards say of themselves, in the order of their names.
 
     Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.
@@ -23,9 +24,10 @@ def index_or_headers(store: Store) -> Index:
         IndexFileError: the index is not valid.
     """
     try:
-        return load_index(store)
+        return read_index(store)
     except ObjectNotFoundError as error:
-        shards = list(find_shards(store.list()).values())
+        listing = {item.key: item for item in store.list()}
+        shards = list(find_shards(listing.values()).values())
         if not shards:
             raise ObjectNotFoundError(f"{store.url} holds neither an index.json nor shards", url=store.url) from error
     keys = (shard.key("data", None) for shard in shards)
@@ -35,4 +37,5 @@ def index_or_headers(store: Store) -> Index:
         if isinstance(info, FormatError):
             raise info
         infos.append(info)
-    return Index(infos, where=store.url)
+    index = Index(infos, where=store.url)
+    return LoadedIndex(index, version_of_listing(index, listing))

@@ -26,11 +26,11 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike
 
-from stoker.dataset.index import INDEX_NAME
+from stoker.dataset.origin import make_private
 from stoker.dataset.place import Place
 from stoker.dataset.room import claim, part_name, release
 from stoker.errors import CacheError, StorageFullError
-from stoker.storage.files import make_own_directory, open_regular
+from stoker.storage.files import open_regular
 from stoker.types import Array
 
 __all__ = ["Kept", "Sink", "keep"]
@@ -125,13 +125,14 @@ def keep(
     """
     digest = _digest(place, kind, recipe)
     name = f"{kind}.{quote(label, safe='')[:80]}.{digest}"
+    url = place.cache.store.url if place.cache.store is not None else os.path.realpath(place.cache.root)
     for directory in place.keep:
         found = _load(directory / _PRIVATE / name, digest)
         if found is not None:
             return found
     for directory in place.keep:
         private = directory / _PRIVATE
-        if _writable(private):
+        if _writable(directory, url):
             return _make(private, name, digest, place.cache.settings.stall_timeout, make)
     raise CacheError(
         f"what is computed of {place.cache.root} can be kept in none of {', '.join(map(str, place.keep))}: "
@@ -142,13 +143,9 @@ def keep(
 def _digest(place: Place, kind: str, recipe: Mapping[str, Any]) -> str:
     """What a file was made of: the recipe, and the data set as far as its index tells.
 
-    The fingerprint knows names and sizes, not contents. So the files' hashes are added where the index has any, and for a
-    dataset that is read where it lies, where a writer may replace it, the time of its index.
+    The fingerprint knows names and sizes, not contents. So the files' hashes are added where the index has any, and the
+    version that was opened.
     """
-    written = 0
-    if place.cache.store is None:
-        with contextlib.suppress(OSError):
-            written = os.stat(place.cache.root / INDEX_NAME).st_mtime_ns
     hashes = xxhash.xxh3_128()
     for shard in place.index.shards:
         for file in shard.raw:
@@ -156,7 +153,7 @@ def _digest(place: Place, kind: str, recipe: Mapping[str, Any]) -> str:
                 hashes.update(repr(sorted(file.hashes.items())).encode())
             if file.part is not None:
                 hashes.update(file.part.version.encode())
-    text = json.dumps([kind, recipe, place.index.fingerprint, hashes.hexdigest(), written], sort_keys=True)
+    text = json.dumps([kind, recipe, place.index.fingerprint, hashes.hexdigest(), place.version], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
@@ -204,15 +201,15 @@ def _make(
             release(held)
 
 
-def _writable(directory: Path) -> bool:
-    """Whether files can be made in a directory, which is made first if need be."""
+def _writable(directory: Path, url: str) -> bool:
+    """Whether files can be made in a directory's private one, which is made first if need be."""
     try:
-        make_own_directory(directory)
+        private = make_private(directory, url)
     except OSError as error:
         if error.errno in _FULL:
             raise _full(directory) from error
         return False
-    return os.access(directory, os.W_OK | os.X_OK)
+    return os.access(private, os.W_OK | os.X_OK)
 
 
 def _status(part: Path) -> tuple[int, int, int] | None:

@@ -14,9 +14,11 @@ import numpy as np
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import fetch_part
+from stoker.dataset.version import VersionWatch
 from stoker.formats.base import ShardInfo
+from stoker.formats.hashing import fastest_hash
 from stoker.formats.reuse import LEAST, KeptBlocks
-from stoker.storage import Store
+from stoker.storage import ObjectInfo, Store
 from stoker.types import Buffer, HeldBytes
 
 __all__ = ["MemoryCache"]
@@ -38,8 +40,8 @@ class MemoryCache(ShardCache):
 
     keeps: ClassVar[bool] = False
 
-    def __init__(self, root: Path, store: Store, settings: CacheSettings) -> None:
-        super().__init__(root, store, settings)
+    def __init__(self, root: Path, store: Store, settings: CacheSettings, watch: VersionWatch | None = None) -> None:
+        super().__init__(root, store, settings, watch)
         self._reset()
 
     def _reset(self) -> None:
@@ -125,18 +127,25 @@ class MemoryCache(ShardCache):
         assert store is not None
         if info.zip:
             packed = info.zip[number]
-            zipped = store.get(packed.basename, max_bytes=packed.bytes)
+            zipped, arrived = store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(zipped))
-            return self._decompressed(info, number, zipped, store.url_of(packed.basename), self._memory)
+            raw = self._decompressed(info, number, zipped, store.url_of(packed.basename), self._memory)
+            self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
+            return raw
         if file.part is not None:
             data = self._memory(file.bytes)
             fetch_part(store, file.part, memoryview(data))
             self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
             return data
-        if file.bytes > _LARGE:  # before memory is taken for what a damaged index claims
-            self._check_size(file, store.head(file.basename).size)
+        asked: ObjectInfo | None = None
+        if file.bytes > _LARGE or (self.watch is not None and self._hash_of(file) is None):
+            asked = store.head(file.basename)
+            self._check_size(file, asked.size)  # before memory is taken for what a damaged index claims
         data = self._memory(file.bytes)
-        size = store.read_into(file.basename, memoryview(data))
+        size = store.read_into(file.basename, memoryview(data), version="" if asked is None else asked.version)
         self._count(Count.BYTES_FETCHED, min(size, file.bytes))
-        self._check_arrived(file, size, lambda: data)
+        self._check_size(file, size)
+        self._check(file, data, store.url_of(file.basename))
+        if asked is not None:
+            self._check_version(file, asked)
         return data

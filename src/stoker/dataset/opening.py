@@ -6,20 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker.dataset.asked import files_address
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.foreign import open_foreign
 from stoker.dataset.headers import index_or_headers
 from stoker.dataset.parquet import Files, OnBadFiles, open_parquet
-from stoker.dataset.place import Address, Place, address_of, open_place
-from stoker.dataset.synthetic import open_synthetic, synthetic_address
+from stoker.dataset.place import Place, open_place
+from stoker.dataset.synthetic import open_synthetic
 from stoker.errors import ConfigError
 from stoker.formats.parquet.predicate import Filters
 from stoker.formats.registry import format_names
 from stoker.storage import RetryPolicy
 from stoker.types import StorageOptions
 
-__all__ = ["check_format", "format_address", "format_name", "is_made", "open_format"]
+__all__ = ["check_format", "format_name", "is_made", "open_format"]
 
 _OTHER_NAMES: Final = {"jpg": "jpeg", "jsonl": "json", "ndjson": "json", "webdataset": "tar"}
 _MADE: Final = "synthetic"
@@ -69,23 +68,6 @@ def check_format(
 def is_made(format: str | None) -> bool:  # noqa: A002
     """Whether samples of this format lie nowhere."""
     return format == _MADE
-
-
-def format_address(
-    format: str | None,  # noqa: A002
-    remote: Files | None,
-    local: str | os.PathLike[str] | None,
-    split: str | None,
-    storage_options: StorageOptions | None,
-) -> Address:
-    """Where the dataset lies, before anything is read."""
-    name = format_name(format)
-    if name == _MADE:
-        return synthetic_address()
-    if name in (None, _INDEXED):
-        assert remote is None or isinstance(remote, str | os.PathLike)
-        return address_of(remote, local, split, storage_options)
-    return files_address(remote, local, split, storage_options)
 
 
 def open_format(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from stoker.dataset.asked import files_asked_for, side_places
+from stoker.dataset.asked import files_asked_for, files_directory, side_places
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.caches import make_cache
 from stoker.dataset.index import Index
@@ -121,16 +121,22 @@ def open_parquet(
         files = [FoundFile(one.key, one.size, one.version) for one in known.values()]
     constants = partitions_of(files, source.root) if hive else [()] * len(files)
     facts, skipped = _facts(reader, files, constants, known, skip_bad=on_bad_files == "skip")
-    if facts != list(known.values()):
-        save_facts(keep, name, facts)
     address = address_of(source.root, cache_root, None, storage_options)
+    directory = None if address.in_place else files_directory(address.root, source.root, storage_options)
+    if facts != list(known.values()):
+        if directory is not None:
+            with contextlib.suppress(OSError):
+                directory.make()
+        save_facts(keep, store.url, name, facts)
+    elif directory is not None:
+        directory.hold()
     by_key = {file.key: values for file, values in zip(files, constants, strict=True)}
     kinds = _agreed(facts, wanted.columns, kinds_of(constants), store)
     apart = settings.in_memory  # what row groups share with others that are read much later would be fetched for each
     shards = list(describe_row_groups(facts, by_key, kinds, in_place=address.in_place, apart=apart))
     extra = {"skipped_files": [{"key": bad.key, "problem": bad.problem} for bad in skipped]} if skipped else {}
     index = Index(shards, extra=extra, where=source.root)
-    cache = make_cache(address.root, None if address.in_place else store, settings, index.file_sizes)
+    cache = make_cache(directory or address.root, None if address.in_place else store, settings, index.file_sizes)
     if not address.in_place and cache.keeps:
         _remove_replaced(cache, known, facts, index)
         with contextlib.suppress(OSError):

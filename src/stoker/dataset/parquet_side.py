@@ -23,10 +23,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.dataset.origin import make_private
 from stoker.dataset.room import part_name, release, try_lock
 from stoker.formats.parquet.facts import FIELDS, FileFacts
 from stoker.formats.parquet.schema import ColumnSchema, FileSchema
-from stoker.storage.files import make_own_directory, open_own, read_regular
+from stoker.storage.files import open_own, read_regular
 from stoker.types import Array
 
 __all__ = ["load_facts", "parse_facts", "save_facts"]
@@ -67,11 +68,11 @@ def _digest(whole: bytes | memoryview) -> bytes:
     return hashlib.blake2b(whole, digest_size=_DIGEST).digest()
 
 
-def save_facts(directories: Sequence[Path], name: str, facts: Sequence[FileFacts]) -> None:
-    """Keep facts in the first of the directories that can be written to; where there is none, nowhere."""
+def save_facts(directories: Sequence[Path], url: str, name: str, facts: Sequence[FileFacts]) -> None:
+    """Keep facts of files below ``url`` in the first of the directories that can be written to; else nowhere."""
     for directory in directories:
         try:
-            _save(directory / _PRIVATE, name, facts)
+            _save(make_private(directory, url), name, facts)
             return
         except OSError as error:
             logger.debug("can not keep the index of Parquet files in %s: %s", directory, error)
@@ -80,7 +81,6 @@ def save_facts(directories: Sequence[Path], name: str, facts: Sequence[FileFacts
 def _save(private: Path, name: str, facts: Sequence[FileFacts]) -> None:
     packed = io.BytesIO()
     np.savez(packed, **_pack(facts))  # type: ignore[arg-type]
-    make_own_directory(private)
     part = private / part_name(name, secrets.token_hex(8))
     descriptor = open_own(part, os.O_EXCL)
     try:

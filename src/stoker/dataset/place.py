@@ -6,19 +6,23 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.cache_directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.dataset.caches import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
-from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, StokerError, StorageTimeoutError
+from stoker.dataset.origin import Origin
+from stoker.dataset.version import IndexVersion, LoadedIndex, VersionWatch, read_index
+from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files import read_regular
 from stoker.types import StorageOptions
 
-__all__ = ["Address", "Place", "address_of", "default_cache", "open_place"]
+__all__ = ["Address", "Place", "address_of", "caches_home", "default_cache", "open_place", "origin_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +36,13 @@ class Place:
         cache: the directory its shard files are read from, and how they get there.
         keep: directories for what is computed from all of the dataset, the best first; the next serves where one can
             not be written to.
+        version: text that is another for another version of the dataset; empty where the files' descriptions tell.
     """
 
     index: Index
     cache: ShardCache
     keep: tuple[Path, ...] = ()
+    version: str = ""
 
     def limited(self, limit: int | None) -> Place:
         """The same place with another ``cache_limit``.
@@ -47,7 +53,8 @@ class Place:
         cache = self.cache
         known = None if cache.store is None else self.index.file_sizes
         settings = replace(cache.settings, limit=limit)
-        limited = make_cache(cache.root, cache.store, settings, known)
+        root = getattr(cache, "directory", None) or cache.root
+        limited = make_cache(root, cache.store, settings, known, cache.watch)
         limited.early = cache.early
         return replace(self, cache=limited)
 
@@ -58,22 +65,13 @@ class Address:
 
     Attributes:
         source: URL or directory of the remote, split included; ``None`` if there is no remote.
-        root: absolute path of the directory that shards are read from.
+        root: absolute path of the directory that shards are read from, or in which each version has its cache.
         in_place: whether the root is the dataset itself, not a cache.
     """
 
     source: str | None
     root: Path
     in_place: bool
-
-    def identity(self, storage_options: StorageOptions | None) -> tuple[str, str]:
-        """What tells datasets apart: where the data comes from, and by which endpoint."""
-        if self.in_place:
-            return os.path.realpath(self.root), ""
-        directory = is_local(str(self.source))
-        if directory is not None:
-            return os.path.realpath(directory), ""
-        return open_store(str(self.source)).url, _endpoint(storage_options)
 
 
 def address_of(
@@ -109,13 +107,13 @@ def open_place(
     storage_options: StorageOptions | None = None,
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
-    load: Callable[[Store], Index] = load_index,
+    load: Callable[[Store], LoadedIndex] = read_index,
 ) -> Place:
     """Find the index and set up the cache.
 
     With only ``local`` (or a remote that is a directory, and no ``local``), shards are read where they lie. With a
-    remote, its index is fetched each time, so that a dataset that was written anew is noticed; where the store can not be
-    reached, an index in the cache serves.
+    remote, its index is fetched each time, and each version of it has a directory of its own in the cache; where the store
+    can not be reached, the version that was there last serves.
 
     Args:
         remote, local, split: where the dataset is, and its cache; see :class:`~stoker.dataset.streams.Stream`.
@@ -129,81 +127,102 @@ def open_place(
         IndexFileError: the index is not valid.
     """
     address = address_of(remote, local, split, storage_options)
-    source, root = address.source, address.root
+    source, base = address.source, address.root
+    opened = time.time_ns()
     if address.in_place:
-        index = load(open_store(root))
-        if local is not None or not index.compressed:
+        store = open_store(base)
+        loaded = load(store)
+        if local is not None or not loaded.index.compressed:
             # What is given as the remote is not written to.
-            beside = (root,) if local is not None else ()
-            keep = (*beside, default_cache(os.path.realpath(root), None))
-            return Place(index, make_cache(root, None, settings), keep)
+            beside = (base,) if local is not None else ()
+            keep = (*beside, default_cache(os.path.realpath(base), None))
+            cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, opened))
+            return Place(loaded.index, cache, keep, loaded.version.text)
         # A remote is not written to: its shards are decompressed into a cache.
-        root = default_cache(str(source), None)
+        base = default_cache(os.path.realpath(base), None)
     assert source is not None  # without a remote we have returned
+    if local is not None:
+        refuse_dataset((Path(os.path.expanduser(local)).absolute(), base), source)
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
-    index = _fetch_index(store, root, load)
-    cache = make_cache(root, store, settings, index.file_sizes)
+    loaded, directory, fresh = _load(store, base, origin_of(source, storage_options), load)
+    index = loaded.index
+    cache = make_cache(directory, store, settings, index.file_sizes, VersionWatch(store, loaded.version, opened))
     if cache.keeps:
-        _keep_index(index, cache)
+        directory.hold()
+        _keep_index(index, cache, directory)
+        if fresh:
+            directory.seen()
     with contextlib.suppress(OSError):
         cache.sweep()
-    return Place(index, cache, tuple(dict.fromkeys((root, default_cache(source, storage_options)))))
+    keep = tuple(dict.fromkeys((directory.path, default_cache(source, storage_options))))
+    return Place(index, cache, keep, loaded.version.text)
 
 
-def _fetch_index(store: Store, root: Path, load: Callable[[Store], Index]) -> Index:
-    """The remote's index; the cache's where the remote can not be reached."""
-    path = root / INDEX_NAME
-    try:
-        return load(store)
-    except (StorageTimeoutError, ObjectNotFoundError) as error:
-        if not path.exists() or isinstance(error, ObjectNotFoundError):
-            raise
-        logger.warning("%s; going on with the index in the cache, %s", error, path)
-        return load_index(open_store(root))
+def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> Origin:
+    """Where a dataset lies, whatever it is called: the real path of a directory, or a URL and its endpoint.
 
-
-def _keep_index(index: Index, cache: ShardCache) -> None:
-    """Write the index into the cache unless it is there, after removing cached shards that are not this dataset's.
-
-    Where the cache holds another index, only files whose entry, with hashes, is the same in both can be trusted.
+    Raises:
+        ConfigError: the URL or the options make no sense.
     """
-    path = cache.root / INDEX_NAME
-    data = index.to_json()
-    with contextlib.suppress(OSError):
-        if read_regular(path) == data:
-            return
+    directory = is_local(source)
+    if directory is not None:
+        return Origin(os.path.realpath(directory))
+    store = open_store(source, storage_options)
+    return Origin(store.url, store.endpoint())
+
+
+def _load(
+    store: Store, base: Path, origin: Origin, load: Callable[[Store], LoadedIndex]
+) -> tuple[LoadedIndex, CacheDirectory, bool]:
+    """The index, the directory for its version, and whether it came from the store.
+
+    Where the store can not be reached, the version in the cache that was there last serves.
+    """
     try:
-        old: Mapping[str, object] = {}
-        if path.exists():
-            with contextlib.suppress(StokerError):
-                old = Index.from_json(read_regular(path), str(path)).file_entries()
-        new = index.file_entries()
-        for basename, entry in old.items():
-            same = basename in new and new[basename] == entry and bool(getattr(entry, "hashes", None))
-            if not same:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path.parent / basename)
-        cache.keep(INDEX_NAME, data)
+        loaded = load(store)
+    except StorageTimeoutError as error:
+        latest = latest_version(base, origin)
+        version = None if latest is None else IndexVersion.from_dict(latest.version)
+        if latest is None or version is None:
+            raise
+        directory = CacheDirectory(base, latest, version.text)
+        logger.warning("%s; going on with the index in the cache, %s", error, directory.path / INDEX_NAME)
+        directory.hold()
+        return LoadedIndex(load_index(open_store(directory.path)), version), directory, False
+    known = replace(origin, version=loaded.version.as_dict())
+    return loaded, CacheDirectory(base, known, loaded.version.text), True
+
+
+def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:
+    """Write the index into the cache unless it is there. Shards of others that hashes prove the same are linked."""
+    if (cache.root / INDEX_NAME).exists():
+        return
+    new = {name: entry for name, entry in index.file_entries().items() if entry.hashes}
+    for other in directory.others() if new else ():
+        with contextlib.suppress(OSError, StokerError):
+            old = Index.from_json(read_regular(other / INDEX_NAME), str(other)).file_entries()
+            directory.make()
+            for name in (name for name, entry in new.items() if old.get(name) == entry):
+                with contextlib.suppress(OSError):
+                    (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
+                    os.link(other / name, cache.root / name)
+    try:
+        cache.keep(INDEX_NAME, index.to_json())
     except (OSError, StokerError) as error:
-        if path.exists():
-            raise CacheError(
-                f"the cache {path.parent} holds another dataset's index and can not be changed ({error}): choose "
-                "another local="
-            ) from error
         # A read-only cache may hold every shard all the same; a missing one gives its own error.
-        logger.debug("can not keep the index in %s: %s", path.parent, error)
+        logger.debug("can not keep the index in %s: %s", cache.root, error)
 
 
-def default_cache(url: str, options: StorageOptions | None) -> Path:
-    """A directory of the user's own for this URL and endpoint."""
+def caches_home() -> Path:
+    """The directory of the user's caches."""
     base = os.environ.get("STOKER_CACHE")
-    if not base:
-        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker")
-    return Path(base) / hashlib.sha256(f"{url}\n{_endpoint(options)}".encode()).hexdigest()[:24]
+    return Path(base or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker"))
 
 
-def _endpoint(options: StorageOptions | None) -> str:
-    return next((str(value) for name, value in (options or {}).items() if "endpoint" in name.lower()), "")
+def default_cache(url: str, options: StorageOptions | None, purpose: str = "") -> Path:
+    """A directory of the user's own for this URL and endpoint, and this purpose."""
+    endpoint = "" if is_local(url) is not None else open_store(url, options).endpoint()
+    return caches_home() / hashlib.sha256(f"{url}\n{endpoint}\n{purpose}".encode()).hexdigest()[:24]
 
 
 def _same(first: Path, second: Path) -> bool:

@@ -20,7 +20,7 @@ from stoker.dataset.counts import Count, Counts
 from stoker.dataset.index import Index
 from stoker.dataset.joined import JoinedIndex
 from stoker.dataset.threads import Threads
-from stoker.errors import CorruptDataError, ObjectNotFoundError
+from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.registry import get_format
 from stoker.storage.files import MappedFile, check_mapped
@@ -291,6 +291,8 @@ class ShardPool:
                 reader = self._reader(info, cache, files)
                 self.counts.opened(info.size, hit=not fetched)
                 return reader, [file for file in files if isinstance(file, MappedFile)]
+            except DatasetChangedError:
+                raise
             except CorruptDataError as error:
                 del files
                 if attempt == 2 or not cache.discard(info):

@@ -14,17 +14,32 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.inuse import Users
 from stoker.storage.files import open_own
 
-__all__ = ["PART", "Room", "claim", "files_below", "part_name", "release", "remove_unlocked", "try_lock"]
+__all__ = [
+    "PART",
+    "PRIVATE",
+    "Room",
+    "claim",
+    "files_below",
+    "part_name",
+    "release",
+    "remove_unlocked",
+    "shard_files",
+    "try_lock",
+]
 
 logger = logging.getLogger(__name__)
+
+PRIVATE = ".stoker"
+"""The directory of a cache that holds everything but copies of the dataset's files."""
 
 PART = ".part"
 """What the name of a file that is being made ends with."""
@@ -104,7 +119,11 @@ class Room:
         private: the directory below it where files are made; it must be there before :meth:`take`.
         limit: most bytes of shard files, those under way included.
         patience: seconds after which a process that does not let go of the count is no longer waited for.
-        known: basename to size of every file of the dataset; other files are neither counted nor removed.
+        known: basename to size of every file of the dataset, for those that are being made. All files below the root and
+            outside of the private directory are counted and may be removed, but the index.
+
+    Attributes:
+        others: gives directories of other versions of the dataset, which count, too.
     """
 
     def __init__(
@@ -117,6 +136,7 @@ class Room:
         self._known = known
         self._sizes: Mapping[str, int] | None = None
         self._counted = False
+        self.others: Callable[[], Iterable[Path]] = tuple
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sizes": None, "_counted": False}
@@ -154,9 +174,8 @@ class Room:
             if match is not None and not remove_unlocked(path):
                 # It will take its full size, whatever it has taken so far.
                 used += self._sizes.get(unquote(match["name"]), status.st_size)
-        for path, status in files_below(self._root):
-            name = path.relative_to(self._root).as_posix()
-            if name in self._sizes:
+        for root in (self._root, *self.others()):
+            for path, status in shard_files(root):
                 used += status.st_size
                 candidates.append((status.st_mtime_ns, status.st_size, path))
         if used > self.limit:
@@ -189,6 +208,14 @@ class Room:
 def _read(descriptor: int) -> int | None:
     data = os.pread(descriptor, 8, 0)
     return int.from_bytes(data, "little") if len(data) == 8 else None
+
+
+def shard_files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every file of a cache directory that is a copy of a dataset's file: all but the index and what is private."""
+    for path, status in files_below(root):
+        name = path.relative_to(root)
+        if name.parts[0] != PRIVATE and name != Path(INDEX_NAME):
+            yield path, status
 
 
 def files_below(root: Path) -> Iterator[tuple[Path, os.stat_result]]:

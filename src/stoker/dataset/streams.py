@@ -16,9 +16,9 @@ from stoker.dataset.cache import CacheSettings
 from stoker.dataset.caches import check_memory
 from stoker.dataset.index import Index
 from stoker.dataset.joined import JoinedIndex
-from stoker.dataset.opening import check_format, format_address, is_made, open_format
+from stoker.dataset.opening import check_format, is_made, open_format
 from stoker.dataset.parquet import Files, OnBadFiles
-from stoker.dataset.place import Address, Place
+from stoker.dataset.place import Place
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.shares import share_limit
 from stoker.dataset.streamnames import stream_names
@@ -204,11 +204,6 @@ def open_streams(
             raise ConfigError(f"streams holds a {type(stream).__name__}: expected Stream objects")
     names = stream_names(streams)
     options = [defaults.storage_options if one.storage_options is None else one.storage_options for one in streams]
-    addresses = [
-        format_address(one.format, one.remote, one.local, one.split, opts)
-        for one, opts in zip(streams, options, strict=True)
-    ]
-    _check_roots(names, addresses, options)
     openers = [_Opener(*each, defaults, cache_limit) for each in zip(streams, options, strict=True)]
     # Streams that are opened alike are opened once.
     different = [openers.index(opener) for opener in openers]
@@ -308,17 +303,3 @@ def _stored_bytes(place: Place) -> Ids:
         [sum(file.bytes for file in (*shard.raw, *(shard.zip if zipped else ()))) for shard in place.index.shards],
         dtype=np.int64,
     )
-
-
-def _check_roots(names: Sequence[str], addresses: Sequence[Address], options: Sequence[StorageOptions | None]) -> None:
-    """See that no cache directory is used for two datasets: each would overwrite the other's shards."""
-    seen: dict[str, tuple[str, tuple[str, str]]] = {}
-    for name, address, opts in zip(names, addresses, options, strict=True):
-        root = os.path.realpath(address.root)
-        source = address.identity(opts)
-        first, other = seen.setdefault(root, (name, source))
-        if other != source:
-            raise ConfigError(
-                f"streams {first!r} and {name!r} would share the cache directory {address.root}, but are of different "
-                f"datasets ({other[0]} and {source[0]}): give each a local= of its own"
-            )

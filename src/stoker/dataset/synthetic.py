@@ -9,14 +9,14 @@ from typing import Any, Final
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.disk_cache import DiskCache
 from stoker.dataset.index import Index
-from stoker.dataset.place import Address, Place, default_cache
+from stoker.dataset.place import Place, default_cache
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.checks import MAX_OFFSET
 from stoker.formats.survey import PieceDetail, only_settings
 from stoker.formats.synthetic import SETTINGS, row_bytes, synthetic_spec
 
-__all__ = ["open_synthetic", "synthetic_address"]
+__all__ = ["open_synthetic"]
 
 _SHARD_BYTES: Final = 1 << 26
 _MOST_SHARDS: Final = 1 << 20
@@ -57,11 +57,6 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
         shards.append(ShardInfo(_NAME, count, (), (), None, spec, detail))
     root = default_cache(_NAME, None)
     return Place(Index(shards, where=_NAME), _NoFiles(root, None, settings), (root,))
-
-
-def synthetic_address() -> Address:
-    """Where such a dataset does not lie."""
-    return Address(None, default_cache(_NAME, None), in_place=True)
 
 
 def _count(options: Mapping[str, Any], name: str, usual: int | None, least: int) -> int:

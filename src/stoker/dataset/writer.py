@@ -28,6 +28,7 @@ __all__ = ["DatasetWriter", "WriterOptions", "check_hash_names", "check_size_lim
 
 _DEFAULT_BUFFER = 1 << 26
 _DEFAULT_THREADS = 3
+_DEFAULT_HASHES = ("xxh3_64",)
 
 
 class WriterOptions(TypedDict, total=False):
@@ -38,7 +39,8 @@ class WriterOptions(TypedDict, total=False):
             remote straight from memory, and the directory is not touched.
         compression: ``"zstd"``, ``"br"``, ``"gz"``, ``"bz2"``, ``"snappy"``, with a level after a colon
             (``"zstd:7"``); default none.
-        hashes: name or names of hashes of every file to put in the index (``"sha1"``, ``"xxh3_64"``, ...).
+        hashes: name or names of hashes of every file to put in the index (``"sha1"``, ``"xxh3_64"``, ...); default
+            ``"xxh3_64"``, by which readers find damage, and notice a dataset that was written anew. ``()`` for none.
         size_limit: most raw bytes of a shard, as a number or like ``"64MB"`` (the default). ``None`` sets no limit
             but the format's own of 4 GiB. A shard holds at least one sample, however large.
         progress_bar: show on the terminal how many samples, shards and bytes are stored.
@@ -342,8 +344,12 @@ class DatasetWriter(Finishing):
 
 
 def check_hash_names(hashes: str | Sequence[str] | None) -> list[str]:
-    """Names of hashes, sorted, each once; an unknown one is a :class:`~stoker.errors.ConfigError`."""
-    names = [hashes] if isinstance(hashes, str) else list(hashes or ())
+    """Names of hashes, sorted, each once; those of the default for ``None``.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    names = _DEFAULT_HASHES if hashes is None else [hashes] if isinstance(hashes, str) else list(hashes)
     try:
         return sorted({check_hash_name(name) for name in names})
     except FormatError as error:

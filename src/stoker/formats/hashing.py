@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import xxhash
 
 from stoker.errors import FormatError
 
-__all__ = ["check_hash_name", "fastest_hash", "hash_hex", "hash_names"]
+__all__ = ["check_hash_name", "fastest_hash", "hash_hex", "hash_names", "new_hash"]
 
 _HASHLIB = (
     "sha1",
@@ -31,7 +32,7 @@ _XXHASH = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32")
 
 def _of_hashlib(name: str) -> Callable[[], Any]:
     # Not for security: these find damage; so they work where a policy forbids md5 and sha1 for signatures.
-    return lambda: hashlib.new(name, usedforsecurity=False)
+    return partial(hashlib.new, name, usedforsecurity=False)
 
 
 # Cheapest first, as measured with the SHA instructions of current processors.
@@ -61,6 +62,15 @@ def fastest_hash(names: Iterable[str]) -> str | None:
     """The known hash among ``names`` that costs least, or ``None`` if none is known."""
     wanted = set(names)
     return next((name for name in _HASHES if name in wanted), None)
+
+
+def new_hash(name: str) -> Callable[[], Any]:
+    """What makes an empty hash of this name; picklable.
+
+    Raises:
+        FormatError: there is no such hash.
+    """
+    return _HASHES[check_hash_name(name)]
 
 
 def hash_hex(name: str, data: Any | Sequence[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.cache_directory import CacheDirectory, is_cache_directory
+from stoker.dataset.caches import make_cache
 from stoker.dataset.detect import detect
-from stoker.dataset.disk_cache import DiskCache
 from stoker.dataset.foreign import open_foreign
-from stoker.dataset.index import INDEX_NAME, Index, load_index
+from stoker.dataset.index import INDEX_NAME, Index
 from stoker.dataset.parquet import open_parquet
+from stoker.dataset.place import origin_of
+from stoker.dataset.version import VersionWatch, read_index
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
@@ -60,7 +64,9 @@ def verify_cache(
         raise ConfigError(f"{root} is no directory: local= names a cache of {url}")
     if os.path.realpath(url) == os.path.realpath(root):
         raise ConfigError(f"{root} is the dataset itself, not a cache of it: leave local= away")
-    index, cache, name = _open(url, root, format_name, settings, options)
+    base = root.parent if is_cache_directory(root) else root
+    index, cache, name = _open(url, base, format_name, settings, options)
+    root = cache.root
     checker = checker_of(str(root))
     groups: dict[tuple[str, ...], _Group] = {}
     for number, (info, first) in enumerate(zip(index.shards, first_samples(index.shards), strict=True)):
@@ -79,12 +85,18 @@ def _open(
     url: str, root: Path, format_name: str | None, settings: Mapping[str, Any], options: StorageOptions | None
 ) -> tuple[Index, ShardCache, str | None]:
     """The dataset's index and the cache; neither is changed by it where there is an index.json."""
+    opened = time.time_ns()
     name = format_name or detect(url, options).format or "mds"
     if name == "mds":  # as format= calls shards with an index.json
         store = open_store(url, options)
-        index = load_index(store)
+        loaded = read_index(store)
+        index = loaded.index
         formats = ", ".join(sorted({info.format for info in index.shards}))
-        return index, DiskCache(root, store, CacheSettings(), index.file_sizes), formats or None
+        origin = replace(origin_of(url, options), version=loaded.version.as_dict())
+        directory = CacheDirectory(root, origin, loaded.version.text)
+        directory.hold()
+        watch = VersionWatch(store, loaded.version, opened)
+        return index, make_cache(directory, store, CacheSettings(), index.file_sizes, watch), formats or None
     if name == "parquet":
         place = open_parquet(url, root, storage_options=options)
     else:

@@ -1,7 +1,7 @@
 """The caches of this machine: what they hold, of what, who uses them, and what of them may go.
 
-Only files that have a remote are ever removed: a cache says where its files come from (see :mod:`stoker.dataset.origin`), and
-a directory that does not say so is left alone. So is every file that a process has in use; see :mod:`stoker.dataset.inuse`.
+Only what lies in a directory that stoker made and marked is ever removed (see :mod:`stoker.dataset.cache_directory`): copies
+of a dataset's files, and what was computed from one. Files that a process uses stay; see :mod:`stoker.dataset.inuse`.
 """
 
 from __future__ import annotations
@@ -9,33 +9,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from stoker.arguments import checked
-from stoker.dataset.foreign import cached_names
-from stoker.dataset.foreign_facts import load_facts
-from stoker.dataset.index import INDEX_NAME, Index
+from stoker.dataset.cache_directory import is_cache_directory, remove_directory
+from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.inuse import Users
-from stoker.dataset.origin import read_origin
-from stoker.dataset.place import default_cache
-from stoker.dataset.room import PART, files_below, release, try_lock
+from stoker.dataset.origin import ORIGIN_NAME, read_origin
+from stoker.dataset.place import caches_home
+from stoker.dataset.room import PART, PRIVATE, files_below, release, shard_files, try_lock
 from stoker.errors import CacheError, ObjectNotFoundError, StokerError
 from stoker.storage import is_local, open_store
-from stoker.storage.files import read_regular
 from stoker.types import StorageOptions
 
 __all__ = ["CacheFacts", "PruneReport", "list_caches", "prune_caches"]
-
-_PRIVATE: Final = ".stoker"
-_DEFAULT_NAME = re.compile("[0-9a-f]{24}")
-_FACTS_NAME = re.compile(r"(?P<format>[a-z0-9_]+)\.[0-9a-f]{24}\.json")
-_CHUNKS = re.compile(r".+/[0-9]+-[0-9]+-[0-9a-f]{16}\.chunks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +133,20 @@ def prune_caches(
     notes: list[str] = []
     files: list[_File] = []
     doomed: set[Path] = set()
+    unused: list[Path] = []
     roots = _roots(directories)
     for root in roots:
-        origin = read_origin(root / _PRIVATE)
-        if origin is None or _is_same(origin, root):
-            notes.append(f"{root} does not say where its files come from, and is left alone")
+        origin = read_origin(root / PRIVATE)
+        if origin is None or not is_cache_directory(root) or _is_same(origin.url, root):
+            notes.append(f"{root} is no cache that stoker made, and is left alone")
             continue
         found = list(_shard_files(root))
         files += found
-        if everything or (gone and _is_gone(origin, storage_options, notes)):
+        goes = everything or (gone and _is_gone(origin.url, storage_options, notes))
+        if goes:
             doomed.update(file.path for file in found)
+        if goes or found or (older_than is not None and now - (_last_used(root) or now) > older_than):
+            unused.append(root)
     total = sum(file.size for file in files)
     left = total
     if older_than is not None:
@@ -165,13 +160,13 @@ def prune_caches(
                 held += file.path.exists()
                 continue
             removed, freed, left = removed + 1, freed + file.size, left - file.size
-    emptied = [] if dry_run else [str(root) for root in roots if _tidy(root)]
+    emptied = [] if dry_run else [str(root) for root in reversed(unused) if _remove_empty(root)]
     return PruneReport(removed, freed, left, held, tuple(emptied), tuple(notes), dry_run)
 
 
 def _roots(directories: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Directories of caches."""
-    base = default_cache("", None).parent
+    base = caches_home()
     if not directories:
         return list(_below(base)) if base.is_dir() else []
     roots: list[Path] = []
@@ -179,70 +174,61 @@ def _roots(directories: Sequence[str | os.PathLike[str]]) -> list[Path]:
         path = Path(os.path.expanduser(given)).absolute()
         if not path.is_dir():
             raise CacheError(f"{path} is no directory")
-        roots += [path] if (path / _PRIVATE).is_dir() else _below(path)
+        roots += [path] if (path / PRIVATE).is_dir() else []
+        roots += [] if is_cache_directory(path) else _below(path)
     return list(dict.fromkeys(roots))
 
 
 def _below(directory: Path) -> Iterator[Path]:
     """The caches in a directory, those of splits in directories of their own."""
     for path in sorted(directory.iterdir()):
-        if not path.is_dir() or path.is_symlink():
+        if path.name == PRIVATE or not path.is_dir() or path.is_symlink():
             continue
-        if (path / _PRIVATE).is_dir():
+        if (path / PRIVATE).is_dir():
             yield path
-        else:
+        if (path / INDEX_NAME).exists() and (path / PRIVATE).is_dir():
+            continue  # of one version: no caches lie in it
+        with contextlib.suppress(OSError):
             yield from _below(path)
 
 
 def _facts(root: Path) -> CacheFacts:
-    files = list(_shard_files(root))
-    private = list(files_below(root / _PRIVATE))
+    files = list(_shard_files(root)) if is_cache_directory(root) else []
+    private = list(files_below(root / PRIVATE))
     parts = [path for path, _ in private if path.name.endswith(PART)]
+    origin = read_origin(root / PRIVATE)
     with Users() as users:
-        in_use = any(users.uses(file.path) for file in files)
+        in_use = _is_locked(root / PRIVATE / ORIGIN_NAME) or any(users.uses(file.path) for file in files)
     return CacheFacts(
         str(root),
-        read_origin(root / _PRIVATE),
+        None if origin is None else origin.url,
         len(files),
         sum(file.size for file in files),
         sum(status.st_size for path, status in private if not path.name.endswith(PART)),
-        max((file.used for file in files), default=None),
+        max((file.used for file in files), default=_last_used(root)),
         in_use,
         sum(_is_locked(path) for path in parts),
     )
 
 
 def _shard_files(root: Path) -> Iterator[_File]:
-    """Files of shards: all in a directory that stoker made for itself, and in others those that it knows."""
-    known = None if _is_default(root) else _known(root)
-    for path, status in files_below(root):
-        name = path.relative_to(root).as_posix()
-        if name == INDEX_NAME or name.startswith(f"{_PRIVATE}/"):
-            continue
-        if known is None or name in known or _CHUNKS.fullmatch(name):
+    """Copies of a dataset's files."""
+    inner = [path for path in root.iterdir() if is_cache_directory(path)]
+    for path, status in shard_files(root):
+        if not any(path.is_relative_to(one) for one in inner):
             yield _File(max(status.st_atime, status.st_mtime), status.st_size, path, root)
 
 
-def _known(root: Path) -> set[str]:
-    """Names of a dataset's files, by the index in its cache, or by what is kept of files without one."""
-    names: set[str] = set()
-    with contextlib.suppress(OSError, StokerError):
-        names.update(Index.from_json(read_regular(root / INDEX_NAME), str(root)).file_entries())
-    for path, _ in files_below(root / _PRIVATE):
-        match = _FACTS_NAME.fullmatch(path.name)
-        if match is not None:
-            with contextlib.suppress(StokerError):
-                names.update(cached_names(match["format"], list(load_facts([root], path.name).values())))
-    return names
-
-
-def _is_default(root: Path) -> bool:
-    return root.parent == default_cache("", None).parent and _DEFAULT_NAME.fullmatch(root.name) is not None
+def _last_used(root: Path) -> float | None:
+    """When something that was kept of a dataset was last opened or written."""
+    times = (max(status.st_atime, status.st_mtime) for _, status in files_below(root / PRIVATE))
+    return max(times, default=None)
 
 
 def _is_same(origin: str, root: Path) -> bool:
+    """Whether a cache lies in what it claims to be a copy of."""
     directory = is_local(origin)
-    return directory is not None and os.path.realpath(directory) == os.path.realpath(root)
+    return directory is not None and Path(os.path.realpath(root)).is_relative_to(os.path.realpath(directory))
 
 
 def _is_gone(origin: str, options: StorageOptions | None, notes: list[str]) -> bool:
@@ -272,18 +258,13 @@ def _is_locked(path: Path) -> bool:
         release(descriptor)
 
 
-def _tidy(root: Path) -> bool:
-    """Remove directories that hold nothing, and a default cache with its index that holds no shard; whether that went."""
-    for directory, _, _ in os.walk(root, topdown=False):
-        if not Path(directory).is_relative_to(root / _PRIVATE) and Path(directory) != root:
-            with contextlib.suppress(OSError):
-                os.rmdir(directory)
-    if not _is_default(root) or read_origin(root / _PRIVATE) is None:
+def _remove_empty(root: Path) -> bool:
+    """Remove a cache's directory if it holds no copy of a file any more and nobody uses it; whether it went."""
+    if any(map(is_cache_directory, root.iterdir())) or next(_shard_files(root), None) is not None:
         return False
-    left = [path for path, _ in files_below(root)]
-    shards = [path for path in left if path != root / INDEX_NAME and not path.is_relative_to(root / _PRIVATE)]
-    with Users() as users:
-        if shards or any(_is_locked(path) or users.uses(path) for path in left):
-            return False
-    shutil.rmtree(root, ignore_errors=True)
-    return not root.exists()
+    if not remove_directory(root):
+        return False
+    if root.parent.parent == caches_home():
+        with contextlib.suppress(OSError):
+            os.rmdir(root.parent)
+    return True

@@ -78,12 +78,12 @@ def _serve(stores: dict[bytes, Store], lock: threading.Lock, answers: int, numbe
 
 def _call(store: Store, method: str, args: tuple[Any, ...]) -> Any:
     match method:
-        case "get":
-            return store.get(args[0], max_bytes=args[1])
+        case "read":
+            return store.read(args[0], max_bytes=args[1])
         case "get_ranges":
             return [bytes(part) for part in store.get_ranges(*args[:3], version=args[3])]
         case "download":
-            return store.download(args[0], args[1], max_bytes=args[2])
+            return store.download(args[0], args[1], max_bytes=args[2], new_hash=args[3])
         case "download_range":
             return store.download_range(*args[:4], at=args[4], version=args[5])
         case "list":

@@ -17,10 +17,10 @@ from stoker.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
-from stoker.storage.copying import copy_all, copy_part, fill, write_all
+from stoker.storage.copying import copy_all, copy_hashed, copy_part, fill, write_all
 from stoker.storage.files import open_regular, walk_files
 from stoker.storage.stream import Made
-from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_range, check_size
+from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
 
 __all__ = ["LocalStore", "file_error", "remove_unfinished", "write_all"]
 
@@ -35,11 +35,12 @@ class LocalStore:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def get(self, key: str, max_bytes: int) -> bytes:
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         path = self._path(key)
         with _errors(path), _open(path) as (fd, size):
             check_size(size, max_bytes, path)
-            return _read(fd, 0, size)
+            info = _info(key, os.fstat(fd))
+            return _read(fd, 0, size), info
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         path = self._path(key)
@@ -61,19 +62,22 @@ class LocalStore:
             _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return len(into)
 
-    def download(self, key: str, path: Path, max_bytes: int | None) -> int:
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         source = self._path(key)
         with _errors(source), _open(source) as (fd, size):
             check_size(size, max_bytes, source)
+            modified = os.fstat(fd)
             with _errors(str(path)):
                 target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
-                    done = copy_all(fd, target)
+                    digest = None if new_hash is None else new_hash()
+                    done = copy_all(fd, target) if digest is None else copy_hashed(fd, target, digest)
                     # At the end: what the file had before is written over, not freed first.
                     os.ftruncate(target, done)
                 finally:
                     os.close(target)
-            return done
+            told = "" if digest is None else str(digest.hexdigest())
+            return ObjectInfo(key, done, _version(modified), modified.st_mtime_ns, told)
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         source = self._path(key)
@@ -121,8 +125,7 @@ class LocalStore:
         found: list[ObjectInfo] = []
         with _errors(root):
             for name, status in walk_files(root, lambda name: not name.startswith(_TEMPORARY)):
-                key = os.path.relpath(f"{root}/{name}", self._root)
-                found.append(ObjectInfo(key, status.st_size, _version(status)))
+                found.append(_info(os.path.relpath(f"{root}/{name}", self._root), status))
         yield from sorted(found, key=lambda info: info.key)
 
     def head(self, key: str) -> ObjectInfo:
@@ -131,7 +134,7 @@ class LocalStore:
             status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
-        return ObjectInfo(key, status.st_size, _version(status))
+        return _info(key, status)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -236,6 +239,10 @@ def _open(path: str) -> Iterator[tuple[int, int]]:
         yield fd, status.st_size
     finally:
         os.close(fd)
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, _version(status), status.st_mtime_ns)
 
 
 def _version(status: os.stat_result) -> str:

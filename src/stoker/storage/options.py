@@ -19,7 +19,7 @@ from stoker.storage.profiles import read_profile
 from stoker.storage.redirects import guarded, parse_hosts
 from stoker.storage.url import Location
 
-__all__ = ["ClientSpec", "Cloud", "Credentials", "client_spec", "detect_cloud", "milliseconds"]
+__all__ = ["ClientSpec", "Cloud", "Credentials", "client_spec", "detect_cloud", "endpoint_of", "milliseconds"]
 
 Cloud: TypeAlias = Literal["aws", "gcp", "azure"]
 
@@ -156,6 +156,27 @@ def client_spec(
         )
     client = guarded(client, urlsplit(location.root).hostname, allowed, environ)
     return ClientSpec(config, client, identity="no credentials, as plain HTTP has none")
+
+
+def endpoint_of(location: Location, spec: ClientSpec, environ: Mapping[str, str]) -> str:
+    """What tells a client's server or account from others; empty for the provider's usual one.
+
+    Args:
+        location: where.
+        spec: the client's settings.
+        environ: the environment, which obstore reads too.
+    """
+    names: tuple[str, ...] = ("endpoint",)
+    prefix = "AWS"
+    if location.kind == "azure":
+        names, prefix = ("account_name", "endpoint"), "AZURE_STORAGE"
+    elif location.kind == "gs":
+        names, prefix = ("base_url",), "GOOGLE"
+    config = {
+        name.lower().removeprefix("azure_").removeprefix("storage_"): value for name, value in spec.config.items()
+    }
+    found = [str(config.get(name) or environ.get(f"{prefix}_{name.upper()}") or "") for name in names]
+    return " ".join(one.rstrip("/") for one in found if one)
 
 
 def detect_cloud(dmi: Path = Path("/sys/class/dmi/id")) -> Cloud | None:

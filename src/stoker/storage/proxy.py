@@ -28,7 +28,7 @@ from stoker.errors import ConfigError, StorageError
 from stoker.storage.copying import fill
 from stoker.storage.local import file_error
 from stoker.storage.stream import Made, first_part
-from stoker.storage.types import BufferLike, Chunks, ObjectInfo
+from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
 from stoker.storage.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 
 if TYPE_CHECKING:
@@ -214,9 +214,9 @@ class ProxyStore:
                 "Use a credential_provider of a module's top level, or start workers by 'spawn'."
             ) from None
 
-    def get(self, key: str, max_bytes: int) -> bytes:
-        data: bytes = self._call("get", key, max_bytes)
-        return data
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
+        found: tuple[bytes, ObjectInfo] = self._call("read", key, max_bytes)
+        return found
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         parts: list[BufferLike] = self._call("get_ranges", key, list(starts), list(ends), version)
@@ -242,9 +242,9 @@ class ProxyStore:
             os.close(shared)
         return size
 
-    def download(self, key: str, path: Path, max_bytes: int | None) -> int:
-        size: int = self._call("download", key, Path(path).absolute(), max_bytes)
-        return size
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
+        info: ObjectInfo = self._call("download", key, Path(path).absolute(), max_bytes, new_hash)
+        return info
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         self._call("download_range", key, Path(path).absolute(), start, end, at, version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +19,7 @@ from stoker.storage.local import file_error, write_all
 from stoker.storage.options import client_spec, detect_cloud, milliseconds
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.stream import PART, Made, first_part
-from stoker.storage.types import BufferLike, Chunks, ObjectInfo, check_range, check_size
+from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
 from stoker.storage.url import UNSENDABLE, Location
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _SINGLE_PUT = 16 << 20
 _PARTS_AT_ONCE = 4
 _UPLOAD_PATIENCE = 4
 _PAGE = 1000
+# What a version begins with that is a time.
+_TIME = "@"
 
 
 class RemoteStore:
@@ -65,14 +68,14 @@ class RemoteStore:
         limits = {name: milliseconds(count * self._stall_timeout) for name, count in stalls.items()}
         return build_client(self._location, self._spec, limits)
 
-    def get(self, key: str, max_bytes: int) -> bytes:
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         import obstore
 
-        def attempt(_: int) -> bytes:
+        def attempt(_: int) -> tuple[bytes, ObjectInfo]:
             result = obstore.get(self._client, self._path(key))
             size = result.meta["size"]
             check_size(size, max_bytes, self._url(key))
-            return b"".join(body(result, size, self._stall_timeout))
+            return b"".join(body(result, size, self._stall_timeout)), _info(key, result.meta)
 
         return self._run(key, attempt)
 
@@ -100,9 +103,12 @@ class RemoteStore:
         import obstore
 
         options: Any = {} if wanted is None else {"range": wanted}
-        if version:
+        if version and not version.startswith(_TIME):
             options["if_match"] = version
         result = obstore.get(self._client, self._path(key), options=options)
+        if version.startswith(_TIME) and _version(result.meta) != version:  # which servers need not compare
+            url = self._url(key)
+            raise StorageError(f"{url}: it was written to since its version {version}.", url=url)
         if wanted is not None:
             check_range(*wanted, result.meta["size"], self._url(key))
         return result
@@ -125,7 +131,7 @@ class RemoteStore:
 
         return self._run(key, attempt)
 
-    def download(self, key: str, path: Path, max_bytes: int | None) -> int:
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         import obstore
 
         try:
@@ -133,18 +139,20 @@ class RemoteStore:
         except OSError as error:
             raise file_error(error, str(path)) from None
 
-        def attempt(_: int) -> int:
+        def attempt(_: int) -> ObjectInfo:
             result = obstore.get(self._client, self._path(key))
-            size = result.meta["size"]
-            check_size(size, max_bytes, self._url(key))
-            return self._write(result, size, target, path)
+            info = _info(key, result.meta)
+            check_size(info.size, max_bytes, self._url(key))
+            digest = None if new_hash is None else new_hash()
+            self._write(result, info.size, target, path, digest=digest)
+            return info if digest is None else replace(info, digest=str(digest.hexdigest()))
 
         try:
-            done = self._run(key, attempt)
-            os.ftruncate(target, done)  # at the end: what the file had before is written over, not freed first
+            info = self._run(key, attempt)
+            os.ftruncate(target, info.size)  # at the end: what the file had before is written over, not freed first
         finally:
             os.close(target)
-        return done
+        return info
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         if start == end:
@@ -229,7 +237,7 @@ class RemoteStore:
 
         while (found := self._run(prefix, page)) is not None:
             for meta in found:
-                yield ObjectInfo(meta["path"][skip:], meta["size"], _version(meta))
+                yield _info(meta["path"][skip:], meta)
                 last = meta["path"]
 
     def head(self, key: str) -> ObjectInfo:
@@ -242,7 +250,7 @@ class RemoteStore:
                 key, lambda _: self._probe(key)
             )  # the answer to HEAD has no body, so it can not say what is missing
             raise
-        return ObjectInfo(key, meta["size"], _version(meta))
+        return _info(key, meta)
 
     def exists(self, key: str) -> bool:
         """As head, in one request."""
@@ -311,14 +319,16 @@ class RemoteStore:
 
         return run(translated, self._retry)
 
-    def _write(self, result: GetResult, size: int, target: int, path: Path, at: int = 0) -> int:
-        """Write an answer's body to a file, from its byte ``at`` on, and return the bytes."""
+    def _write(self, result: GetResult, size: int, target: int, path: Path, at: int = 0, digest: Any = None) -> int:
+        """Write an answer's body to a file, from its byte ``at`` on, and to a hash; return the bytes."""
         done = 0
         try:
             os.lseek(target, at, os.SEEK_SET)
         except OSError as error:
             raise file_error(error, str(path)) from None
         for chunk in body(result, size, self._stall_timeout):
+            if digest is not None:
+                digest.update(chunk)
             try:
                 done += write_all(target, chunk)
             except OSError as error:
@@ -352,10 +362,25 @@ class RemoteStore:
         return f"{self._location.url}/{key}" if key else self._location.url
 
 
+def _info(key: str, meta: Mapping[str, Any]) -> ObjectInfo:
+    return ObjectInfo(key, meta["size"], _version(meta), _modified(meta))
+
+
+def _modified(meta: Mapping[str, Any]) -> int:
+    """When the object was written, in nanoseconds since 1970; 0 where the server does not say."""
+    modified = meta.get("last_modified")
+    return 0 if modified is None else max(0, round(modified.timestamp() * 1000) * 1_000_000)
+
+
 def _version(meta: Mapping[str, Any]) -> str:
-    """The object's ETag. A weak one says less than its bytes are the same, and no server compares it with If-Match."""
+    """The object's ETag, else its time of change. A weak ETag says less than that the bytes are the same, and no server
+    compares it with If-Match.
+    """
     tag = meta.get("e_tag") or ""
-    return "" if tag.startswith("W/") else tag
+    if tag and not tag.startswith("W/"):
+        return str(tag)
+    modified = _modified(meta)
+    return f"{_TIME}{modified}" if modified else ""
 
 
 def _at_once(attempt: int) -> int:

@@ -11,7 +11,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import fork
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
-from stoker.storage.types import Backend, BufferLike, Chunks, ObjectInfo, PutData, as_parts, check_ranges
+from stoker.storage.types import Backend, BufferLike, Chunks, NewHash, ObjectInfo, PutData, as_parts, check_ranges
 from stoker.storage.url import check_key, check_prefix, parse_url
 
 if TYPE_CHECKING:
@@ -103,7 +103,11 @@ class Store:
 
         A larger one is a :class:`StorageError`, before its body is read.
         """
-        return self._backend().get(check_key(key), max_bytes)
+        return self.read(key, max_bytes=max_bytes)[0]
+
+    def read(self, key: str, *, max_bytes: int) -> tuple[bytes, ObjectInfo]:
+        """The whole object, and what the store said of it in the same answer. ``max_bytes`` is as for :meth:`get`."""
+        return self._backend().read(check_key(key), max_bytes)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Bytes ``[start, end)``, all of them: a range beyond the object's end is a :class:`StorageError`."""
@@ -134,13 +138,18 @@ class Store:
         check_key(key)
         return self._backend().read_into(key, into, None if start is None else int(start), version)
 
-    def download(self, key: str, path: Path, *, max_bytes: int | None = None) -> int:
-        """Stream the object into a local file and return its size in bytes.
+    def download(
+        self, key: str, path: Path, *, max_bytes: int | None = None, new_hash: NewHash | None = None
+    ) -> ObjectInfo:
+        """Stream the object into a local file; returns what the store said of it in the same answer.
 
         The file is made, or written over from its start and cut to the object's size. After an error it holds
         anything; the caller removes it. Objects of any size need a few MB of memory.
+
+        With ``new_hash`` (such as ``hashlib.sha1``) the answer has the digest, which is computed chunk by chunk as the
+        bytes come, while they are in the processor's cache.
         """
-        return self._backend().download(check_key(key), Path(path), max_bytes)
+        return self._backend().download(check_key(key), Path(path), max_bytes, new_hash)
 
     def download_range(self, key: str, path: Path, start: int, end: int, *, at: int = 0, version: str = "") -> None:
         """Stream bytes ``[start, end)`` into a local file, from its byte ``at`` on; the rest of the file stays.
@@ -191,6 +200,20 @@ class Store:
         except ObjectNotFoundError:
             return False
         return True
+
+    def endpoint(self) -> str:
+        """What tells the server or account from others that have the same URLs; empty for the provider's usual one.
+
+        Comes from ``storage_options``, the environment or a profile, without a request.
+        """
+        if self._location.kind not in ("s3", "gs", "azure"):
+            return ""
+        from stoker.storage.options import client_spec, endpoint_of
+
+        spec = client_spec(
+            self._location, self._options, os.environ, stall_timeout=self.stall_timeout, cloud=lambda: None
+        )
+        return endpoint_of(self._location, spec, os.environ)
 
     def delete(self, key: str) -> None:
         """Remove the object; no error where there is none."""

@@ -13,6 +13,7 @@ __all__ = [
     "Backend",
     "BufferLike",
     "Chunks",
+    "NewHash",
     "ObjectInfo",
     "PutData",
     "as_parts",
@@ -27,6 +28,9 @@ BufferLike: TypeAlias = bytes | memoryview
 Chunks: TypeAlias = Callable[[], Iterator[BufferLike]]
 """Makes an iterator of what follows each other. Each chunk may be written over when the next is asked for."""
 
+NewHash: TypeAlias = Callable[[], Any]
+"""Makes an object with ``update`` and ``hexdigest``, as those of hashlib. Picklable."""
+
 PutData: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
 """What can be put: one buffer, or several that follow each other."""
 
@@ -39,21 +43,26 @@ class ObjectInfo:
         key: relative to the store's root.
         size: bytes.
         version: what changes when the object is replaced: its ETag, or the time of a file's last change; empty where
-            the store tells none. Two infos of the same key and size are equal whatever their versions.
+            the store tells none. Two infos of the same key and size are equal whatever their versions and times.
+        modified: when it was last written, by the store's clock, in nanoseconds since 1970; 0 where the store does not tell.
+            Object stores give whole seconds or milliseconds.
+        digest: of what was downloaded, in hex, where it was asked for.
     """
 
     key: str
     size: int
     version: str = field(default="", compare=False)
+    modified: int = field(default=0, compare=False)
+    digest: str = field(default="", compare=False)
 
 
 class Backend(Protocol):
     """What a kind of store does. Keys and ranges are checked already; methods run in many threads."""
 
-    def get(self, key: str, max_bytes: int) -> bytes: ...
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]: ...
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]: ...
     def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int: ...
-    def download(self, key: str, path: Path, max_bytes: int | None) -> int: ...
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo: ...
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None: ...
     def put(self, key: str, parts: Sequence[memoryview]) -> None: ...
     def put_file(self, key: str, path: Path) -> None: ...
