@@ -187,12 +187,21 @@ class StreamingShardLoader:
         """Say that all that was delivered is done, and wait until the coordinator has it. In lockstep: nothing.
 
         Raises:
+            CommitRefusedError: leases were lost, and others have some of it, which must be discarded; names the positions
+                (see :meth:`last_positions`) and who has them. All else is committed. With ``commit="explicit"`` it tells of
+                all since the last call; otherwise of what this call was to commit: refused commits in the background are
+                counted in the stats, and logged.
             WaitTimeoutError: it has it not in time.
             EngineError: the coordinator does not answer.
         """
         self._worker.commit()
         if isinstance(self._worker, Leased):
             self._worker.flush(timeout)
+            self._worker.raise_if_refused()
+
+    def last_positions(self) -> range:
+        """Positions in the epoch of the sample (or batch) that was delivered last; empty before the first."""
+        return self._leased("last_positions").last_positions()
 
     def progress(self) -> Progress:
         """How far the epoch is, of all workers together: what was delivered again included."""

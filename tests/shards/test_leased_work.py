@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ import pytest
 
 from stoker import StreamingDataset
 from stoker.cluster.coordination import (
+    CommitRefusedError,
     EngineError,
     RankTakenError,
     Settings,
@@ -286,6 +288,61 @@ def test_a_forgotten_worker_gives_its_work_back(engine: str) -> None:
     gc.collect()
     with loader(engine, 1, 2, samples=100) as second:
         assert sorted(set(had) | set(numbers(second))) == list(range(100))
+
+
+def taken_over(engine: str, worker: StreamingShardLoader, during: Callable[[], None] = lambda: None) -> list[int]:
+    """What another delivers and commits of an epoch of 60, while a worker's thread stands still for longer than a lease."""
+    leased: Any = worker._worker
+    with leased._coordination._driver.changed:
+        during()
+        with loader(engine, 1, 2, samples=60) as other:
+            return numbers(other)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_commit_that_was_refused_is_told_with_who_has_what(engine: str, batch_size: int | None) -> None:
+    first = loader(engine, 0, 2, samples=60, commit="explicit", batch_size=batch_size)
+    had = numbers([first.next()])
+    first.commit()
+    lost = numbers([first.next()])
+    assert lost == list(first.last_positions())  # not shuffled: a sample's id is its position
+    leased: Any = first._worker
+    with leased._coordination._driver.changed, loader(engine, 1, 2, samples=60, batch_size=batch_size) as other:
+        assert sorted([*had, *numbers(other)]) == list(range(60))
+    with pytest.raises(CommitRefusedError, match=r"rank 1 has committed \[\d+, \d+\).*Discard") as refused:
+        first.commit()
+    assert [position for one in refused.value.refused for position in range(one.begin, one.end)] == lost
+    assert {owner.rank for one in refused.value.refused for owner in one.owners} == {1}
+    assert [position for position in range(60) if refused.value.covers(position)] == lost
+    assert pickle.loads(pickle.dumps(refused.value)).refused == refused.value.refused
+    first.commit()  # told once
+    stats = first.get_stats()
+    assert (stats.commits_refused, stats.delivered_again, stats.leases_lost) == (1, len(lost), 1)
+    assert first.next() is None
+    first.close()
+
+
+def test_a_commit_under_way_that_is_refused_is_told(engine: str) -> None:
+    """The end of the split was asked to be committed, so that the loader lets go of it, before the lease is lost."""
+    first = loader(engine, 0, 2, samples=60, commit="explicit")
+    lost = numbers([first.next() for _ in range(3)])  # all of the first split
+    assert sorted(taken_over(engine, first, first._worker.commit)) == list(range(60))
+    with pytest.raises(CommitRefusedError, match=r"\[0, 3\) \(rank 1 has committed") as refused:
+        first.commit()
+    assert [position for position in range(60) if refused.value.covers(position)] == lost
+    first.close()
+
+
+def test_refused_commits_in_the_background_are_counted_and_logged(
+    engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = loader(engine, 0, 2, samples=60)
+    first.next()
+    assert sorted(taken_over(engine, first)) == list(range(60))
+    assert first.next() is None
+    assert first.get_stats().commits_refused == 1
+    assert "positions [0, 1) of the epoch were delivered, not committed, and are others' now" in caplog.text
+    first.close()
 
 
 # -- checkpoints and replay ----------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class Count(IntEnum):
     BEGUN = 21
     LATEST = 22
     BUFFER_WAIT = 23
+    COMMITS_REFUSED = 24
 
 
 _LOWEST = 10

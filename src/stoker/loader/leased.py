@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any, Final
 
-from stoker.cluster.coordination import Coordination, Progress, WorkerHealth
+from stoker.cluster.coordination import CommitRefusedError, Coordination, Progress, WorkerHealth
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
@@ -108,6 +109,7 @@ class Leased:
                 continue
             begin, self._position = self._position, end
             self.delivered += end - begin
+            self._last = range(begin, end)
             if end == piece.end:
                 self._piece = None
             return piece.batch if piece.samples is None else piece.samples[begin - piece.begin]
@@ -137,22 +139,44 @@ class Leased:
     def commit(self) -> None:
         """Say that all that was delivered is done."""
         self._check_process()
+        if self._config.commit == "next":
+            self._ledger.settle()
+            self._ledger.refused.clear()  # earlier ones, which were counted and logged
         self._ledger.done()
         self._ledger.commit()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all that was said to be done is committed."""
+        """Wait until all that was said to be done is committed, or refused."""
         self._check_process()
         if self._coordination is not None:
-            self._coordination.flush(timeout)
+            with contextlib.suppress(CommitRefusedError):  # the ledger knows
+                self._coordination.flush(timeout)
+            self._ledger.settle()
+
+    def raise_if_refused(self) -> None:
+        """Say once what was delivered and is others' now.
+
+        Raises:
+            CommitRefusedError: there is some.
+        """
+        if self._ledger.refused:
+            refused, self._ledger.refused = self._ledger.refused, []
+            raise CommitRefusedError(self._take_part().refused_ranges(refused))
+
+    def last_positions(self) -> range:
+        """Positions in the epoch of what :meth:`next` gave last."""
+        return self._last
 
     def reset(self) -> None:
         """Take part in the next epoch.
 
         Raises:
             ConfigError: the epoch is not over.
+            CommitRefusedError: commits are explicit, and some were refused of which nobody was told.
         """
         self._check_process()
+        if self._config.commit == "explicit":
+            self.raise_if_refused()
         if not self.finished:
             self._ledger.commit()
             self.flush(self._config.patience)
@@ -178,6 +202,7 @@ class Leased:
             self._splits = Splits(self._course, epoch, self._config.world_size)
             self._ledger = Ledger(self._rows.counts)
             self._piece = None
+            self._last = range(0)
             self.epoch = epoch
             self.delivered = 0
             self.finished = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Final
 
@@ -9,6 +10,8 @@ from stoker.cluster.coordination import LeasedSplit, LeaseLostError
 from stoker.dataset.counts import Count, Counts
 
 __all__ = ["Ledger"]
+
+_log = logging.getLogger(__name__)
 
 # Commits are asked for so often, in seconds; each wakes a thread.
 _COMMIT_EVERY: Final = 0.05
@@ -19,14 +22,17 @@ class Ledger:
 
     Attributes:
         lost: splits whose lease was lost.
+        refused: positions ``(begin, end)`` that were delivered, and that were lost before they were committed.
     """
 
     def __init__(self, counts: Counts) -> None:
         self.lost: set[LeasedSplit] = set()
+        self.refused: list[tuple[int, int]] = []
         self._counts = counts
         self._delivered: dict[LeasedSplit, int] = {}
         self._done: dict[LeasedSplit, int] = {}
         self._asked: dict[LeasedSplit, int] = {}
+        self._unsettled: dict[LeasedSplit, int] = {}  # of what was asked for, what is neither committed nor refused
         self._asked_at = 0.0
 
     @property
@@ -57,6 +63,16 @@ class Ledger:
             if late or end == split.end:
                 self._asked_at = moment
                 self._ask(split, end)
+        if late:
+            self.settle()
+
+    def settle(self) -> None:
+        """Note which commits that were asked for are acknowledged by now, and which are refused."""
+        for split, end in list(self._unsettled.items()):
+            if split.committed >= end:
+                del self._unsettled[split]
+            elif split.lost:
+                self._lose(split)
 
     def commit(self) -> None:
         """Ask for all that is done to be committed."""
@@ -70,7 +86,7 @@ class Ledger:
             except LeaseLostError:
                 self._lose(split)
                 return
-            self._asked[split] = end
+            self._asked[split] = self._unsettled[split] = end
         if end == split.end:
             self._forget(split)
 
@@ -82,8 +98,17 @@ class Ledger:
     def _lose(self, split: LeasedSplit) -> None:
         self.lost.add(split)
         self._counts.add(Count.LEASES_LOST, 1)
-        end = self._delivered.get(split, split.begin)
-        self._counts.add(Count.DELIVERED_AGAIN, end - self._asked.get(split, split.begin))
+        begin = split.committed
+        end = max(self._delivered.get(split, begin), self._unsettled.pop(split, begin))
+        if end > begin:
+            self._counts.add(Count.DELIVERED_AGAIN, end - begin)
+            self._counts.add(Count.COMMITS_REFUSED, 1)
+            self.refused.append((begin, end))
+            _log.warning(
+                "a lease was lost: positions [%d, %d) of the epoch were delivered, not committed, and are others' now",
+                begin,
+                end,
+            )
         self._forget(split)
 
     def _forget(self, split: LeasedSplit) -> None:

@@ -57,6 +57,7 @@ METRICS: Final = (
     Metric(
         "delivered_again", "delivered_again", "", True, "Samples delivered whose lease was lost before their commit."
     ),
+    Metric("commits_refused", "commits_refused", "", True, "Ranges of samples whose commit was refused."),
     Metric("replicated_shards", "replicated_shards", "", True, "Shards cached for others' sake."),
     Metric("replicated", "replicated_bytes", "bytes", True, "Their bytes."),
 )

@@ -43,6 +43,7 @@ class StreamStats:
         leases: splits that were leased.
         leases_lost: leases that were lost, as this worker was not seen for too long.
         delivered_again: samples that this worker delivered and that another delivers again, as their lease was lost.
+        commits_refused: ranges of samples that this worker delivered and could not commit, as their lease was lost.
         replicated_shards: shards that were brought into the cache for others' sake.
         replicated_bytes: their bytes.
     """
@@ -67,6 +68,7 @@ class StreamStats:
     leases: int = 0
     leases_lost: int = 0
     delivered_again: int = 0
+    commits_refused: int = 0
     replicated_shards: int = 0
     replicated_bytes: int = 0
 
@@ -111,6 +113,7 @@ class StreamStats:
             leases=of(Count.LEASES),
             leases_lost=of(Count.LEASES_LOST),
             delivered_again=of(Count.DELIVERED_AGAIN),
+            commits_refused=of(Count.COMMITS_REFUSED),
             replicated_shards=of(Count.REPLICATED_SHARDS),
             replicated_bytes=of(Count.REPLICATED_BYTES),
         )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
+import sqlite3
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +282,56 @@ def test_an_engine_that_stays_away_is_an_error_that_names_it(url: str) -> None:
         run.leave(timeout=0.5)
     assert time.monotonic() - begun < 30
     store.down = False  # so that the thread ends
+
+
+@pytest.mark.parametrize("call", ["next_split", "flush", "leave", "begin_epoch", "open"])
+def test_the_patience_that_is_told_is_that_which_was_given_and_waited_for(tmp_path: Path, call: str) -> None:
+    """SQLite's file is locked: reads go on, and writes do not; for who opens it, nothing does."""
+    run = Coordination(
+        f"sqlite://{tmp_path}/run.db", "run", rank=0, world_size=1, positions=1000, settings=QUICK, patience=1.5
+    )
+    split: Any = None
+    if call != "begin_epoch":
+        run.begin_epoch(0)
+        split = run.next_split(timeout=10)
+        split.deliver(split.end)
+    if call == "open":
+        run.leave()
+    holder = sqlite3.connect(tmp_path / "run.db", isolation_level=None)
+    if call == "open":
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    begun = time.monotonic()
+
+    def flush() -> None:
+        split.commit()
+        run.flush()
+
+    def next_split() -> None:
+        taken = split
+        while True:  # what is leased ahead comes all the same
+            taken.commit()
+            found = run.next_split()
+            assert found is not None
+            found.deliver(found.end)
+            taken = found
+
+    calls: dict[str, Callable[[], object]] = {
+        "flush": flush,
+        "next_split": next_split,
+        "leave": lambda: run.leave(timeout=1.5),
+        "begin_epoch": lambda: run.begin_epoch(0),
+        "open": lambda: Coordination(
+            f"sqlite://{tmp_path}/run.db", "run", rank=0, world_size=1, positions=1000, patience=1.5
+        ),
+    }
+    with pytest.raises(EngineError) as caught:
+        calls[call]()
+    took = time.monotonic() - begun
+    said = re.search(r"has not answered for ([0-9.]+) s, and 1\.5 s were allowed.*locked", str(caught.value))
+    assert said is not None, caught.value
+    assert 1.5 <= float(said[1]) <= took + 0.1
+    holder.close()
 
 
 def test_a_process_that_forgets_to_leave_ends_all_the_same(tmp_path: Path) -> None:

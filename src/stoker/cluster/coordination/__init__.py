@@ -3,10 +3,14 @@
 from stoker.cluster.coordination.assignment import Replay
 from stoker.cluster.coordination.client import Coordination, LeasedSplit
 from stoker.cluster.coordination.errors import (
+    CommitRefusedError,
     EngineError,
     EngineRegressedError,
+    EngineReplacedError,
     LeaseLostError,
+    Owner,
     RankTakenError,
+    RefusedRange,
     StaleCheckpointError,
     StalledError,
     WaitTimeoutError,
@@ -17,15 +21,19 @@ from stoker.cluster.coordination.run import Progress, WorkerHealth
 from stoker.cluster.coordination.store import CoordinationStore, open_store
 
 __all__ = [
+    "CommitRefusedError",
     "Coordination",
     "CoordinationStore",
     "EngineError",
     "EngineRegressedError",
+    "EngineReplacedError",
     "Entry",
     "LeaseLostError",
     "LeasedSplit",
+    "Owner",
     "Progress",
     "RankTakenError",
+    "RefusedRange",
     "Replay",
     "Settings",
     "StaleCheckpointError",

@@ -63,6 +63,7 @@ class Agent:
         ahead: how many splits are leased beyond the one that is worked on, at least.
         commit_every: seconds after which what is done is committed. Shorter splits are leased several at a time.
         again: samples delivered whose split was lost before they were committed.
+        refused: positions ``(begin, end)`` that the consumer has asked to commit, and that others have.
         leases: splits leased so far.
     """
 
@@ -83,6 +84,7 @@ class Agent:
         self.ahead = ahead
         self.commit_every = commit_every
         self.again = self.leases = 0
+        self.refused: list[tuple[int, int]] = []
         self.rate = 0.0
         self.epoch = epoch
         self.watch = Watch(keys, epoch, member, clock, gone)
@@ -353,6 +355,8 @@ class Agent:
     def _lose(self, holding: Holding, reason: str) -> None:
         holding.lost = reason
         self.again += holding.delivered - holding.committed
+        if holding.wanted > holding.committed:
+            self.refused.append((holding.committed, holding.wanted))
         if holding in self.ready:
             self.ready.remove(holding)
 

@@ -6,13 +6,20 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from stoker.arguments import checked
 from stoker.cluster.coordination.agent import Agent, Holding
 from stoker.cluster.coordination.checkpoint import uncommitted
 from stoker.cluster.coordination.driver import Driver
-from stoker.cluster.coordination.errors import EngineError, LeaseLostError, StalledError
+from stoker.cluster.coordination.errors import (
+    CommitRefusedError,
+    EngineError,
+    LeaseLostError,
+    RefusedRange,
+    StalledError,
+)
 from stoker.cluster.coordination.membership import Clock, Membership
 from stoker.cluster.coordination.process import here, is_gone
 from stoker.cluster.coordination.records import Entry, Epoch, Lane, Settings
@@ -52,6 +59,16 @@ class LeasedSplit:
     def __repr__(self) -> str:
         return f"LeasedSplit({self.begin}, {self.end})"
 
+    @property
+    def committed(self) -> int:
+        """One past the last position whose commit the engine has acknowledged; ``begin`` if none."""
+        return self._holding.committed
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to be lost. What is not committed then is others'."""
+        return bool(self._holding.lost)
+
     def deliver(self, position: int) -> None:
         """Call this before the samples up to ``position`` (exclusive) are handed on.
 
@@ -64,7 +81,8 @@ class LeasedSplit:
         self._owner._deliver(self, self._holding, position)
 
     def commit(self, cursor: int | None = None) -> None:
-        """Ask for all before ``cursor`` (default: the end) to be committed. Returns at once; see :meth:`Coordination.flush`.
+        """Ask for all before ``cursor`` (default: the end) to be committed. Returns at once; :meth:`Coordination.flush`
+        waits, and says what was refused.
 
         Only what was delivered may be committed.
 
@@ -129,7 +147,8 @@ class Coordination:
         self._world_size = world_size
         self._takes_over = takes_over
         self._ahead, self._commit_every, self._patience = ahead, commit_every, patience
-        limit = min(10.0, settings.lease / 4)
+        # A call is not broken off: it must be shorter than what the caller allows.
+        limit = min(10.0, settings.lease / 4, patience / 2)
         self._store = opened(store, limit, min(patience, _OPENING)) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
         self._records = RunRecords(self._store, run)
@@ -245,9 +264,11 @@ class Coordination:
         return None
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all that was asked for is committed.
+        """Wait until all that was asked for is committed, or refused.
 
         Raises:
+            CommitRefusedError: leases were lost before that, of what was asked for since the last call; names the positions
+                and who has them.
             WaitTimeoutError: not after ``timeout`` seconds.
             EngineError: the engine has not answered for ``patience`` seconds.
         """
@@ -256,6 +277,20 @@ class Coordination:
             agent.flush = True
             self._driver.wake()
         self._driver.wait(lambda: agent.settled, timeout, "commits")
+        with self._driver.changed:
+            refused, agent.refused = agent.refused, []
+        if refused:
+            raise CommitRefusedError(self.refused_ranges(refused))
+
+    def refused_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[RefusedRange, ...]:
+        """Positions ``(begin, end)`` of leases that were lost, with who has them now."""
+        epoch = self.epoch
+        return tuple(
+            [
+                RefusedRange(begin, end, self._driver.insist(partial(self._records.owners, epoch, begin, end)))
+                for begin, end in ranges
+            ]
+        )
 
     def wait_finished(self, timeout: float | None = None) -> None:
         """Wait until the epoch is committed, by whomever; this worker must hold nothing.
@@ -359,6 +394,15 @@ class Coordination:
             self._agent.stopping = True
             self._driver.wake()
         self._driver.stop(self._patience if timeout is None else timeout)
+        if self._agent.refused:
+            ranges = ", ".join([f"[{begin}, {end})" for begin, end in self._agent.refused])
+            _log.warning(
+                "run %r, rank %d: the commits of positions %s of epoch %d were refused, as their leases were lost",
+                self._records.keys.run,
+                self._member.rank,
+                ranges,
+                self._agent.epoch.number,
+            )
         self._agent = None
 
     def _raise_if_lost(self, split: LeasedSplit, holding: Holding) -> None:

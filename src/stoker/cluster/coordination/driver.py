@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stoker.cluster.coordination.errors import EngineError, WaitTimeoutError
+from stoker.cluster.coordination.errors import EngineError, WaitTimeoutError, stayed_away
 from stoker.cluster.coordination.membership import Clock
-from stoker.cluster.coordination.operations import Sleep, Steps, Unanswered
+from stoker.cluster.coordination.operations import Get, Sleep, Steps, Unanswered
 from stoker.cluster.coordination.run import perform
 from stoker.cluster.coordination.store import CoordinationStore
 from stoker.concurrency.forks import reset_in_children
@@ -42,8 +42,9 @@ class Driver:
         self._thread: threading.Thread | None = None
         self._woken = False
         self._error: BaseException | None = None
-        self._answered = time.monotonic()
-        self._silence: EngineError | None = None
+        # Since when reads, or writes, get no answer: an engine may answer the ones and not the others, as SQLite does whose
+        # file another process has locked.
+        self._silent: dict[str, tuple[float, EngineError]] = {}
         self._abandoned = False
         self.forked = False
         _drivers.add(self)
@@ -67,7 +68,8 @@ class Driver:
 
     def start(self, steps: Steps) -> None:
         """Run a protocol in a new thread."""
-        self._answered, self._silence, self._woken = time.monotonic(), None, False
+        self._woken = False
+        self._silent.clear()
         self._thread = threading.Thread(target=self._work, args=(steps,), name="stoker-coordination", daemon=True)
         self._thread.start()
 
@@ -79,9 +81,10 @@ class Driver:
         """
         if self._thread is None:
             return
+        begun = time.monotonic()
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise self.unreachable()
+            raise self._unreachable(begun, timeout)
         self._thread = None
         error, self._error = self._error, None
         if error is not None:
@@ -94,14 +97,14 @@ class Driver:
             EngineError: it has not answered for ``timeout`` seconds.
         """
         self._check_process()
-        deadline = time.monotonic() + timeout
+        begun = time.monotonic()
         while True:
             try:
                 self._run_once(make())
                 return
-            except Unanswered as error:
-                if time.monotonic() >= deadline:
-                    raise self.unreachable() from error
+            except Unanswered:
+                if time.monotonic() >= begun + timeout:
+                    raise self._unreachable(begun, timeout) from None
                 time.sleep(0.1)
 
     def abandon(self) -> None:
@@ -119,13 +122,13 @@ class Driver:
             EngineError: it has not answered for the driver's patience.
         """
         self._check_process()
-        deadline = time.monotonic() + self._patience
+        begun = time.monotonic()
         while True:
             try:
                 return ask()
-            except EngineError:
-                if time.monotonic() >= deadline:
-                    raise
+            except EngineError as error:
+                if time.monotonic() >= begun + self._patience:
+                    raise stayed_away(self._store.url, begun, self._patience, error) from error
                 time.sleep(0.1)
 
     def wake(self) -> None:
@@ -154,8 +157,9 @@ class Driver:
                 if ready():
                     self.wake()
                     return
-                if self._silence is not None and now - self._answered > self._patience:
-                    raise self.unreachable()
+                for begun, error in self._silent.copy().values():
+                    if now - begun > self._patience:
+                        raise stayed_away(self._store.url, begun, self._patience, error)
                 if deadline is not None and now >= deadline:
                     raise WaitTimeoutError(f"waited {timeout:g} s for {what} in vain")
                 rest = self._patience / 8 if deadline is None else min(self._patience / 8, deadline - now)
@@ -166,17 +170,19 @@ class Driver:
         if self._error is not None:
             raise self._error
 
-    def unreachable(self) -> EngineError:
-        """The engine's last failure."""
-        return self._silence or EngineError(f"the engine {self._store.url} does not answer", url=self._store.url)
+    def _unreachable(self, since: float, patience: float) -> EngineError:
+        last = max(self._silent.copy().values(), key=lambda one: one[0], default=(since, None))[1]
+        return stayed_away(self._store.url, since, patience, last)
 
     def _perform(self, operation: Any) -> Any:
+        kind = "reads" if isinstance(operation, Get) else "writes"
+        begun = time.monotonic()
         try:
             answer = perform(self._store, operation)
         except EngineError as error:
-            self._silence = error
+            self._silent[kind] = self._silent.get(kind, (begun, error))[0], error
             raise Unanswered from error
-        self._answered, self._silence = time.monotonic(), None
+        self._silent.pop(kind, None)
         return answer
 
     def _run_once(self, steps: Steps) -> None:

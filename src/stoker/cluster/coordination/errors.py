@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from typing import NamedTuple
+
 from stoker.errors import ConfigError, StateError, StokerError, StorageTimeoutError
 
 __all__ = [
+    "CommitRefusedError",
     "EngineError",
     "EngineRegressedError",
+    "EngineReplacedError",
     "LeaseLostError",
+    "Owner",
     "RankTakenError",
+    "RefusedRange",
     "StaleCheckpointError",
     "StalledError",
     "WaitTimeoutError",
+    "no_answer",
+    "stayed_away",
 ]
 
 
@@ -20,12 +29,99 @@ class EngineError(StorageTimeoutError):
     have been done."""
 
 
+def no_answer(url: str, begun: float, reason: object, remedy: str) -> EngineError:
+    """The error for a call that was begun at ``begun``, by the monotonic clock, and has ended without an answer."""
+    waited = time.monotonic() - begun
+    return EngineError(f"the engine {url} gave no answer in {waited:.1f} s ({reason}): {remedy}", url=url)
+
+
+def stayed_away(url: str, begun: float, patience: float, last: EngineError | None) -> EngineError:
+    """The error for an engine that was asked again and again since ``begun``, for as long as the caller allowed."""
+    waited = time.monotonic() - begun
+    said = "" if last is None else f"; the last time: {last}"
+    error = EngineError(
+        f"the engine {url} has not answered for {waited:.1f} s, and {patience:g} s were allowed{said}", url=url
+    )
+    error.__cause__ = last
+    return error
+
+
 class EngineRegressedError(StateError):
     """The engine has forgotten writes that it had acknowledged: go on from a checkpoint."""
 
 
 class LeaseLostError(StokerError):
     """A split is no longer this worker's: nothing more of it may be delivered or committed by this worker."""
+
+
+class Owner(NamedTuple):
+    """Who has positions of an epoch.
+
+    Attributes:
+        begin: first position.
+        end: one past the last.
+        rank: whose they are; ``None`` where nobody has them yet, or where it is not recorded.
+        committed: whether they are committed, and not only leased.
+    """
+
+    begin: int
+    end: int
+    rank: int | None
+    committed: bool
+
+    def __str__(self) -> str:
+        where = f"[{self.begin}, {self.end})"
+        if self.rank is None:
+            return f"{where} is {'committed' if self.committed else 'not leased yet'}"
+        return f"rank {self.rank} has {'committed' if self.committed else 'leased'} {where}"
+
+
+class RefusedRange(NamedTuple):
+    """Positions that a worker has delivered, and whose commit was refused.
+
+    Attributes:
+        begin: first position.
+        end: one past the last.
+        owners: who had which of them when it was asked.
+    """
+
+    begin: int
+    end: int
+    owners: tuple[Owner, ...]
+
+    def __str__(self) -> str:
+        return f"[{self.begin}, {self.end}) ({'; '.join(map(str, self.owners)) or 'others have them'})"
+
+
+class EngineReplacedError(EngineRegressedError):
+    """The engine's records are not those that it was opened with: its file was deleted or replaced, or its server emptied.
+
+    Workers that go on with the old records and those that come with the new ones would do the same work twice.
+    """
+
+
+class CommitRefusedError(LeaseLostError):
+    """Some of what was to be committed was not: its lease was lost, and others have it or will. Discard what was made of it.
+
+    All else that was to be committed is committed.
+
+    Attributes:
+        refused: what was refused, by position.
+    """
+
+    def __init__(self, refused: tuple[RefusedRange, ...]) -> None:
+        super().__init__(
+            f"commits were refused, as their leases were lost: {'; '.join(map(str, refused))}. Discard what was made of "
+            "these samples: others make it"
+        )
+        self.refused = refused
+
+    def __reduce__(self) -> tuple[type[CommitRefusedError], tuple[tuple[RefusedRange, ...]]]:
+        return CommitRefusedError, (self.refused,)
+
+    def covers(self, position: int) -> bool:
+        """Whether the commit of a position was refused."""
+        return any(one.begin <= position < one.end for one in self.refused)
 
 
 class RankTakenError(ConfigError):

@@ -10,7 +10,7 @@ from typing import Any
 from stoker.cluster.coordination.assignment import entries_of
 from stoker.cluster.coordination.checkpoint import differences, restored, take
 from stoker.cluster.coordination.codec import decode, encode
-from stoker.cluster.coordination.errors import EngineError
+from stoker.cluster.coordination.errors import EngineError, Owner
 from stoker.cluster.coordination.health import WorkerState
 from stoker.cluster.coordination.operations import Create, Get, Keys, Operation, Swap, Versioned
 from stoker.cluster.coordination.records import Entry, Epoch, Lane, LogChunk, Summary, Worker
@@ -215,6 +215,17 @@ class RunRecords:
             found += earlier.partial
         lanes = self.lanes(epoch)
         return sorted([*found, *entries_of(lanes, [self._chunks(epoch, lane) for lane in lanes])])
+
+    def owners(self, epoch: Epoch, begin: int, end: int) -> tuple[Owner, ...]:
+        """Who has which of the positions ``[begin, end)``, in order; who has committed what only if that is recorded."""
+        committed = self.assignment(epoch) if epoch.settings.record else []
+        owners = [Owner(entry.begin, entry.end, entry.rank, committed=True) for entry in committed]
+        for lane in self.lanes(epoch):
+            owners += [Owner(split.cursor, split.end, split.rank, committed=False) for split in lane.splits]
+            left = [(lane.front, lane.back), *[piece[:2] for piece in (*lane.free, *lane.aside)]]
+            owners += [Owner(first, last, None, committed=False) for first, last in left]
+        cut = [one._replace(begin=max(one.begin, begin), end=min(one.end, end)) for one in owners]
+        return tuple(sorted([one for one in cut if one.begin < one.end], key=lambda one: one.begin))
 
     def forget_epoch(self, epoch: Epoch) -> int:
         """Remove the records of an epoch that is over; returns how many they were.

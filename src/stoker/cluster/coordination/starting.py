@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from stoker.cluster.coordination.errors import EngineError
+from stoker.cluster.coordination.errors import EngineError, stayed_away
 from stoker.cluster.coordination.records import Settings
 from stoker.cluster.coordination.store import CoordinationStore, open_store
 from stoker.errors import ConfigError
@@ -19,13 +19,13 @@ _MOST_LANES: Final = 1024
 
 def opened(url: str, timeout: float, patience: float) -> CoordinationStore:
     """The engine, which may just be starting anew: then it is asked again."""
-    deadline = time.monotonic() + patience
+    begun = time.monotonic()
     while True:
         try:
             return open_store(url, timeout=timeout)
-        except EngineError:
-            if time.monotonic() >= deadline:
-                raise
+        except EngineError as error:
+            if time.monotonic() >= begun + patience:
+                raise stayed_away(error.url or url, begun, patience, error) from error
             time.sleep(0.1)
 
 

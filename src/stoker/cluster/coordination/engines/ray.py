@@ -13,12 +13,12 @@ from typing import Any
 
 from stoker.cluster.coordination.engines.forwarding import ForwardingStore
 from stoker.cluster.coordination.engines.sqlite import SqliteStore
-from stoker.cluster.coordination.errors import EngineError
+from stoker.cluster.coordination.errors import EngineReplacedError, no_answer
 from stoker.errors import ConfigError, MissingPackageError
 
 __all__ = ["RayStore"]
 
-_READS = frozenset(["get", "scan", "path"])
+_READS = frozenset(["get", "scan", "opened"])
 
 
 class _Keeper:
@@ -28,10 +28,17 @@ class _Keeper:
         self._path = path
         self._store = SqliteStore(path, timeout=timeout)
 
-    def path(self) -> str:
-        return self._path
+    def opened(self) -> tuple[str, int]:
+        """The file, and which records are in it."""
+        return self._path, self._store.generation()
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, generation: int, name: str, *arguments: Any) -> Any:
+        """A call for the records of a generation. An actor that was started anew may have found no file, and made one."""
+        if self._store.generation() != generation:
+            raise EngineReplacedError(
+                f"{self._path}, in which the engine's actor keeps its records, was lost and made anew: the run's records are "
+                "lost. End all workers of the run, and begin it anew, or go on from a checkpoint"
+            )
         return getattr(self._store, name)(*arguments)
 
 
@@ -72,7 +79,7 @@ class RayStore(ForwardingStore):
             max_restarts=-1,
             scheduling_strategy=here,
         ).remote(path, timeout / 2)
-        known = self.ask("path")
+        known, self._generation = self.ask("opened")
         if known != path:
             raise ConfigError(
                 f"the engine {self.url} keeps its records in {known}, and {path} was asked for: use one of them"
@@ -83,22 +90,20 @@ class RayStore(ForwardingStore):
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """See :class:`ForwardingStore`."""
-        deadline = time.monotonic() + self._timeout
+        begun = time.monotonic()
+        deadline = begun + self._timeout
         ray = self._ray
         while True:
             left = max(0.01, deadline - time.monotonic())
             try:
-                if name == "path":
-                    return ray.get(self._actor.path.remote(), timeout=left)
-                return ray.get(self._actor.call.remote(name, *arguments), timeout=left)
+                if name == "opened":
+                    return ray.get(self._actor.opened.remote(), timeout=left)
+                return ray.get(self._actor.call.remote(self._generation, name, *arguments), timeout=left)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, Exception) else error from None
             except (ray.exceptions.RayError, TimeoutError) as error:
                 # The actor is being started anew, or is gone. A write may have been done: it is not repeated here.
                 if name not in _READS or time.monotonic() + 0.05 > deadline:
-                    raise EngineError(
-                        f"the engine {self.url} gave no answer within {self._timeout:g} s ({type(error).__name__}): see "
-                        f"whether its node lives",
-                        url=self.url,
-                    ) from error
+                    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+                    raise no_answer(self.url, begun, reason, "see whether its node lives") from error
             time.sleep(0.05)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from stoker.cluster.coordination.errors import EngineError
+from stoker.cluster.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.cluster.coordination.store import Stored, fresh_version
 from stoker.display import redact_url
 from stoker.errors import ConfigError, MissingPackageError
@@ -29,29 +29,35 @@ _log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
+# Each script begins with this: of an engine that was emptied, nothing that was read before holds.
+_GENERATION = """
+if redis.call('GET', KEYS[3]) ~= ARGV[1] then
+  return -1
+end
+"""
 _CREATE = """
 local old = redis.call('GETRANGE', KEYS[1], 0, 7)
 if old == '' then
-  redis.call('SET', KEYS[1], ARGV[1])
-  redis.call('ZADD', KEYS[2], 0, ARGV[2])
+  redis.call('SET', KEYS[1], ARGV[2])
+  redis.call('ZADD', KEYS[2], 0, ARGV[3])
   return 1
 end
-return old == string.sub(ARGV[1], 1, 8) and 1 or 0
+return old == string.sub(ARGV[2], 1, 8) and 1 or 0
 """
 _SWAP = """
 local old = redis.call('GETRANGE', KEYS[1], 0, 7)
-if old == ARGV[2] then
-  redis.call('SET', KEYS[1], ARGV[1])
+if old == ARGV[3] then
+  redis.call('SET', KEYS[1], ARGV[2])
   return 1
 end
-return old == string.sub(ARGV[1], 1, 8) and 1 or 0
+return old == string.sub(ARGV[2], 1, 8) and 1 or 0
 """
 _DELETE = """
-if redis.call('GETRANGE', KEYS[1], 0, 7) ~= ARGV[1] then
+if redis.call('GETRANGE', KEYS[1], 0, 7) ~= ARGV[2] then
   return 0
 end
 redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('ZREM', KEYS[2], ARGV[3])
 return 1
 """
 _WANTED = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -96,17 +102,18 @@ class RedisStore:
             retry_on_error=[],
             decode_responses=False,
         )
-        self._index = f"{self._prefix}keys"
-        self._scripts = {text: self._client.register_script(text) for text in (_CREATE, _SWAP, _DELETE)}
+        self._index, self._mark = f"{self._prefix}keys", f"{self._prefix}generation"
+        self._scripts = {text: self._client.register_script(_GENERATION + text) for text in (_CREATE, _SWAP, _DELETE)}
         self._call(self._client.ping)
         if checked == "checked":
             self._check_durability()
+        self._generation = self._call(self._open_generation)
 
     def get(self, keys: Sequence[str]) -> list[Stored | None]:
-        if not keys:
-            return []
-        names = [self._prefix + key for key in keys]
-        return [_stored(found) for found in self._call(lambda: self._client.mget(names))]
+        names = [self._mark, *[self._prefix + key for key in keys]]
+        generation, *found = self._call(lambda: self._client.mget(names))
+        self._check_generation(generation)
+        return [_stored(one) for one in found]
 
     def create(self, key: str, value: bytes) -> int | None:
         version = fresh_version()
@@ -131,13 +138,32 @@ class RedisStore:
         self._client.close()
 
     def _run(self, script: str, key: str, *arguments: bytes) -> bool:
-        return bool(
-            self._call(lambda: self._scripts[script](keys=[self._prefix + key, self._index], args=list(arguments)))
-        )
+        keys = [self._prefix + key, self._index, self._mark]
+        done: int = self._call(lambda: self._scripts[script](keys=keys, args=[self._generation, *arguments]))
+        self._check_generation(None if done < 0 else self._generation)
+        return bool(done)
+
+    def _open_generation(self) -> bytes:
+        """A random number of the records, given by whoever comes first."""
+        self._client.set(self._mark, _packed(fresh_version()), nx=True)
+        found: bytes = self._client.get(self._mark)
+        return found
+
+    def _check_generation(self, found: bytes | None) -> None:
+        """See that the records are those that the engine was opened with.
+
+        Raises:
+            EngineReplacedError: they are not.
+        """
+        if found is None or found != self._generation:
+            raise EngineReplacedError(
+                f"the engine {self.url} was emptied while this worker used it, or restarted without its file: the run's "
+                "records are lost. End all workers of the run, and begin it anew, or go on from a checkpoint"
+            )
 
     def _call(self, ask: Callable[[], _Answer]) -> _Answer:
         """Ask until there is an answer or the time is up. What is asked may be repeated: see the scripts."""
-        deadline = time.monotonic() + self._timeout
+        begun = time.monotonic()
         wait = 0.01
         while True:
             try:
@@ -147,18 +173,18 @@ class RedisStore:
                 self._redis.exceptions.TimeoutError,
                 self._redis.exceptions.ReadOnlyError,
             ) as error:
-                if isinstance(error, self._redis.exceptions.AuthenticationError) or time.monotonic() + wait > deadline:
-                    raise EngineError(
-                        f"the engine {self.url} gave no answer within {self._timeout:g} s ({error}): see whether the server "
-                        f"runs and can be reached from here",
-                        url=self.url,
-                    ) from error
+                if isinstance(error, self._redis.exceptions.AuthenticationError):
+                    raise self._refused(error) from error
+                if time.monotonic() + wait > begun + self._timeout:
+                    remedy = "see whether the server runs and can be reached from here"
+                    raise no_answer(self.url, begun, error, remedy) from error
             except self._redis.exceptions.RedisError as error:
-                raise EngineError(
-                    f"the engine {self.url} refused ({error}): see the server's log", url=self.url
-                ) from error
+                raise self._refused(error) from error
             time.sleep(wait)
             wait = min(2 * wait, 0.5)
+
+    def _refused(self, error: Exception) -> EngineError:
+        return EngineError(f"the engine {self.url} refused ({error}): see the server's log", url=self.url)
 
     def _check_durability(self) -> None:
         try:

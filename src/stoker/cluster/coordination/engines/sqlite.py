@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.cluster.coordination.errors import EngineError
+from stoker.cluster.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.cluster.coordination.store import Stored, fresh_version
 from stoker.errors import ConfigError
 
@@ -54,6 +54,35 @@ _NETWORK = frozenset(
 )
 
 
+class _Link:
+    """A connection of one thread, which another may close: SQLite crashes where that is done during a call."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.pid = os.getpid()
+        self._connection = connection
+        self._using = threading.Lock()
+        self._closing = False
+
+    def execute(self, statement: str, values: Sequence[Any], *, fetch: bool) -> Any:
+        """Rows, or the number of rows that were changed."""
+        try:
+            with self._using:
+                cursor = self._connection.execute(statement, values)
+                return cursor.fetchall() if fetch else cursor.rowcount
+        finally:
+            if self._closing:
+                self.close()
+
+    def close(self) -> None:
+        """Close it, or have the thread do so whose call is under way."""
+        self._closing = True
+        if self.pid == os.getpid() and self._using.acquire(blocking=False):
+            try:
+                self._connection.close()
+            finally:
+                self._using.release()
+
+
 class SqliteStore:
     """The records in a file.
 
@@ -81,8 +110,9 @@ class SqliteStore:
         self._timeout = timeout
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._open: list[tuple[int, sqlite3.Connection]] = []
-        self._connection()
+        self._open: list[_Link] = []
+        self._file: tuple[int, int] | None = None
+        self._link()
 
     def get(self, keys: Sequence[str]) -> list[Stored | None]:
         found: dict[str, Stored] = {}
@@ -118,47 +148,74 @@ class SqliteStore:
 
     def close(self) -> None:
         with self._lock:
-            for pid, connection in self._open:
-                if pid == os.getpid():
-                    connection.close()
-            self._open.clear()
+            links, self._open = self._open, []
             self._local = threading.local()
+        for link in links:
+            link.close()
 
     def _write(self, statement: str, values: Sequence[Any]) -> bool:
-        return bool(self._execute(statement, values).rowcount > 0)
+        return bool(self._execute(statement, values) > 0)
 
     def _rows(self, statement: str, values: Sequence[Any]) -> list[Any]:
         rows: list[Any] = self._execute(statement, values, fetch=True)
         return rows
 
     def _execute(self, statement: str, values: Sequence[Any], *, fetch: bool = False) -> Any:
+        begun = time.monotonic()
         try:
-            cursor = self._connection().execute(statement, values)
-            return cursor.fetchall() if fetch else cursor
+            done = self._link().execute(statement, values, fetch=fetch)
         except sqlite3.Error as error:
-            raise self._failed(error) from error
+            self._check_file()
+            raise self._failed(error, begun) from error
+        # Asked last: what was written to a file that is not there any more is not acknowledged.
+        self._check_file()
+        return done
 
-    def _connection(self) -> sqlite3.Connection:
+    def generation(self) -> int:
+        """A random number of the records, given when the file was made."""
+        (found,) = self._execute("PRAGMA user_version", (), fetch=True)
+        return int(found[0])
+
+    def _check_file(self) -> None:
+        """See that the file which is open is the one at the path.
+
+        Raises:
+            EngineReplacedError: it is not.
+        """
+        try:
+            found = _identity(self._path)
+        except OSError as error:
+            raise EngineError(f"the engine {self.url} can not be looked at: {error.strerror}", url=self.url) from error
+        if found != self._file:
+            what = "was deleted" if found is None else "was replaced by another file"
+            raise EngineReplacedError(
+                f"the engine {self.url} {what} while this worker used it: its records are lost. End all workers of the run, "
+                "and begin it anew, or go on from a checkpoint"
+            )
+
+    def _link(self) -> _Link:
         # A connection belongs to one thread, and must not cross a fork.
-        known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "connection", None)
-        if known is not None and known[0] == os.getpid():
-            return known[1]
-        deadline = time.monotonic() + self._timeout
+        known: _Link | None = getattr(self._local, "link", None)
+        if known is not None and known.pid == os.getpid():
+            return known
+        begun = time.monotonic()
         while True:
             try:
                 connection = self._connect()
                 break
             except sqlite3.Error as error:
                 # Several processes that open a new file at once can find it locked whatever the busy time is.
-                if "locked" not in str(error) or time.monotonic() > deadline:
-                    raise self._failed(error) from error
+                if "locked" not in str(error) or time.monotonic() > begun + self._timeout:
+                    raise self._failed(error, begun) from error
                 time.sleep(0.01)
-        self._local.connection = (os.getpid(), connection)
+        link = self._local.link = _Link(connection)
         with self._lock:
-            self._open.append((os.getpid(), connection))
-        return connection
+            self._open.append(link)
+        return link
 
     def _connect(self) -> sqlite3.Connection:
+        if self._file is not None:  # a connection would make a new file
+            self._check_file()
         connection = sqlite3.connect(
             self._path, timeout=self._timeout, isolation_level=None, check_same_thread=False, cached_statements=32
         )
@@ -177,14 +234,19 @@ class SqliteStore:
                     "CREATE TABLE IF NOT EXISTS records "
                     "(key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID"
                 )
+                if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):  # or another was faster
+                    connection.execute(f"PRAGMA user_version = {fresh_version() >> 32 or 1}")
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute("COMMIT")
+            if self._file is None:
+                self._file = _identity(self._path)
+            self._check_file()
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _failed(self, error: sqlite3.Error) -> Exception:
+    def _failed(self, error: sqlite3.Error, begun: float) -> Exception:
         said = str(error)
         if "not a database" in said:
             return ConfigError(f"{self.url} is no SQLite database: give another path")
@@ -194,10 +256,16 @@ class SqliteStore:
             remedy = "make room on its disk"
         else:
             remedy = "see whether its disk is there and writable"
-        return EngineError(
-            f"the engine {self.url} did not do what was asked within {self._timeout:g} s ({said}): {remedy}",
-            url=self.url,
-        )
+        return no_answer(self.url, begun, said, remedy)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of a file; ``None`` if there is none."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def file_system_of(path: Path) -> str:
