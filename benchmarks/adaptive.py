@@ -78,7 +78,7 @@ def work(told: dict[str, Any]) -> None:
     if engine is not None and told["rank"] == 0:
         progress = loader.progress()
         said |= {"committed": progress.committed, "again": progress.again, "exposed": progress.exposed}
-        said["assignment"] = loader.assignment()
+        said["assignment"] = loader.assignment()["entries"]
     loader.close()
     print(json.dumps(said))
 

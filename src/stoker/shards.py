@@ -211,9 +211,15 @@ class StreamingShardLoader:
         """How all workers fare."""
         return self._leased("health").health()
 
-    def assignment(self) -> list[list[int]]:
-        """Who committed what of the epoch so far: ``Adaptive(base, replay=...)`` runs it again."""
-        return self._leased("assignment").assignment()
+    def assignment(self) -> dict[str, Any]:
+        """Who committed what of the epoch so far: ``Adaptive(base, replay=...)`` runs it again.
+
+        Returns:
+            A JSON-serialisable dict: ``entries``, rows whose first two numbers are the positions ``[begin, end)`` and whose
+            third is the rank; and what they are of, which a replay compares: ``epoch``, ``world_size`` and ``identity``,
+            which has the data set's fingerprint, the order and the settings.
+        """
+        return self._leased("assignment").assignment().as_dict()
 
     def _leased(self, what: str) -> Leased:
         if not isinstance(self._worker, Leased):

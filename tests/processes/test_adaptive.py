@@ -24,6 +24,7 @@ from adaptive_worker import BASES
 
 from stoker import StreamingDataset
 from stoker.cluster.coordination import EngineError, Settings, open_store
+from stoker.cluster.coordination.recorded import Assignment
 from stoker.cluster.coordination.run import RunRecords
 from stoker.loader.replicas import lanes_held
 from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
@@ -139,11 +140,11 @@ class Crew:
             reached = entry.end
         assert reached == SAMPLES
         delivered = self.delivered()
-        rows = [list(entry) for entry in assignment]
+        recorded = Assignment(0, self.world, dict(epoch.identity), tuple(assignment))
         committed = 0
         for rank in range(self.world):
             dataset = StreamingDataset(local=self.remote, shuffle=True, shuffle_seed=7)
-            config = StreamingConfig(self.world, rank, Adaptive(self.base, replay=rows))
+            config = StreamingConfig(self.world, rank, Adaptive(self.base, replay=recorded))
             for sample in StreamingShardLoader(dataset, config):
                 number = check_sample(sample)
                 assert rank in [who for who, _ in delivered[number]], f"rank {rank} committed what it had not delivered"
@@ -153,7 +154,7 @@ class Crew:
         assert progress.again <= again <= progress.exposed
         most = max(Counter({number: len(who) for number, who in delivered.items()}).values())
         assert most <= 3
-        return rows
+        return [list(entry) for entry in assignment]
 
 
 def disturb(crew: Crew, kill_engine: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import pickle
 import threading
 import time
@@ -130,7 +131,7 @@ def test_shards_are_handed_out_like_arrays(engine: str, tmp_path: Path) -> None:
 def test_a_batch_never_holds_samples_of_two_splits(engine: str) -> None:
     workers = [loader(engine, rank, 2, batch_size=8, samples=403) for rank in range(2)]
     together(workers)
-    assignment = workers[0].assignment()
+    assignment = workers[0].assignment()["entries"]
     for begin, end, *_ in assignment:
         assert begin % 8 == 0 or (begin - 201) % 8 == 0  # from where a lane begins
         assert end > begin
@@ -274,7 +275,7 @@ def test_a_lost_lease_is_noticed_before_its_samples_are_delivered(engine: str) -
         other.restore_from_checkpoint(old, rollback=True)
         time.sleep(4 * QUICK.heartbeat)
         rest = together([worker, other])
-        committed = [number for entry in other.assignment() for number in range(entry[0], entry[1])]
+        committed = [number for entry in other.assignment()["entries"] for number in range(entry[0], entry[1])]
         assert sorted(committed) == list(range(200))
         assert sorted(had[:5] + rest[0] + rest[1]) == list(range(200))
         assert worker.get_stats().leases_lost >= 1
@@ -432,8 +433,58 @@ def test_a_recorded_assignment_runs_again(engine: str, base: Partition, batch_si
         assert begun + numbers(second) == found[rank]
     with pytest.raises(ConfigError, match="a replay has one epoch"):
         first.reset()
+    cut = {**assignment, "entries": assignment["entries"][1:]}
     with pytest.raises(StateError, match="gap or an overlap"):
-        StreamingShardLoader(arrays(500), StreamingConfig(3, 0, Adaptive(base, replay=assignment[1:]), **config)).next()
+        StreamingShardLoader(arrays(500), StreamingConfig(3, 0, Adaptive(base, replay=cut), **config)).next()
+
+
+def test_a_recorded_assignment_is_of_its_epoch_and_refuses_all_else(engine: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"shuffle_seed": 6, "batch_size": 4}
+    workers = [loader(engine, rank, 2, adaptive=Adaptive(RoundRobin()), **config) for rank in range(2)]
+    together(workers)
+    for worker in workers:
+        worker.reset()
+    found = together(workers)  # the second epoch, whose order is another
+    assignment = json.loads(json.dumps(workers[0].assignment()))
+    for worker in workers:
+        worker.close()
+
+    def replayed(
+        rank: int = 0,
+        world: int = 2,
+        data: dict[str, Any] | StreamingDataset | None = None,
+        base: Partition | None = None,
+        recorded: Any = assignment,
+        **other: Any,
+    ) -> StreamingShardLoader:
+        adaptive = Adaptive(base or RoundRobin(), replay=recorded)
+        made = StreamingConfig(world, rank, adaptive, **{**config, **other})
+        return StreamingShardLoader(arrays(500) if data is None else data, made)
+
+    assert [numbers(replayed(rank)) for rank in range(2)] == found
+    for options, said in (
+        ({"shuffle_seed": 7}, "order is .*'seed': 6.* in the recorded assignment and .*'seed': 7.* in this loader"),
+        ({"batch_size": 5}, "batch_size is 4 in the recorded assignment and 5 in this loader"),
+        ({"base": HashBased(32)}, "order is .*round_robin.* in the recorded assignment and .*hash.* in this loader"),
+        ({"base": Elastic()}, "order is .* in the recorded assignment"),
+        ({"world": 3}, "is of a world of 2, this one has 3 ranks"),
+        ({"data": {"id": np.arange(500)}}, "streams is .* in the recorded assignment and .* in this loader"),
+        ({"recorded": assignment["entries"]}, "give what loader.assignment"),
+        ({"recorded": {**assignment, "epoch": "1"}}, "give what loader.assignment"),
+    ):
+        with pytest.raises(StateError, match=said):
+            replayed(**options).next()
+    make_dataset(tmp_path / "one", 100)
+    make_dataset(tmp_path / "two", 100, size_limit=2000)
+    where: dict[str, Any] = {"coordination": QUICK, "batch_size": 4}
+    made = StreamingConfig(1, 0, Adaptive(), coordinator=f"{engine}2", **where)
+    with StreamingShardLoader(StreamingDataset(local=tmp_path / "one"), made) as worker:
+        list(worker)
+        recorded = worker.assignment()
+    with pytest.raises(StateError, match="streams is"):
+        StreamingShardLoader(
+            StreamingDataset(local=tmp_path / "two"), StreamingConfig(1, 0, Adaptive(replay=recorded), batch_size=4)
+        )
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.partition import Elastic, RoundRobin
 from stoker.shards import Adaptive, StreamingConfig
 
+RECORDED = {"version": 1, "epoch": 0, "world_size": 1, "identity": {}, "entries": []}
 ENGINE = "memory://config"
 
 
@@ -39,7 +40,7 @@ ENGINE = "memory://config"
         ({"partition": Adaptive()}, "give coordinator="),
         ({"dynamic_balancing": True}, "give coordinator="),
         ({"partition": Adaptive(), "coordinator": ENGINE, "ends": "pad"}, "ends='pad' is for workers in lockstep"),
-        ({"partition": Adaptive(replay=[]), "coordinator": ENGINE}, "a replay runs a recorded assignment"),
+        ({"partition": Adaptive(replay=RECORDED), "coordinator": ENGINE}, "a replay runs a recorded assignment"),
         (
             {"partition": Adaptive(), "coordinator": ENGINE, "replication_factor": 2, "world_size": 2},
             "replication_factor=2 keeps shards.*fault_tolerant is False",
@@ -94,7 +95,7 @@ def test_adaptive_says_what_it_can_not_be() -> None:
     with pytest.raises(ConfigError, match="base must be a Partition"):
         Adaptive(Adaptive())  # type: ignore[arg-type]
     with pytest.raises(StateError, match="not a recorded assignment"):
-        Adaptive(replay=[[1, 2]])
+        Adaptive(replay={**RECORDED, "entries": [[1, 2]]})
     assert Adaptive(RoundRobin()).rebalance_threshold == 0.2
     assert Adaptive().rebalance_threshold is None
 

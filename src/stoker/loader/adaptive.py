@@ -8,16 +8,16 @@ when finish times come to differ too much, or when r is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.cluster.coordination.assignment import Replay, from_rows
-from stoker.cluster.coordination.records import Entry
-from stoker.errors import ConfigError
+from stoker.cluster.coordination.assignment import Replay
+from stoker.cluster.coordination.recorded import Assignment
+from stoker.errors import ConfigError, StateError
 from stoker.order.course import Course, Leg, Seat
 from stoker.order.native import NativeCourse
 from stoker.order.partition import Elastic, Partition
@@ -43,8 +43,8 @@ class Adaptive:
             has its part to itself, until the threshold is passed.
         rebalance_threshold: with a static base, whole splits move to other ranks while the coefficient of variation of the
             ranks' expected finish times is above this. Default 0.2.
-        replay: a recorded assignment (``loader.assignment()``): each rank gets the ranges that it had then, in the
-            same order, without a coordinator.
+        replay: a recorded assignment (``loader.assignment()``, also when it was written and read as JSON): each rank gets the
+            ranges that it had then, in the same order, without a coordinator.
 
     Raises:
         ConfigError: a threshold where there are no parts to move, or a base of this kind.
@@ -54,13 +54,13 @@ class Adaptive:
 
     base: Partition = field(default_factory=Elastic)
     rebalance_threshold: float | None = None
-    replay: tuple[Entry, ...] | None = None
+    replay: Assignment | None = None
 
     def __init__(
         self,
         base: Partition | None = None,
         rebalance_threshold: float | None = None,
-        replay: Iterable[Sequence[int]] | None = None,
+        replay: Mapping[str, Any] | Assignment | None = None,
     ) -> None:
         base = base or Elastic()
         if rebalance_threshold is not None:
@@ -75,7 +75,9 @@ class Adaptive:
             rebalance_threshold = _THRESHOLD
         object.__setattr__(self, "base", base)
         object.__setattr__(self, "rebalance_threshold", rebalance_threshold)
-        object.__setattr__(self, "replay", None if replay is None else tuple(from_rows(replay)))
+        if replay is not None and not isinstance(replay, Assignment):
+            replay = Assignment.from_dict(replay)
+        object.__setattr__(self, "replay", replay)
 
     @property
     def static(self) -> NoReturn:
@@ -168,12 +170,19 @@ class Splits:
         return self._order.locate(part << PART_BITS | positions - self._starts[part])
 
 
-def replayed(adaptive: Adaptive, splits: Splits, rank: int, world_size: int) -> list[tuple[int, int]]:
+def replayed(
+    assignment: Assignment, course: NativeCourse, splits: Splits, batch_size: int | None, rank: int, world_size: int
+) -> list[tuple[int, int]]:
     """The ranges of a rank in a recorded assignment.
 
     Raises:
-        StateError: it is not that of such an epoch.
+        StateError: it is of another data set, order or settings, or not of a whole epoch; says what differs.
         ConfigError: it needs a larger world.
     """
-    assert adaptive.replay is not None
-    return Replay(adaptive.replay, splits.total, world_size).splits(rank)
+    assignment.check({**course.as_dict(), "batch_size": batch_size})
+    if course.settings.partition.static and assignment.world_size != world_size:
+        raise StateError(
+            f"the recorded assignment is of a world of {assignment.world_size}, this one has {world_size} ranks, and parts "
+            f"of {course.settings.partition.name!r} are others in each: replay it in a world of {assignment.world_size}"
+        )
+    return Replay(assignment.entries, splits.total, world_size).splits(rank)

@@ -8,6 +8,7 @@ import time
 from typing import Any, Final
 
 from stoker.cluster.coordination import CommitRefusedError, Coordination, Progress, WorkerHealth
+from stoker.cluster.coordination.recorded import Assignment
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
@@ -308,9 +309,11 @@ class Leased:
         """How all workers fare."""
         return self._take_part().health()
 
-    def assignment(self) -> list[list[int]]:
+    def assignment(self) -> Assignment:
         """Who committed what, to be replayed."""
-        return [list(entry) for entry in self._take_part().assignment()]
+        coordination = self._take_part()
+        epoch = coordination.epoch
+        return Assignment(epoch.number, epoch.world_size, dict(epoch.identity), tuple(coordination.assignment()))
 
     def checkpoint(self) -> Checkpoint:
         """What is committed, by all workers."""

@@ -32,15 +32,16 @@ class Replayed:
     def __init__(self, rows: Rows, course: NativeCourse, config: StreamingConfig) -> None:
         adaptive = config.adaptive
         assert adaptive is not None
+        assert adaptive.replay is not None
         self._rows = rows
         self._course = course
         self._config = config
-        self._adaptive = adaptive
+        self._assignment = adaptive.replay
         self._ahead: Ahead[tuple[Any, int, bool]] | None = None
         self._part: Iterator[Any]
         self.delivered: int
         self.finished: bool
-        self._begin(0, 0)
+        self._begin(self._assignment.epoch, 0)
         reset_in_children(self)
 
     def after_fork(self) -> None:
@@ -120,9 +121,9 @@ class Replayed:
         Raises:
             StateError: it is of another kind, rank, dataset, order or assignment.
         """
-        ours = ("replay", self._config.rank, self._state())
-        theirs = (checkpoint.kind, checkpoint.rank, dict(checkpoint.state))
-        for name, its, mine in zip(("kind", "rank", "state"), theirs, ours, strict=True):
+        ours = ("replay", self._config.rank, self._assignment.epoch, self._state())
+        theirs = (checkpoint.kind, checkpoint.rank, checkpoint.epoch, dict(checkpoint.state))
+        for name, its, mine in zip(("kind", "rank", "epoch", "state"), theirs, ours, strict=True):
             if its != mine:
                 raise StateError(f"the checkpoint's {name} is {its!r}, that of this loader is {mine!r}")
         self.close()
@@ -137,7 +138,10 @@ class Replayed:
 
     def _begin(self, epoch: int, skip: int) -> None:
         self._splits = Splits(self._course, epoch, self._config.world_size)
-        self._ranges = replayed(self._adaptive, self._splits, self._config.rank, self._config.world_size)
+        config = self._config
+        self._ranges = replayed(
+            self._assignment, self._course, self._splits, config.batch_size, config.rank, config.world_size
+        )
         self._skipped = skip
         self._part = iter(())
         self.epoch = epoch
