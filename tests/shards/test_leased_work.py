@@ -24,6 +24,7 @@ from stoker.cluster.coordination import (
     Settings,
     StaleCheckpointError,
     StalledError,
+    WorkerState,
 )
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
@@ -344,6 +345,38 @@ def test_refused_commits_in_the_background_are_counted_and_logged(
     assert first.get_stats().commits_refused == 1
     assert "positions [0, 1) of the epoch were delivered, not committed, and are others' now" in caplog.text
     first.close()
+
+
+def test_health_is_right_after_the_end_of_an_epoch_and_in_the_next(engine: str) -> None:
+    slow = QUICK._replace(lease=8.0, heartbeat=4.0)  # the epoch is over before the first renewal is due
+    workers = [loader(engine, rank, 2, coordination=slow) for rank in range(2)]
+    found = together(workers)
+    for worker in workers:
+        assert [(one.delivered, one.committed) for one in worker.health()] == [(len(had), len(had)) for had in found]
+    workers[1].close()
+    assert [one.committed for one in workers[0].health()] == [len(had) for had in found]
+    workers[0].reset()
+    workers[0].next()
+    assert sum(one.committed for one in workers[0].health()) == 0
+    assert workers[0].health()[1].delivered == 0
+    workers[0].close()
+
+
+def test_a_worker_that_falls_silent_after_the_end_of_an_epoch_is_seen_to(engine: str) -> None:
+    workers = [loader(engine, rank, 2, coordination=QUICK) for rank in range(2)]
+    together(workers)
+    leased: Any = workers[1]._worker
+    with leased._coordination._driver.changed:
+        deadline = time.monotonic() + 40
+        while workers[0].health()[1].state is not WorkerState.FAILED:
+            assert time.monotonic() < deadline, workers[0].health()
+            time.sleep(0.05)
+    while workers[0].health()[1].state is not WorkerState.IDLE:  # and that it is back
+        assert time.monotonic() < deadline, workers[0].health()
+        time.sleep(0.05)
+    assert workers[0].health()[0].state is WorkerState.IDLE
+    for worker in workers:
+        worker.close()
 
 
 # -- checkpoints and replay ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from stoker.cluster.coordination.errors import EngineRegressedError
 from stoker.cluster.coordination.health import split_size
 from stoker.cluster.coordination.membership import Clock, Membership, mixed
 from stoker.cluster.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
-from stoker.cluster.coordination.records import Epoch, Held, Lane, Process, Split
+from stoker.cluster.coordination.records import Epoch, Held, Lane, Process, Split, Worker
 from stoker.cluster.coordination.rules import cleared, commit, first_lane, give_back, leasable, lease, spilled
 from stoker.cluster.coordination.watch import Watch
 
@@ -174,6 +174,7 @@ class Agent:
         if self._doubts:
             return self._step(min(self._doubts))
         if self.stopping and not self._held:
+            self.member.record = self._record()  # for who says that the worker leaves
             return None
         due = self._due(now)
         if due is not None:
@@ -184,14 +185,22 @@ class Agent:
             number = self._choose()
             if number is not None:
                 return self._step(number)
-        if now >= self._look_at and not self.over:
+        if self.over and not self._has_said_all:
+            return self._renew()  # the numbers of an epoch that is over are right at once
+        looks = not self.over or self.watch.may_watch  # whoever watches does so for the others' health
+        if now >= self._look_at and looks:
             return self._look()
         until = min(self.member.renew_at, self._glance_at)
-        if not self.over:
+        if looks:
             until = min(until, self._look_at)
         if any(h.wanted > h.committed for h in self._held.values()):
             until = min(until, self._commit_at)
         return self._sleep(until)
+
+    @property
+    def _has_said_all(self) -> bool:
+        said = self.member.record
+        return (said.epoch, said.delivered, said.committed) == (self.epoch.number, self._delivered, self._committed)
 
     def _sleep(self, until: float) -> Steps:
         yield Sleep(until)
@@ -237,19 +246,23 @@ class Agent:
 
     def _renew(self) -> Steps:
         safe_until = self.member.valid_until
+        yield from self.member.renew(self._record())
+        if self._clock.now >= safe_until:
+            # Silent for so long that splits may have been taken: nothing goes on before that is known.
+            self._verify = {holding.lane for holding in self._held.values()}
+
+    def _record(self) -> Worker:
+        """What the worker says of itself."""
         held = [Held(h.lane, h.split.token, h.delivered) for h in self._held.values() if h.begun >= 0]
         held += [Held(h.lane, h.split.token, h.split.begin) for h in self._held.values() if h.begun < 0]
-        record = self.member.record._replace(
+        return self.member.record._replace(
             rate=self.rate,
             delivered=self._delivered,
             committed=self._committed,
             again=self.again,
             held=tuple(held),
+            epoch=self.epoch.number,
         )
-        yield from self.member.renew(record)
-        if self._clock.now >= safe_until:
-            # Silent for so long that splits may have been taken: nothing goes on before that is known.
-            self._verify = {holding.lane for holding in self._held.values()}
 
     def _glance(self) -> Steps:
         epoch = yield from self.watch.glance()

@@ -24,7 +24,7 @@ from stoker.errors import StateError
 
 __all__ = ["decode", "encode"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def encode(record: Record) -> bytes:

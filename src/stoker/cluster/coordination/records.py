@@ -208,10 +208,11 @@ class Worker(NamedTuple):
         process: where it runs.
         left: whether it has gone in good order.
         rate: samples a second while it had work; 0 before it has finished a split.
-        delivered: samples delivered in this epoch.
-        committed: samples committed in this epoch.
+        delivered: samples delivered in the epoch.
+        committed: samples committed in the epoch.
         again: delivered samples whose lease it found lost.
         held: its splits.
+        epoch: that the numbers are of; -1 before the first.
     """
 
     rank: int
@@ -224,6 +225,7 @@ class Worker(NamedTuple):
     committed: int = 0
     again: int = 0
     held: tuple[Held, ...] = ()
+    epoch: int = -1
 
 
 class History(NamedTuple):

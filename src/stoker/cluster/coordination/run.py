@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -167,16 +168,22 @@ class RunRecords:
             )
         seen = self._get(self.keys.summary(epoch))
         summary: Summary | None = None if seen is None else seen.value
+        committed: Counter[tuple[int, int]] = Counter()
+        for entry in self.assignment(epoch) if epoch.settings.record else ():
+            committed[entry.rank, entry.incarnation] += entry.end - entry.begin
         health = []
         for rank in range(epoch.world_size):
             worker = workers.get(rank)
-            state = WorkerState.UNKNOWN if summary is None else WorkerState(summary.states[rank])
             if worker is None:
                 health.append(WorkerHealth(rank, WorkerState.UNKNOWN, None, 0.0, 0, 0, 0, 0))
-            else:
-                numbers = (worker.rate, worker.delivered, worker.committed, worker.again, len(worker.held))
-                state = WorkerState.UNKNOWN if worker.left else state
-                health.append(WorkerHealth(rank, state, str(worker.process), *numbers))
+                continue
+            if worker.epoch != epoch.number:
+                worker = worker._replace(delivered=0, committed=0, again=0, held=())
+            # Lanes know at once what workers tell with their next renewal.
+            done = max(worker.committed, committed[rank, worker.incarnation])
+            state = WorkerState.UNKNOWN if summary is None or worker.left else WorkerState(summary.states[rank])
+            numbers = (max(worker.delivered, done), done, worker.again, len(worker.held))
+            health.append(WorkerHealth(rank, state, str(worker.process), worker.rate, *numbers))
         return health
 
     def checkpoint(self, epoch: Epoch) -> dict[str, Any]:
