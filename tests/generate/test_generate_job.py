@@ -298,3 +298,19 @@ def test_workers_that_make_no_sense_are_refused(arguments: dict[str, Any], tmp_p
     with pytest.raises(ConfigError):
         generate(small("npy"), tmp_path / "data", **arguments)
     assert not os.path.exists(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("kind", "compression", "library"),
+    [("mds", "zstd:3", "cramjam"), ("mds", "gz", "zlib"), ("jsonl", "gz", "zlib"), ("npz", "zip", "zlib")],
+)
+def test_files_of_another_version_of_what_compresses_them_are_not_completed(
+    tmp_path: Path, kind: str, compression: str, library: str
+) -> None:
+    made = DatasetSpec(format=kind, files=2, samples_per_file=3, record_bytes=100, compression=compression)
+    generate(made, tmp_path)
+    manifest = json.loads((tmp_path / "_generated.json").read_text())
+    manifest["libraries"][library] += "-of-others"
+    (tmp_path / "_generated.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=f"holds another data set .{library} is .*-of-others"):
+        generate(made, tmp_path)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from servers import redis_server, stop_outside_of_writes
 
-from stoker.cluster.coordination import Replay, open_store
+from stoker.cluster.coordination import EngineReplacedError, Replay, open_store
 from stoker.cluster.coordination.run import RunRecords
 from support import start_script
 
@@ -186,7 +186,9 @@ def test_over_redis() -> None:
             print(_through_thick_and_thin(crew, server.url, restart))
 
 
-def test_over_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, str, str]]:
+    """Ray, started for one test; a folder with a short path; and the address."""
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -201,16 +203,40 @@ def test_over_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             _temp_dir=f"{folder}/ray",
         )
         try:
-            url = f"ray://engine?path={folder}/run.db"
-            open_store(url)
-
-            def kill_actor() -> None:
-                ray.kill(ray.get_actor("engine", namespace="stoker"), no_restart=False)
-
-            with _crew(40_000, 0.001, url=url, ray_address=context.address_info["gcs_address"]) as crew:
-                print(_through_thick_and_thin(crew, url, kill_actor))
+            yield ray, folder, context.address_info["gcs_address"]
         finally:
             ray.shutdown()
+
+
+def test_over_ray(ray_folder: tuple[Any, str, str]) -> None:
+    ray, folder, address = ray_folder
+    url = f"ray://engine?path={folder}/run.db"
+    open_store(url)
+
+    def kill_actor() -> None:
+        ray.kill(ray.get_actor("engine", namespace="stoker"), no_restart=False)
+
+    with _crew(40_000, 0.001, url=url, ray_address=address) as crew:
+        print(_through_thick_and_thin(crew, url, kill_actor))
+
+
+def test_an_actor_that_comes_back_without_its_file_is_an_error(ray_folder: tuple[Any, str, str]) -> None:
+    ray, folder, _ = ray_folder
+    url = f"ray://emptied?path={folder}/run.db"
+    store = open_store(url, timeout=60)
+    version = store.create("a", b"1") or 0
+    for file in Path(folder).glob("run.db*"):
+        file.unlink()
+    with pytest.raises(EngineReplacedError, match="was deleted"):
+        store.get(["a"])
+    ray.kill(ray.get_actor("emptied", namespace="stoker"), no_restart=False)
+    fresh = None
+    while fresh is None:  # until the actor is there again
+        fresh = open_store(url, timeout=60).create("a", b"3")
+    with pytest.raises(EngineReplacedError, match="was lost and made anew"):
+        store.swap("a", b"2", version)
+    with pytest.raises(EngineReplacedError, match="was lost and made anew"):
+        store.get(["a"])
 
 
 def test_unlike_workers_need_far_less_time_than_round_robin(tmp_path: Path) -> None:

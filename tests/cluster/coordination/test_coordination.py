@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.cluster.coordination import (
+    CommitRefusedError,
     Coordination,
     CoordinationStore,
     EngineError,
@@ -266,6 +267,26 @@ def test_a_worker_whose_lease_was_lost_hears_of_it_before_it_delivers(url: str) 
             assert progress.finished
             # It had told nobody of the three.
             assert 0 <= progress.again <= 3 <= progress.exposed
+
+
+def test_waiting_for_commits_says_which_were_refused(url: str) -> None:
+    store = Flaky(open_store(url))
+    with make(store, 0) as one:
+        one.begin_epoch(0)
+        split = one.next_split(timeout=10)
+        assert split is not None
+        store.down = True
+        split.deliver(split.begin + 3)
+        split.commit(split.begin + 3)  # which can not be told to the engine
+        with make(url, 1) as other:
+            other.begin_epoch(0)
+            assert sorted(work(other)) == list(range(1000))
+        store.down = False
+        with pytest.raises(CommitRefusedError, match="rank 1 has committed") as refused:
+            one.flush()
+        assert [(range_.begin, range_.end) for range_ in refused.value.refused] == [(split.begin, split.begin + 3)]
+        assert (split.lost, split.committed) == (True, split.begin)
+        one.flush()  # told once
 
 
 def test_an_engine_that_stays_away_is_an_error_that_names_it(url: str) -> None:

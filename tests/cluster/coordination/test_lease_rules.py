@@ -232,8 +232,8 @@ def test_a_replay_in_too_small_a_world_is_an_error() -> None:
 
 
 def test_what_is_no_record_is_refused() -> None:
-    for value in (b"", b"{}", b'[1,"Lane",[1]]', b'[1,"Unknown",[]]', b"\xff"):
+    for value in (b"", b"{}", b'[2,"Lane",[1]]', b'[2,"Unknown",[]]', b"\xff"):
         with pytest.raises(StateError, match="not a record"):
             decode(value)
-    with pytest.raises(StateError, match="format 2"):
-        decode(b'[2,"Lane",[]]')
+    with pytest.raises(StateError, match="format 1"):
+        decode(b'[1,"Lane",[]]')
