@@ -514,6 +514,9 @@ def test_a_recorded_assignment_is_of_its_epoch_and_refuses_all_else(engine: str,
     with StreamingShardLoader(StreamingDataset(local=tmp_path / "one"), made) as worker:
         list(worker)
         recorded = worker.assignment()
+    (tmp_path / "one").rename(tmp_path / "moved")
+    again = StreamingConfig(1, 0, Adaptive(replay=recorded), batch_size=4)
+    assert len(list(StreamingShardLoader(StreamingDataset(local=tmp_path / "moved"), again))) == 25
     with pytest.raises(StateError, match="streams is"):
         StreamingShardLoader(
             StreamingDataset(local=tmp_path / "two"), StreamingConfig(1, 0, Adaptive(replay=recorded), batch_size=4)

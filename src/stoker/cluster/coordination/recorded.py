@@ -66,8 +66,16 @@ class Assignment:
         Raises:
             StateError: it is another; says what differs.
         """
-        ours = json.loads(json.dumps(dict(identity)))
-        theirs = json.loads(json.dumps(dict(self.identity)))
+        ours, theirs = _comparable(identity), _comparable(self.identity)
         if ours != theirs:
             said = differences(theirs, ours, "the recorded assignment", "this loader")
             raise StateError(f"the recorded assignment is of another data set, order or settings: {said}")
+
+
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is once it was written and read; without the name of a single stream, which is that of its directory."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+    streams = plain.get("streams")
+    if isinstance(streams, dict) and len(streams) == 1:
+        plain["streams"] = list(streams.values())
+    return plain
