@@ -502,7 +502,7 @@ def test_a_recorded_assignment_is_of_its_epoch_and_refuses_all_else(engine: str,
         ({"base": Elastic()}, "order is .* in the recorded assignment"),
         ({"world": 3}, "is of a world of 2, this one has 3 ranks"),
         ({"data": {"id": np.arange(500)}}, "streams is .* in the recorded assignment and .* in this loader"),
-        ({"recorded": assignment["entries"]}, "give what loader.assignment"),
+        ({"recorded": {"entries": assignment["entries"]}}, "give what loader.assignment"),
         ({"recorded": {**assignment, "epoch": "1"}}, "give what loader.assignment"),
     ):
         with pytest.raises(StateError, match=said):
