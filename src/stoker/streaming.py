@@ -67,7 +67,8 @@ class StreamingDataset(TorchIterable[Any]):
         filters: of Parquet, row groups that can not have such rows are left out; see
             :func:`~stoker.dataset.parquet.open_parquet`. ``subset=Where(...)`` filters rows.
         on_bad_files: of Parquet, ``"skip"`` leaves damaged files out and lists them in ``index.extra``.
-        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps.
+        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. A column that decodes to
+            more than that, than 1 GiB and than 16 times what it is stored as is refused.
         download_retry: how often a failed download is tried again.
         download_timeout: seconds without any progress after which a request has failed.
         validate_hash: see :class:`~stoker.dataset.cache.CacheSettings`. By default each download is checked against the

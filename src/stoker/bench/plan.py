@@ -84,7 +84,7 @@ def load_plan(path: Path) -> Plan:
     """Read what :func:`save_plan` wrote."""
     try:
         given = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a plan of a run: {error}") from None
     given["workload"] = build(Workload, tree_of(given["workload"], str(path)))
     given["notes"], given["command"] = tuple(given["notes"]), tuple(given["command"])

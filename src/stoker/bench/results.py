@@ -120,7 +120,7 @@ def _records(folder: Path, ranks: int) -> list[dict[str, Any]]:
     for rank in range(ranks):
         try:
             found.append(json.loads((folder / f"rank{rank:05d}.json").read_text()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue  # it did not get so far
     return found
 

@@ -13,8 +13,9 @@ from stoker.errors import ConfigError, MissingPackageError
 
 __all__ = ["commented", "parse_scalar", "parse_yaml", "read_yaml", "write_scalar"]
 
-_MOST_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 18
 _DEEPEST: Final = 32
+_LONGEST: Final = 4096
 
 
 def _yaml() -> Any:
@@ -29,7 +30,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Node:
     """The tree of a YAML file.
 
     Raises:
-        ConfigError: it can not be read, is no YAML, holds a key twice, tags, aliases or more than a MiB; says the line.
+        ConfigError: it can not be read, is no YAML, holds a key twice, tags, aliases or more than 256 KiB, or nests more
+            than 32 levels; says the line.
     """
     try:
         with Path(path).open("rb") as file:
@@ -47,7 +49,13 @@ def parse_yaml(data: bytes | str, name: str) -> Node:
     loader = None
     try:
         loader = yaml.SafeLoader(data)  # not in the try's body alone: it checks the encoding at once
+        depth = 0
         for event in yaml.parse(data, yaml.SafeLoader):
+            # Before anything is made of it: what is nested, and numbers like 1:1:1, take the square of their length.
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST or len(getattr(event, "value", "")) > _LONGEST:
+                told = "nested too deeply" if depth > _DEEPEST else f"a value of more than {_LONGEST} characters"
+                raise ConfigError(f"{name}, line {event.start_mark.line + 1}: {told}")
             anchor = getattr(event, "anchor", None)
             if anchor is not None:
                 raise ConfigError(

@@ -90,7 +90,7 @@ def format_options(chosen: argparse.Namespace) -> dict[str, Any] | None:
     for name, text in chosen.format_option:
         try:
             found[name] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[name] = text
     return found or None
 

@@ -159,7 +159,7 @@ def _resumed(asked: Asked, streams: Streams, options: CourseOptions) -> tuple[Co
         state = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"the state {path} can not be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"{path} is no state: it is not JSON ({error})") from None
     try:
         if isinstance(state, Mapping) and isinstance(state.get("order"), Mapping):

@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
-from stoker.formats.checks import MAX_OFFSET
+from stoker.formats.checks import most_unpacked
 from stoker.formats.compression import compression_names, parse_compression
 from stoker.formats.entries import roles_of
 from stoker.formats.hashing import hash_hex
@@ -172,7 +172,7 @@ class _Content:
         else:
             self.stored = store.get(self._key, max_bytes=shard.sizes[role, codec])
             try:
-                self._whole = parse_compression(codec).decompress_unsized(self.stored, MAX_OFFSET)
+                self._whole = parse_compression(codec).decompress_unsized(self.stored, most_unpacked(len(self.stored)))
             except CorruptDataError as error:
                 raise CorruptDataError(f"{store.url_of(self._key)}: {error}") from error
             self.size = len(self._whole)

@@ -133,7 +133,8 @@ class ReadOptions:
         allow_unsafe_types: decode columns whose decoding can run code from the data.
         views: hand out values that lie in the file as they are (``bytes``) as views of it, without a copy; of Parquet,
             fixed-width columns of consecutive rows, as read-only arrays.
-        decoded_limit: bytes of decoded row groups that one process keeps. One row group is kept whatever its size.
+        decoded_limit: bytes of decoded row groups that one process keeps. One row group is kept whatever its size, unless a
+            column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
     """
 
     allow_unsafe_types: bool = False

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from stoker.errors import FormatError, IndexFileError
+from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FileInfo
 from stoker.formats.compression import parse_compression
 
 __all__ = [
     "MAX_OFFSET",
+    "check_memory",
+    "most_unpacked",
     "check_basename",
     "parse_files",
     "parse_samples",
@@ -22,6 +24,11 @@ __all__ = [
 ]
 
 MAX_OFFSET: Final = (1 << 32) - 1
+# What is decoded and unpacked always, however few bytes it is stored as, and how many times its bytes besides.
+_ALWAYS_DECODED: Final = 1 << 30
+_DECODED_RATIO: Final = 16
+_ALWAYS_UNPACKED: Final = 1 << 28
+_UNPACKED_RATIO: Final = 64
 """Largest offset that a shard's header can hold, and so the largest raw file, in bytes."""
 
 _MAX_FILE = 1 << 40  # of compressed files, which have no offsets of their own
@@ -149,3 +156,28 @@ def check_basename(basename: str) -> str | None:
     if basename.split("/", maxsplit=1)[0] == ".stoker":
         return "stoker's caches use that directory themselves"
     return None
+
+
+def most_unpacked(stored: int) -> int:
+    """Bytes that so many compressed bytes may hold where nothing tells how many they are."""
+    return min(MAX_OFFSET, max(_ALWAYS_UNPACKED, stored * _UNPACKED_RATIO))
+
+
+def check_memory(size: int, stored: int, limit: int, where: str) -> None:
+    """Refuse to decode what few bytes make much of: up to 1 GiB, or 16 times what is stored, is decoded always.
+
+    Args:
+        size: bytes that would be decoded at once.
+        stored: bytes that they are stored as.
+        limit: bytes that may be decoded all the same: ``decoded_limit``.
+        where: names it in errors.
+
+    Raises:
+        CorruptDataError: it is too much.
+    """
+    most = max(limit, _ALWAYS_DECODED, stored * _DECODED_RATIO)
+    if size > most:
+        raise CorruptDataError(
+            f"{where}: {stored:,} bytes decode to {size:,}, and {most:,} are allowed: it is damaged or made to fill memory; "
+            "if it is right, raise decoded_limit="
+        )

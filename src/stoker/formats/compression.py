@@ -101,7 +101,10 @@ class Compression:
             except cramjam.DecompressionError as error:
                 too_small = any(text in str(error) for text in _TOO_SMALL)
                 if not too_small or size >= limit:
-                    raise CorruptDataError(f"not {self.extension} of at most {limit} bytes: {error}") from error
+                    raise CorruptDataError(
+                        f"{len(data):,} bytes are no {self.extension} of at most {limit:,} bytes ({error}): damaged, or made "
+                        "to fill memory; if it is right, decompress it by hand"
+                    ) from error
             else:
                 return memoryview(out)[:written]
             size = min(limit, 4 * size)

@@ -18,6 +18,7 @@ import numpy as np
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.arrays import ArrayFormat, ArrayShard, check_decoded, describe_kind, fits_kind, map_array
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.checks import check_memory
 from stoker.formats.hdf5_chunks import read_chunks
 from stoker.formats.hdf5_skeleton import Skeleton, load_h5py, make_dataset
 from stoker.formats.npz import check_rows
@@ -168,7 +169,9 @@ class HDF5Shard(ArrayShard):
         try:
             with _opened(SourceFile(MappedSource(self._data, here))) as file:
                 dataset = file[name]
-                check_decoded(math.prod(dataset.shape) * dataset.dtype.itemsize, len(self._data), here)
+                size = math.prod(dataset.shape) * dataset.dtype.itemsize
+                check_decoded(size, len(self._data), here)
+                check_memory(size, dataset.id.get_storage_size(), self.options.decoded_limit, here)
                 values = read_chunks(load_h5py(), dataset, self._data, here, trusted=self.options.allow_unsafe_types)
                 if values is None:
                     values = dataset[()]

@@ -28,6 +28,7 @@ from stoker.formats.arrays import (
     split_shape,
 )
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.checks import check_memory
 from stoker.formats.npy import npy_header, parse_header
 from stoker.formats.packed import DECODE_ERRORS, Survey, check_count, only_settings, read_offsets
 from stoker.formats.packing import PackedEncoder
@@ -220,6 +221,7 @@ class NPZShard(ArrayShard):
     def decode(self, name: str) -> Array:
         """See :class:`~stoker.formats.arrays.ArrayShard`."""
         member, here = self._members[name], f"{self.where}: array {name!r}"
+        check_memory(member.size, member.stored, self.options.decoded_limit, here)
         unpacker = zlib.decompressobj(-15)
         packed = memoryview(self._data)[member.start : member.start + member.stored]
         try:

@@ -40,6 +40,9 @@ KEY: Final = "__key__"
 
 _BLOCK: Final = 512
 _LONGEST: Final = 1 << 16
+# Columns times samples, of which each takes 8 bytes, that are always allowed, and for each file that there is.
+_MOST_CELLS: Final = 1 << 22
+_CELLS_A_FILE: Final = 64
 _REGULAR: Final = (0, ord("0"), ord("7"))
 _META: Final = re.compile(rb"__[^/]*__($|/)")
 # Extensions of text, and how others' files are read by them, as WebDataset decodes them; all others are bytes.
@@ -92,6 +95,11 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
             last = key
         if found.setdefault(extension.lower(), {}).setdefault(len(keys) - 1, number) != number:
             raise CorruptDataError(f"{where}: sample {_text(key)!r} has two files that end with {_text(extension)!r}")
+    if len(found) * len(keys) > max(_MOST_CELLS, _CELLS_A_FILE * len(names)):
+        raise CorruptDataError(
+            f"{where}: {len(keys):,} samples have files of {len(found):,} different extensions, which are its columns: what "
+            "comes after the first dot of a name is its extension, so names need other characters in place of dots"
+        )
     places: dict[str, Ids] = {}
     for extension, by_sample in sorted(found.items()):
         place = np.full(len(keys), -1, np.int64)

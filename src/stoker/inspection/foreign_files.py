@@ -13,7 +13,7 @@ from stoker.dataset.foreign_survey import StoreSource
 from stoker.dataset.parquet_files import FoundFile, Source
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
-from stoker.formats.checks import MAX_OFFSET
+from stoker.formats.checks import most_unpacked
 from stoker.formats.compression import codec_of, parse_compression
 from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
@@ -149,12 +149,12 @@ class ForeignFiles:
         """A file's bytes, or of a compressed one what comes out.
 
         Raises:
-            CorruptDataError: it is damaged, or holds more than 4 GiB.
+            CorruptDataError: it is damaged, or holds more than so few bytes should.
         """
         codec = self._codec(one)
         if codec is None:
             return data
         try:
-            return bytes(parse_compression(codec).decompress_unsized(memoryview(data), MAX_OFFSET))
+            return bytes(parse_compression(codec).decompress_unsized(memoryview(data), most_unpacked(len(data))))
         except CorruptDataError as error:
             raise CorruptDataError(f"{self._files.store.url_of(one.file.key)}: {error}") from None

@@ -169,7 +169,7 @@ class CheckpointFolder:
         where = self.url_of(rank)
         try:
             values = json.loads(self._store.get(_key(rank), max_bytes=_MOST_BYTES))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StateError(f"{where} is no checkpoint: {error}") from error
         return Checkpoint.from_dict(values, where)
 

@@ -33,6 +33,7 @@ _KINDS: Final[dict[str, Kind]] = {
 _NAMES: Final = ("text", "content")
 # About as much text as a process tokenizes in a fifth of a second.
 _BLOCK: Final = 1 << 20
+_LONGEST_LINE: Final = 1 << 28
 _ROWS: Final = 1024
 
 
@@ -168,7 +169,7 @@ class Texts:
         key = self.column
         try:
             with _opened(file.path, packed) as opened:
-                while lines := opened.readlines(_BLOCK):
+                while lines := _unpacked_lines(opened, file.path) if packed else opened.readlines(_BLOCK):
                     if key is None and (found := next((line for line in lines if line.strip()), None)) is not None:
                         key = _text_key(found, file.path)
                     size = sum(map(len, lines))
@@ -239,6 +240,21 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
 
 def _is_shown(name: str) -> bool:
     return not name.startswith((".", "_"))
+
+
+def _unpacked_lines(opened: Any, path: str) -> list[bytes]:
+    """Lines of a compressed file, about a block; a plain one's take no more memory than the file has bytes."""
+    lines: list[bytes] = []
+    size = 0
+    while size < _BLOCK and (line := opened.readline(_LONGEST_LINE + 1)):
+        if len(line) > _LONGEST_LINE:
+            raise CorruptDataError(
+                f"{path} has a line of more than {_LONGEST_LINE:,} bytes: damaged, or made to fill memory; if it is right, "
+                "unpack the file"
+            )
+        lines.append(line)
+        size += len(line)
+    return lines
 
 
 @contextlib.contextmanager

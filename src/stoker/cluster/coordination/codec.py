@@ -46,7 +46,7 @@ def decode(value: bytes) -> Any:
                 f"run need the same version of stoker"
             )
         return _DECODERS[kind](fields)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(

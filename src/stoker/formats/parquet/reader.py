@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
+from stoker.formats.checks import check_memory
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.decode import column_batches, decode_column
-from stoker.formats.parquet.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, VALUES, RowGroup
+from stoker.formats.parquet.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, UNCOMPRESSED, VALUES, RowGroup
 from stoker.formats.parquet.fixed import as_arrays, in_place
 from stoker.formats.parquet.lists import decode_equal, decode_lists, list_shape
 from stoker.formats.parquet.memory import Shelf, memory_of
@@ -121,6 +122,7 @@ class ParquetReader:
             FormatError: there is no such column in the file.
         """
         column, chunks = self._find(name)
+        self._check_size(name, chunks)
         schema = self._group.file.schema
         array = decode_column(column, self.samples, chunks, schema.created_by, self._buffer, self.where)
         for start, size in chunks[:, [START, COMPRESSED]].tolist():
@@ -175,8 +177,15 @@ class ParquetReader:
             first += len(column.paths)
         raise FormatError(f"{self.where} has no column {name!r}; it has {', '.join(self.columns)}")
 
+    def _check_size(self, name: str, chunks: NDArray[np.int64]) -> None:
+        """Refuse a column that takes too much memory: by what its chunks say, or its values, a byte each at least."""
+        size = max(int(chunks[:, UNCOMPRESSED].sum()), int(chunks[:, VALUES].sum()))
+        stored = int(chunks[:, COMPRESSED].sum())
+        check_memory(size, stored, self.options.decoded_limit, f"{self.where}, column {name!r}")
+
     def _decode(self, name: str) -> Values:
         column, chunks = self._find(name)
+        self._check_size(name, chunks)
         shape = list_shape(column)
         try:
             if shape is None:
