@@ -77,7 +77,7 @@ class ReaderJob:
         self.read_again()
         files = {file.basename for shard in self.dataset().index.shards for file in (*shard.raw, *shard.zip)}
         found = {path.relative_to(self.cache).as_posix() for path in self.cache.rglob("*") if path.is_file()}
-        left = found - files - {"index.json", ".stoker/origin", ".stoker/room"}
+        left = found - files - {"index.json", ".stoker/in_use", ".stoker/origin", ".stoker/room"}
         assert not left, f"debris in the cache: {sorted(left)}"
 
     def read_again(self) -> None:
