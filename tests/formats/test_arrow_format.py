@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from cases import describe
 from packed_cases import CASES, opened, sample_of
+from stoker import StreamingDataset
 from stoker.dataset.writers import ArrowWriter
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow_layout import arrow_layout
@@ -148,3 +150,31 @@ def test_a_compressed_buffer_that_claims_to_be_huge_is_refused() -> None:
     data[place : place + 8] = (1 << 45).to_bytes(8, "little")
     with pytest.raises(CorruptDataError, match="claims to hold"):
         opened(bytes(data), "arrow")
+
+
+@pytest.mark.parametrize("write", [ipc.new_file, ipc.new_stream])
+def test_offsets_that_change_in_the_file_later_lead_nowhere(tmp_path: Path, write: Any) -> None:
+    """They were checked when the column was first read; only what lies in memory of our own stays as it was."""
+    texts = [f"text {number} " * 500 for number in range(20)]
+    lists = [list(range(number * 500)) for number in range(20)]
+    nested = [{"a": [text, text]} for text in texts]
+    table = pa.table({"list": lists, "nested": nested, "text": texts})
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, write(file, table.schema) as writer:
+        writer.write_table(table)
+    dataset = StreamingDataset(local=tmp_path, format="arrow")
+    assert len(dataset[3]) == 3
+    data = bytearray(path.read_bytes())
+    for column in (table["text"], table["list"], table["nested"].combine_chunks().field("a")):
+        chunk = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        offsets = chunk.buffers()[1] if not pa.types.is_list(chunk.type) else chunk.offsets.buffers()[1]
+        place = bytes(data).index(offsets.to_pybytes()[: 4 * 21])
+        data[place + 4 : place + 4 * 20] = np.full(19, 1 << 30, "<i4").tobytes()
+    with open(path, "r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(0, os.stat(path).st_mtime_ns))
+    for number in range(20):
+        sample = dataset[number]
+        assert sample["text"] == texts[number]
+        assert np.asarray(sample["list"]).tolist() == lists[number]
+        assert sample["nested"] == nested[number]
