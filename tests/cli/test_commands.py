@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import hashlib
+import importlib
 import json
 import os
 import pty
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 
 from packed_cases import tiny_image
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, StreamingDataset, __version__
 from stoker.cli import COMMANDS, main
 from stoker.cli.inspect import half_blocks
 from support import environ, make_dataset
@@ -251,3 +253,36 @@ def test_settings_may_stand_behind_options(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         main(["verify", str(tmp_path), "--json", "a.b=c"])
     assert "unrecognized arguments: a.b=c" in capsys.readouterr().err
+
+
+def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [inner for action in below for one in action.choices.values() for inner in (_parsers(one) or [one])]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_and_a_wrong_flag_show_the_usage_of_the_command_itself(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    top = argparse.ArgumentParser(prog="stoker")
+    importlib.import_module(f"stoker.cli.{name}").add(top.add_subparsers())
+    found = _parsers(top)
+    assert found
+    for parser in found:
+        words = parser.prog.split()[1:]
+        assert stoker(capsys, *words, "--help").startswith(f"usage: {parser.prog} ")
+        needed = [action for action in parser._actions if action.required]
+        given: list[str] = []
+        for action in needed:
+            choice = next(iter(action.choices or ["1"]))
+            given += [*action.option_strings[:1], str(choice)]
+        said = stoker(capsys, *words, *given, "--hepl", code=2)
+        assert said.startswith(f"usage: {parser.prog} "), said
+        assert f"{parser.prog}: error: unrecognized arguments: --hepl; did you mean '--help'?" in said
+
+
+def test_versions_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stoker(capsys, "--version") == f"stoker {__version__}\n"
+    assert "command 'inspct' is unknown; did you mean 'inspect'? known: bench, " in stoker(
+        capsys, "inspct", "x", code=2
+    )

@@ -10,8 +10,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from stoker import __version__
 from stoker.cli.running import ExitCode
 from stoker.cli.terminal import escaped_output
 from stoker.errors import StokerError
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="stoker",
         description="Writes, checks and streams sharded training data to any cluster in one deterministic order.",
     )
+    parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     name = given[0] if given and given[0] in COMMANDS else None
     with escaped_output():
@@ -56,6 +58,10 @@ def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given
         if name is None:  # which argparse answers with help or an error
             for command, said in COMMANDS.items():
                 commands.add_parser(command, help=said)
+            if given and not given[0].startswith("-"):
+                from stoker.arguments import unknown_name  # imports NumPy, for which no help should wait
+
+                parser.error(unknown_name("command", given[0], COMMANDS))
         else:
             importlib.import_module(f"stoker.cli.{name}").add(commands)
         chosen = _parse(parser, given)
@@ -81,7 +87,21 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
     """
     chosen, left = parser.parse_known_args(given)
     if left and (not hasattr(chosen, "settings") or any(one.startswith("-") or "=" not in one for one in left)):
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
+        _refuse(parser, given, left)
     if left:
         chosen.settings = [*chosen.settings, *left]
     return chosen
+
+
+def _refuse(parser: argparse.ArgumentParser, given: Sequence[str], left: Sequence[str]) -> NoReturn:
+    """End with the usage of the command that was asked for, not with that of ``stoker``."""
+    for word in given:
+        below = next((one for one in parser._actions if isinstance(one, argparse._SubParsersAction)), None)
+        if below is None:
+            break
+        parser = below.choices.get(word, parser)
+    from stoker.arguments import nearest
+
+    options = [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
+    wrong = next((one.partition("=")[0] for one in left if one.startswith("-")), "")
+    parser.error(f"unrecognized arguments: {' '.join(left)}{nearest(wrong, options).rstrip()}")
