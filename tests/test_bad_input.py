@@ -7,8 +7,10 @@ import resource
 import struct
 import subprocess
 import sys
+import tarfile
 import zlib
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from s3server import Bucket
 from stoker import MDSWriter, StokerError, StreamingDataset
 from stoker.errors import (
     AccessDeniedError,
+    ConfigError,
     CorruptDataError,
     FormatError,
     IndexFileError,
@@ -269,3 +273,74 @@ def test_two_identities_in_one_process(bucket: Bucket, tmp_path: Path) -> None:
             storage_options={**bucket.storage_options, "access_key_id": "stranger"},
         )
     assert len(list(iterator)) == 9
+
+
+# -- wrong declarations of good data -----------------------------------------------------------------------------------
+
+
+def _archive(path: Path) -> None:
+    """A tar of WebDataset's with three samples, the last of which has one file more."""
+    image = BytesIO()
+    Image.new("RGB", (4, 4)).save(image, "JPEG")
+    array = BytesIO()
+    np.save(array, np.arange(3))
+    with tarfile.open(path, "w") as archive:
+        for number in range(3):
+            files = {"jpg": image.getvalue(), "cls": b"%d" % number, "npy": array.getvalue(), "txt": b"some text"}
+            if number == 2:
+                files["note"] = b"the last"
+            for column, data in files.items():
+                info = tarfile.TarInfo(f"{number:04}.{column}")
+                info.size = len(data)
+                archive.addfile(info, BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"encodings": {"jpg": "pil"}}, "'jpg' holds a JPEG image, and is declared as 'pil' .*: declare it as 'jpeg'"),
+        ({"encodings": {"jpg": "int"}}, r"'jpg' holds a JPEG image, and is declared as 'int' \(8 raw bytes\)"),
+        ({"encodings": {"npy": "ndarray"}}, "'npy' holds an NPY file, .*: leave it out of encodings="),
+        ({"encodings": {"cls": "float64"}}, r"'cls' holds a number in digits \('0'\), .*: declare it as 'str_int'"),
+        ({"encodings": {"txt": "int"}}, r"'txt' holds text \('some text'\), .*: declare it as 'str'"),
+        ({"encodings": {"jgp": "jpeg"}}, "encodings: column 'jgp' is unknown; did you mean 'jpg'"),
+        ({"encodings": {"jpg": "jpge"}}, "encoding 'jpge' is unknown; did you mean 'jpeg'"),
+        ({"encodings": ["jpg"]}, "encodings must be a dict of strings"),
+        ({"encodings": {"jpg": 5}}, r"encodings\['jpg'\] must be a string, got 5"),
+        ({"columns": ["jpg", "clss"]}, "columns: column 'clss' is unknown"),
+        ({"columns": "jpg"}, r"for a single one, write columns=\['jpg'\]"),
+        ({"columns": []}, "columns is empty"),
+        ({"encoding": {"jpg": "jpeg"}}, "no setting 'encoding'; did you mean 'encodings'"),
+    ],
+)
+def test_a_wrong_declaration_is_told_from_damaged_data(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    _archive(tmp_path / "a.tar")
+    with pytest.raises((ConfigError, FormatError), match=message) as caught:
+        list(StreamingDataset(remote=tmp_path, format="tar", format_options=settings))
+    assert not isinstance(caught.value, CorruptDataError)
+
+
+@pytest.mark.parametrize("kind", ["int", "uint8", "int64"])
+def test_digits_of_a_class_are_a_number_of_any_declared_type(tmp_path: Path, kind: str) -> None:
+    _archive(tmp_path / "a.tar")
+    options = {"encodings": {"cls": kind}, "columns": ["cls", "note"]}
+    samples = list(StreamingDataset(remote=tmp_path, format="tar", format_options=options))
+    assert [(int(sample["cls"]), sample["note"]) for sample in samples] == [(0, None), (1, None), (2, b"the last")]
+
+
+def test_a_damaged_file_of_the_declared_kind_stays_damaged_data(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        info = tarfile.TarInfo("0.json")
+        info.size = 7
+        archive.addfile(info, BytesIO(b'{"a": 1'))
+    with pytest.raises(CorruptDataError, match="'json'"):
+        list(StreamingDataset(remote=tmp_path, format="tar"))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_unknown_shuffle_names_all_that_there_are(tmp_path: Path, shuffle: bool) -> None:
+    write(tmp_path)
+    with pytest.raises(ConfigError, match=r"shuffle_algo 'py1x' is unknown; did you mean 'py1.'") as caught:
+        StreamingDataset(local=tmp_path, shuffle=shuffle, shuffle_algo="py1x")
+    for name in ("block", "global", "shard", "naive", "py1s", "py2s", "py1br", "py1e"):
+        assert name in str(caught.value)

@@ -36,7 +36,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 
-__all__ = ["checked", "nearest", "unknown_name"]
+__all__ = ["check_argument", "checked", "nearest", "unknown_name"]
 
 _T = TypeVar("_T")
 
@@ -81,7 +81,7 @@ def checked(target: Any = None, /, **remedies: str) -> Any:
 def nearest(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the known name that is most like ``name``, else nothing."""
     lower = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(str(name).lower(), list(lower), 1, 0.6)
+    close = difflib.get_close_matches(str(name).lower(), list(lower), 1, 0.65)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""
 
 
@@ -89,6 +89,32 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is none of the known: names all of them, and the one that was probably meant."""
     names = list(known)
     return f"{what} {name!r} is unknown{nearest(name, names) or ';'} known: {', '.join(names) or 'none'}"
+
+
+def check_argument(owner: str, name: str, hint: Any, value: Any, remedy: str = "") -> Any:
+    """A value, if it is what an annotation says, with Python's numbers for NumPy's.
+
+    Args:
+        owner: whose argument it is, for the message.
+        name: of the argument.
+        hint: the annotation.
+        value: what was given.
+        remedy: what to write, where the value does not tell.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        accepted = _accept(hint, value)
+    except _Unfit as unfit:
+        got = f"a {type(value).__name__}" if name == "storage_options" else _shown(unfit.value)
+        remedy = _remedy(unfit, name) or remedy
+        raise ConfigError(
+            f"{owner}: {name}{unfit.path} must be {_described(unfit.hint)}, got {got}{remedy and '; ' + remedy}"
+        ) from None
+    if hint is not Any and type(accepted) is int and abs(accepted) >= _MOST and "seed" not in name:
+        raise ConfigError(f"{owner}: {name} must be below 2**63, got {accepted}")
+    return accepted
 
 
 def _decorate(target: Any, remedies: Mapping[str, str], of: type | None = None) -> Any:
@@ -141,7 +167,9 @@ class _Plan:
             if name == self._rest:
                 self._check_options(owner, value)
             elif name in self._hints:
-                bound.arguments[name] = self._value(owner, name, self._hints[name], value)
+                bound.arguments[name] = check_argument(
+                    owner, name, self._hints[name], value, self._remedies.get(name, "")
+                )
         return bound.args, bound.kwargs
 
     def _check_options(self, owner: str, given: dict[str, Any]) -> None:
@@ -154,20 +182,7 @@ class _Plan:
                     *self._options,
                 ]
                 raise ConfigError(f"{owner}: {unknown_name('argument', name, known)}")
-            given[name] = self._value(owner, name, self._options[name], value)
-
-    def _value(self, owner: str, name: str, hint: Any, value: Any) -> Any:
-        try:
-            accepted = _accept(hint, value)
-        except _Unfit as unfit:
-            got = f"a {type(value).__name__}" if name == "storage_options" else _shown(unfit.value)
-            remedy = _remedy(unfit, name) or self._remedies.get(name, "")
-            raise ConfigError(
-                f"{owner}: {name}{unfit.path} must be {_described(unfit.hint)}, got {got}{remedy and '; ' + remedy}"
-            ) from None
-        if hint is not Any and type(accepted) is int and abs(accepted) >= _MOST and "seed" not in name:
-            raise ConfigError(f"{owner}: {name} must be below 2**63, got {accepted}")
-        return accepted
+            given[name] = check_argument(owner, name, self._options[name], value, self._remedies.get(name, ""))
 
     def _misfit(self, error: TypeError, kwargs: Mapping[str, Any]) -> str:
         known = [name for name in self._names if name not in ("self", "cls", "_cls", self._rest)]

@@ -11,7 +11,7 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.arguments import checked
+from stoker.arguments import checked, unknown_name
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.dataset.agreement import check_agreement
@@ -423,7 +423,7 @@ class StreamingDataset(TorchIterable[Any]):
     def _check_columns(self, columns: Sequence[str] | None) -> None:
         unknown = set(columns or ()) - set(self.index.columns)
         if unknown:
-            raise ConfigError(f"columns={min(unknown)!r}: the dataset has {', '.join(self.index.columns)}")
+            raise ConfigError(f"columns: {unknown_name('column', min(unknown), self.index.columns)}")
 
     def _check_limit(self, limit: int | None, total_bytes: int) -> None:
         largest = self.index.largest_shard

@@ -518,7 +518,7 @@ def test_the_command_converts_and_tells_scripts_what_it_did(
         ({"to": "word"}, "to='word' can not be written; what can: arrow"),
         ({"select": ["nothing"]}, "has no column 'nothing'; it has data, id"),
         ({"columns": {"nothing": "int"}}, "there is no column 'nothing'"),
-        ({"columns": {"id": "integer"}}, "unknown encoding 'integer'"),
+        ({"columns": {"id": "integer"}}, "encoding 'integer' is unknown"),
         ({"split": {"a": 0.5, "b": 0.4}}, r"shares make 0\.9, not 1"),
         ({"split": {"a/b": 1}}, "can not be the name of a directory"),
         ({"shuffle": "well"}, "'block', 'shard' or 'global', got 'well'"),

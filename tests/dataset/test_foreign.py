@@ -330,7 +330,7 @@ def test_damaged_missing_and_unknown_are_told(tmp_path: Path) -> None:
         open_foreign(tmp_path, "npz")
     with pytest.raises(ObjectNotFoundError, match=r"no files of format 'tar'.*end with \.tar"):
         open_foreign(tmp_path, "tar")
-    with pytest.raises(FormatError, match="'zarr' is unknown; known: arrow"):
+    with pytest.raises(FormatError, match=r"'zarr' is unknown; .* known: arrow"):
         open_foreign(tmp_path, "zarr")
     with pytest.raises(ConfigError, match=r"index\.json"):
         open_foreign(tmp_path, "mds")

@@ -360,7 +360,7 @@ def test_partitions_and_damaged_statistics_prune_nothing_wrong(tmp_path: Path) -
     [
         ([("nothing", "==", 1)], "filters= names 'nothing'"),
         ([("input_ids", "==", 1)], "only plain columns have an order"),
-        ([("id", "~", 1)], "unknown operator '~'"),
+        ([("id", "~", 1)], "operator '~' is unknown"),
         ([("id", "==", "x")], "which holds int, with 'x'"),
         ([("id", "in", "xy")], "needs a list or set"),
         ([("id", "<", None)], "null can not be compared with '<'; .* finds nulls"),

@@ -55,7 +55,7 @@ def test_streams_of_different_columns_are_refused_and_common_ones_may_be_chosen(
     assert [set(batch) for batch in batches] == [{"id"}, {"id"}]
     with pytest.raises(ConfigError, match="'text' is str in the first and missing in the second"):
         opened(a, b, columns=["id", "text"])
-    with pytest.raises(ConfigError, match="columns='nothing': the dataset has id, text"):
+    with pytest.raises(ConfigError, match="columns: column 'nothing' is unknown; known: id, text"):
         opened(a, b, columns=["nothing"])
 
 

@@ -193,7 +193,7 @@ def test_separators_that_can_not_work_are_refused(tmp_path: Path, separator: str
 def test_columns_that_can_not_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'a,b'"):
         CSVWriter({"a,b": "int"}, tmp_path)
-    with pytest.raises(ConfigError, match="unknown encoding 'bytes'"):
+    with pytest.raises(ConfigError, match="encoding 'bytes' is unknown"):
         JSONWriter({"a": "bytes"}, tmp_path)
     with pytest.raises(ConfigError, match="columns is empty"):
         CSVWriter({}, tmp_path)

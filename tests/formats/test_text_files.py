@@ -218,12 +218,12 @@ def test_damaged_text_is_named(name: str, text: str, options: dict[str, Any], me
         ("csv", {"separator": "::"}, "separator='::': one character"),
         ("csv", {"quote": ","}, "quote=','"),
         ("xsv", {}, "separator=None"),
-        ("csv", {"columns": {"z": "int"}}, "has no column 'z'; it has a"),
-        ("csv", {"columns": {"a": "bool"}}, "'a' is 'bool'; known: str, int, float"),
+        ("csv", {"columns": {"z": "int"}}, "column 'z' is unknown; known: a"),
+        ("csv", {"columns": {"a": "bool"}}, "'a': kind 'bool' is unknown; known: str, int, float"),
         ("csv", {"columns": ["a"]}, "with a header, give kinds by name"),
         ("csv", {"piece_bytes": 0}, "piece_bytes=0: at least 1"),
         ("csv", {"colour": 1}, "has no setting 'colour'; it has columns"),
-        ("json", {"columns": {"a": "date"}}, "'a' is 'date'; known: str"),
+        ("json", {"columns": {"a": "date"}}, "'a': kind 'date' is unknown; known: str"),
     ],
 )
 def test_settings_that_make_no_sense_are_told(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:

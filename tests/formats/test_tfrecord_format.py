@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packed_cases import CASES, opened, sample_of
+from packed_cases import CASES, opened, sample_of, tiny_image
 from stoker import StreamingDataset
 from stoker.dataset.writers import TFRecordWriter
 from stoker.errors import ConfigError, CorruptDataError
@@ -188,3 +188,15 @@ def test_a_wrong_checksum_is_found() -> None:
     for cut in (1, 11, len(data) // 2 + 1, len(data) - 1):
         with pytest.raises(CorruptDataError, match="the file"):
             opened(data[:cut], "tfrecord")
+
+
+def test_a_missing_feature_that_is_declared_of_a_fixed_width_is_none() -> None:
+    records = [example(x=[b"\x01\0\0\0"], y=[b"y"]), example(y=[b"y"])]
+    batch = opened(file_of(records), "tfrecord", encodings={"x": "int32"}).read(np.array([1, 0, 1]))
+    assert batch["x"] == [None, 1, None]
+
+
+def test_a_feature_declared_as_something_else_is_told_from_damaged_data() -> None:
+    reader = opened(file_of([example(image=[tiny_image(0, "jpeg")])]), "tfrecord", encodings={"image": "pil"})
+    with pytest.raises(ConfigError, match=r"holds a JPEG image, and is declared as 'pil' .*: declare it as 'jpeg'"):
+        reader.read(np.array([0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stoker.arguments import unknown_name
 from stoker.dataset.streams import Streams
 from stoker.errors import ConfigError
 from stoker.formats.kinds import ColumnKind, column_kinds
@@ -30,7 +31,7 @@ def check_agreement(streams: Streams, columns: Sequence[str] | None) -> None:
     first, others = different[0], different[1:]
     for name in columns or ():
         if not any(name in one.kinds for one in different):
-            raise ConfigError(f"columns={name!r}: the dataset has {', '.join(first.kinds)}")
+            raise ConfigError(f"columns: {unknown_name('column', name, first.kinds)}")
     for other in others:
         differing = _differing(first.kinds, other.kinds, columns)
         if not differing:

@@ -31,7 +31,7 @@ from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.compression import codec_of
 from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
-from stoker.formats.survey import file_suffixes, only_settings
+from stoker.formats.survey import check_names, file_suffixes, only_settings
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.types import StorageOptions
 
@@ -136,6 +136,8 @@ def open_foreign(
                 directory.make()
         save_facts(keep, store.url, name, facts)
     specs = _agreed(reader, facts, store)
+    if any(one.samples for one in facts):
+        check_names(format_settings, {id(spec): spec for spec in specs}.values(), source.root)
     shards = [
         shard
         for one, spec in zip(facts, specs, strict=True)

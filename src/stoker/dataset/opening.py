@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from stoker.arguments import unknown_name
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.foreign import open_foreign
 from stoker.dataset.headers import index_or_headers
@@ -46,8 +47,7 @@ def check_format(
     name = format_name(format)
     if name is not None and name not in format_names():
         raise ConfigError(
-            f"{where}: format {format!r} is unknown; known: {', '.join((*format_names(), *_OTHER_NAMES))}, or none for an "
-            "index.json"
+            f"{where}: {unknown_name('format', format, (*format_names(), *_OTHER_NAMES))}, or none for an index.json"
         )
     if options and name in (None, _INDEXED):
         raise ConfigError(f"{where}: format_options= go with a format= of files that are read as they are")

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import cramjam
 
+from stoker.arguments import unknown_name
 from stoker.errors import CorruptDataError, FormatError
 from stoker.types import HeldBytes
 
@@ -133,7 +134,7 @@ def parse_compression(text: str) -> Compression:
     name, colon, digits = text.partition(":")
     codec = _CODECS.get(name)
     if codec is None:
-        raise FormatError(f"unknown compression {text!r}; known: {', '.join(compression_names())}")
+        raise FormatError(unknown_name("compression", text, compression_names()))
     if not colon:
         return Compression(text, name, codec.default)
     if codec.levels is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.lines import KINDS, LineShard
@@ -164,9 +165,9 @@ def _kinds(names: list[str], rows: list[list[str]], chosen: Any, where: str) -> 
         raise ConfigError("columns: with a header, give kinds by name, {'x': 'str'}")
     for column, kind in chosen.items():
         if kind not in KINDS:
-            raise ConfigError(f"columns: {column!r} is {kind!r}; known: {', '.join(KINDS)}")
+            raise ConfigError(f"columns: {column!r}: {unknown_name('kind', kind, KINDS)}")
         if column not in names:
-            raise ConfigError(f"{where} has no column {column!r}; it has {', '.join(names)}")
+            raise ConfigError(f"{where}: {unknown_name('column', column, names)}")
     return {column: chosen.get(column) or _kind([row[place] for row in rows]) for place, column in enumerate(names)}
 
 

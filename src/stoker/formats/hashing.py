@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import xxhash
 
+from stoker.arguments import unknown_name
 from stoker.errors import FormatError
 
 __all__ = ["check_hash_name", "fastest_hash", "hash_hex", "hash_names", "new_hash"]
@@ -54,7 +55,7 @@ def check_hash_name(name: str) -> str:
         FormatError: there is no such hash.
     """
     if name not in _HASHES:
-        raise FormatError(f"unknown hash {name!r}; known: {', '.join(_HASHES)}")
+        raise FormatError(unknown_name("hash", name, _HASHES))
     return name
 
 

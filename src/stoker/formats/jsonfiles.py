@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.jsonl import parse_objects
@@ -66,7 +67,7 @@ def survey_json(source: ByteSource, settings: Mapping[str, Any]) -> Survey:
         columns = dict(chosen)
         for name, kind in columns.items():
             if kind not in _KINDS:
-                raise ConfigError(f"columns: {name!r} is {kind!r}; known: {', '.join(_KINDS)}")
+                raise ConfigError(f"columns: {name!r}: {unknown_name('kind', kind, _KINDS)}")
     pieces = line_pieces(source, start, None, piece_bytes(settings, PIECE_BYTES))
     if pieces and not columns:
         raise CorruptDataError(

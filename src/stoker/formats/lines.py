@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.checks import refuse
@@ -166,7 +167,7 @@ class LineEncoder(RecordEncoder):
             raise ConfigError("columns is empty: give at least one column")
         for name, kind in columns.items():
             if kind not in KINDS:
-                raise ConfigError(f"column {name!r}: unknown encoding {kind!r}; known: {', '.join(KINDS)}")
+                raise ConfigError(f"column {name!r}: {unknown_name('encoding', kind, KINDS)}")
         super().__init__({**settings, "format": self.format}, sample_cost=0, overhead=len(header))
         self.encode = self._encode
         self._header = header

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.arguments import unknown_name
 from stoker.errors import FormatError
 from stoker.formats.base import Format
 
@@ -73,7 +74,7 @@ def get_format(name: str) -> Format:
         return own
     entry = _others().get(name)
     if entry is None:
-        raise FormatError(f"shard format {name!r} is unknown; known: {', '.join(sorted({*_OWN, *_others()}))}")
+        raise FormatError(unknown_name("shard format", name, sorted({*_OWN, *_others()})))
     package = entry.dist.name if entry.dist is not None else entry.value
     try:
         make: Callable[[], Any] = entry.load()

@@ -6,10 +6,11 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+from stoker.arguments import check_argument, nearest, unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ShardInfo
 from stoker.formats.checks import MAX_OFFSET
@@ -175,12 +176,42 @@ def check_count(count: int, where: str) -> int:
     return count
 
 
+# What a setting of this name is, in whichever format has it.
+_KINDS: Final[Mapping[str, Any]] = {
+    "column": str,
+    "columns": Sequence[str] | Mapping[str, str] | None,
+    "decode": bool,
+    "encodings": Mapping[str, str] | None,
+    "header": bool,
+    "raw": bool | None,
+}
+
+
 def only_settings(settings: Mapping[str, Any], known: Sequence[str], name: str) -> None:
     """See that a format understands all settings.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not, or one is of the wrong type.
     """
-    for one in settings:
+    for one, value in settings.items():
         if one not in known:
-            raise ConfigError(f"format {name!r} has no setting {one!r}; it has {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"format {name!r} has no setting {one!r}{nearest(one, known) or ';'} it has {', '.join(known) or 'none'}"
+            )
+        if one in _KINDS:
+            check_argument(f"format {name!r}", one, _KINDS[one], value)
+
+
+def check_names(settings: Mapping[str, Any], specs: Iterable[Mapping[str, Any]], where: str) -> None:
+    """See that the columns for which a format's settings are exist in any of the files.
+
+    Raises:
+        ConfigError: one does not; names it, and the one that was probably meant.
+    """
+    columns = dict.fromkeys(name for spec in specs for name in spec.get("columns", ()))
+    if not columns:
+        return
+    for setting in ("columns", "encodings"):
+        for name in settings.get(setting) or ():
+            if name not in columns:
+                raise ConfigError(f"{where}: {unknown_name(f'{setting}: column', name, columns)}")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.checks import refuse, string_list
+from stoker.formats.content import check_declared
 from stoker.formats.gather import address_of, gather_rows
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.packed import (
@@ -256,6 +257,23 @@ class TarShard(PackedShard):
             raise CorruptDataError(f"{self.where}: sample {row} has no file for column {name!r}")
         begins, lengths = members.begins[chosen[there]], members.lengths[chosen[there]]
         present = rows if there.all() else rows[there]
+        try:
+            column = self._decoded(name, begins, lengths, present)
+        except CorruptDataError as error:
+            if not self._own:
+                first = self._data[int(begins[0]) : int(begins[0] + lengths[0])]
+                check_declared(self.where, name, encoding, bytes(first), error)
+            raise
+        if there.all():
+            return column
+        out: list[Any] = [None] * len(rows)
+        for place_there, value in zip(np.flatnonzero(there).tolist(), column, strict=True):
+            out[place_there] = value
+        return out
+
+    def _decoded(self, name: str, begins: Ids, lengths: Ids, present: Ids) -> Column:
+        """The values of the files of some samples, all of which have one."""
+        encoding = self.encodings[name]
         column: Column
         if name in self._digits:
             column = self._numbers(name, begins, lengths, present)
@@ -273,12 +291,7 @@ class TarShard(PackedShard):
             data: Any = memoryview(self._data) if self.options.views and encoding.verbatim else self._data
             values = [data[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
             column = decode_values(encoding, values, present, name, self.where)
-        if there.all():
-            return column
-        out: list[Any] = [None] * len(rows)
-        for place_there, value in zip(np.flatnonzero(there).tolist(), column, strict=True):
-            out[place_there] = value
-        return out
+        return column
 
     def _numbers(self, name: str, begins: Ids, lengths: Ids, rows: Ids) -> Array:
         """Numbers in digits, in the column's own data type."""
@@ -289,6 +302,14 @@ class TarShard(PackedShard):
             return np.array(numbers, dtype)
         except OverflowError as error:
             raise CorruptDataError(f"{self.where}: column {name!r}: a number does not fit {dtype}: {error}") from None
+
+
+def _spec_of(columns: Mapping[str, str]) -> dict[str, Any]:
+    """What is told of archives of others. Files of whole numbers, by their extension, hold digits, whatever their type."""
+    spec: dict[str, Any] = {"columns": columns, "encodings": columns}
+    if digits := [name for name, encoding in columns.items() if is_number(name, encoding)]:
+        spec[DIGITS] = digits
+    return spec
 
 
 class TarFormat(PackedFormat):
@@ -322,25 +343,25 @@ class TarFormat(PackedFormat):
         members = read_members(heads_of(source), source.where)
         chosen = settings.get("columns")
         given = settings.get("encodings") or {}
+        if chosen is not None and not chosen:
+            raise ConfigError("columns is empty: give at least one")
         columns = {
-            name: str(given.get(name, _TEXTS.get(name, "bytes")))
-            for name in (KEY, *members.places, *(chosen or ()))
+            name: given.get(name, _TEXTS.get(name, "bytes"))
+            for name in (KEY, *members.places)
             if chosen is None or name in chosen
         }
         if KEY in columns:
             columns[KEY] = "str"
-        if not columns:
-            raise ConfigError("columns is empty: give at least one")
-        for encoding in columns.values():
+        for encoding in given.values():
             get_encoding(encoding)
-        return Survey(check_count(len(members.keys), source.where), {"columns": columns, "encodings": columns})
+        return Survey(check_count(len(members.keys), source.where), _spec_of(columns))
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :class:`~stoker.formats.packed.PackedFormat`: the columns of both, as a sample need not have all."""
         if first == other:
             return first
         columns = dict(sorted({**first["columns"], **other["columns"]}.items()))
-        return {"columns": columns, "encodings": columns}
+        return _spec_of(columns)
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

@@ -15,6 +15,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.content import check_declared
 from stoker.formats.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
 from stoker.formats.mds.encodings import Encoding, get_encoding
@@ -197,6 +198,23 @@ class TFRecordShard(PackedShard):
         encoding = self.encodings.get(name)
         if encoding is None:
             return values
+        there = [place for place, value in enumerate(values) if value is not None]
+        if there and len(there) < len(values):
+            out: list[Any] = [None] * len(values)
+            decoded = self._decode_bytes(name, [values[place] for place in there], rows[there])
+            for place, value in zip(there, decoded, strict=True):
+                out[place] = value
+            return out
+        if not there:
+            return values
+        try:
+            return self._decoded(encoding, values, rows, name)
+        except CorruptDataError as error:
+            if not self._own:
+                check_declared(self.where, name, encoding, bytes(values[0]), error)
+            raise
+
+    def _decoded(self, encoding: Encoding, values: list[bytes], rows: Ids, name: str) -> Column:
         if encoding.size is not None:
             wrong = [row for row, value in zip(rows.tolist(), values, strict=True) if len(value) != encoding.size]
             if wrong:
@@ -205,14 +223,7 @@ class TFRecordShard(PackedShard):
                 )
             raw = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), encoding.size).copy()
             return decode_fixed(encoding, raw, rows, name, self.where)
-        if None not in values:
-            return decode_values(encoding, values, rows, name, self.where)
-        there = [place for place, value in enumerate(values) if value is not None]
-        out: list[Any] = [None] * len(values)
-        decoded = decode_values(encoding, [values[place] for place in there], rows[there], name, self.where)
-        for place, value in zip(there, decoded, strict=True):
-            out[place] = value
-        return out
+        return decode_values(encoding, values, rows, name, self.where)
 
 
 class TFRecordFormat(PackedFormat):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -12,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from stoker.arguments import checked
+from stoker.arguments import checked, unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.hashing import hash_names
 from stoker.generate.columns import IMAGES, NUMBERS, Column
@@ -93,9 +92,7 @@ class DatasetSpec:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         form = FORMATS.get(self.format)
         if form is None:
-            near = difflib.get_close_matches(self.format, FORMATS, 1)
-            meant = f": did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"format={self.format!r} is unknown{meant}; known: {', '.join(FORMATS)}")
+            raise ConfigError(unknown_name("format", self.format, FORMATS))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:

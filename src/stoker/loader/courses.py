@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
+from stoker.arguments import unknown_name
 from stoker.dataset.streams import Streams
 from stoker.dataset.subsets import Subset
 from stoker.errors import ConfigError
@@ -14,6 +15,7 @@ from stoker.order.course import Course
 from stoker.order.incumbent import Mixture, StreamWeight
 from stoker.order.incumbent.course import IncumbentCourse
 from stoker.order.incumbent.shuffles import SHUFFLES
+from stoker.order.line import ShuffleName
 from stoker.order.native import NativeCourse
 from stoker.order.partition import Elastic
 from stoker.order.settings import NativeSettings, OrderChoices
@@ -29,6 +31,11 @@ class CourseOptions(OrderChoices):
     partition_algo: str | None = None
     shuffle_algo: str | None = None
     read: ReadOptions = ReadOptions()
+
+    def __post_init__(self) -> None:
+        known = (*get_args(ShuffleName), *SHUFFLES)
+        if self.shuffle_algo is not None and self.shuffle_algo not in known:
+            raise ConfigError(unknown_name("shuffle_algo", self.shuffle_algo, known))
 
     @property
     def foreign(self) -> bool:

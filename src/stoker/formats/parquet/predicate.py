@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from stoker.arguments import unknown_name
 from stoker.errors import ConfigError
 
 __all__ = ["Bounds", "Filters", "Predicate"]
@@ -136,7 +137,7 @@ def _condition(given: Any) -> _Condition:
     column, op, value = given
     op = "==" if op == "=" else op
     if op not in _OPERATORS:
-        raise ConfigError(f"filters= on column {column!r}: unknown operator {op!r}; known: {', '.join(_OPERATORS)}")
+        raise ConfigError(f"filters= on column {column!r}: {unknown_name('operator', op, _OPERATORS)}")
     if op in ("in", "not in"):
         if isinstance(value, str | bytes) or not isinstance(value, Collection):
             raise ConfigError(f"filters= on column {column!r}: {op!r} needs a list or set of values, got {value!r}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.arguments import unknown_name
 from stoker.formats.mds.encodings.base import BytesLike, Encoding, RawColumn
 from stoker.formats.mds.encodings.scalars import bfloat16_bits, bfloat16_values
 from stoker.formats.values import UnfitValueError, describe
@@ -175,7 +176,7 @@ def parse_ndarray(config: str) -> Encoding:
     if not config:
         return DynamicArray(name, None)
     if dtype not in known:
-        raise ValueError(f"unknown array dtype {dtype!r}; known: {', '.join(known)}")
+        raise ValueError(unknown_name("array dtype", dtype, known))
     if not colon:
         return DynamicArray(name, dtype)
     if not _SHAPE.fullmatch(dims):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from stoker.arguments import checked
+from stoker.arguments import checked, unknown_name
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.mds.encodings import arrays, images, scalars, text
 from stoker.formats.mds.encodings.base import Encoding
@@ -76,7 +76,7 @@ def get_encoding(name: str) -> Encoding:
     factory = _BUILTINS.get(base) or _registered.get(base)
     if factory is None or (colon and not config):
         raise FormatError(
-            f"unknown encoding {name!r}; known: {', '.join(encoding_names())}. "
+            f"{unknown_name('encoding', name, encoding_names())}. "
             "Register your own with stoker.register_encoding before writing or reading."
         )
     try:
