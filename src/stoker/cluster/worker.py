@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from types import FrameType
+
+from stoker.dataset.failures import apply_transform
 
 __all__ = ["LoaderWorker"]
 
@@ -25,10 +28,23 @@ class LoaderWorker:
 
     @classmethod
     def detect(cls) -> LoaderWorker:
-        """Ask torch, if it is imported; a process in which it is not is no worker of its DataLoader."""
+        """Ask torch, if it is imported; a process in which it is not is no worker of its DataLoader.
+
+        What a transform reads of another data set is not shared among workers: each has samples of its own to transform.
+        """
         data = sys.modules.get("torch.utils.data")
         info = None if data is None else data.get_worker_info()
-        if info is None:
+        if info is None or _in_transform():
             return cls()
         # DataLoader draws a base seed each time it starts workers and gives worker w that plus w.
         return cls(int(info.id), int(info.num_workers), int(info.seed) - int(info.id))
+
+
+def _in_transform() -> bool:
+    """Whether the caller is part of a transform. Looked up on the stack, so that a transform costs nothing for it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is apply_transform.__code__:
+            return True
+        frame = frame.f_back
+    return False

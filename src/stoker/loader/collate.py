@@ -6,6 +6,7 @@ Imports torch only when called, which is to say in processes that have imported 
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -49,6 +50,8 @@ def speed_up_worker(ring: Ring) -> None:
     A worker process serves one data set and ends with it. The two tables that this adds to, of collating functions by type
     and of pickling functions by type, are the means that torch and Python provide for it; results are the same.
     """
+    if ring.maker == os.getpid():
+        return  # a data set that was opened in this worker: the main process does not have it
     import torch
     from torch.multiprocessing.reductions import reduce_tensor
     from torch.utils.data._utils.collate import default_collate_fn_map

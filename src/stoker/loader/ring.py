@@ -42,11 +42,17 @@ _HEADER_BYTES: Final = -(-_REGIONS * _BLOCKS * 4 * 8 // _ALIGNMENT) * _ALIGNMENT
 
 
 class Ring:
-    """The blocks of one data set's workers, in the main process and in all of them."""
+    """The blocks of one data set's workers, in the main process and in all of them.
+
+    Attributes:
+        number: its name among all.
+        maker: number of the process that made it.
+    """
 
     def __init__(self) -> None:
         size = _HEADER_BYTES + _REGIONS * _REGION_BYTES  # sparse: pages come when they are written
         self._attach(SharedFile("stoker-batches", size), secrets.randbits(63))
+        self.maker = os.getpid()
 
     def _attach(self, file: SharedFile, number: int) -> None:
         self._file = file
@@ -87,11 +93,12 @@ class Ring:
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"file": self._file, "number": self.number} if spawning() else {}
+        return {"file": self._file, "number": self.number, "maker": self.maker} if spawning() else {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if state:
             self._attach(state["file"], state["number"])
+            self.maker = state["maker"]
         else:
             Ring.__init__(self)
 
