@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,20 @@ def _parquet(folder: Path, *, dictionary: bool) -> None:
     pq.write_table(table, folder / "a.parquet", compression="zstd", use_dictionary=dictionary, row_group_size=_ROWS)
 
 
-_BOMBS = {
+def _arrow(folder: Path) -> None:
+    table = pa.table({"x": np.zeros(_ROWS, np.int64)})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(folder / "a.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema, options=options) as writer,
+    ):
+        writer.write_table(table, max_chunksize=1 << 14)  # each batch is within all bounds
+
+
+_BOMBS: dict[str, Callable[[Path], None]] = {
     "npz": _npz,
     "hdf5": _hdf5,
+    "arrow": _arrow,
     "parquet": lambda folder: _parquet(folder, dictionary=False),
     "parquet, by a dictionary": lambda folder: _parquet(folder, dictionary=True),
 }
@@ -55,7 +67,7 @@ def test_a_column_that_decodes_to_too_much_is_refused(
     _BOMBS[name](tmp_path)
     kind = name.partition(",")[0]
     dataset = StreamingDataset(local=str(tmp_path), format=kind, decoded_limit="500kb")
-    with pytest.raises(CorruptDataError, match=r"a\.(npz|h5|parquet).*bytes decode to .*decoded_limit="):
+    with pytest.raises(CorruptDataError, match=r"a\.(npz|h5|arrow|parquet).*bytes decode to .*decoded_limit="):
         dataset.read([0], columns=["x"])
     allowed = StreamingDataset(local=str(tmp_path), format=kind, decoded_limit="16mb")
     assert list(allowed.read([5], columns=["x"])["x"]) == [0]

@@ -16,6 +16,7 @@ import numpy as np
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow_layout import arrow_layout
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.checks import check_memory
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.merge import scatter
 from stoker.formats.packed import (
@@ -151,6 +152,7 @@ class ArrowShard(PackedShard):
             CorruptDataError: they are damaged; names shard and column.
         """
         pa, here = pyarrow(), f"{self.where}: column {name!r}"
+        check_memory(self._layout.unpacked, self._source.size, self.options.decoded_limit, self.where)
         try:
             reader = self._open_ipc(name)
             arrays = [_own_offsets(batch.column(0)) for batch in reader if batch.num_columns]

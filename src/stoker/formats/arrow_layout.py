@@ -34,11 +34,13 @@ class ArrowLayout:
         stream: whether it is of the streaming format, without a footer.
         rows: rows of each record batch.
         compressed: whether any buffer is.
+        unpacked: bytes of all compressed buffers, unpacked, as they say.
     """
 
     stream: bool
     rows: tuple[int, ...]
     compressed: bool
+    unpacked: int
 
 
 class _Table:
@@ -107,7 +109,7 @@ def _layout(source: ByteSource) -> ArrowLayout:
         raise ValueError(f"{size} bytes")
     stream = source.read(0, 6) != _MAGIC
     rows: list[int] = []
-    compressed = False
+    compressed, unpacked = False, 0
     for start, body in _walk(source) if stream else _listed(source):
         message, begin, end = _message(source, start)
         kind = message.number(1, "<B")
@@ -122,12 +124,12 @@ def _layout(source: ByteSource) -> ArrowLayout:
             raise ValueError(f"the message at byte {start} is of the unknown kind {kind}")
         if batch.table(3) is not None:
             compressed = True
-            _check_unpacked(source, batch, end, length)
+            unpacked += _unpacked(source, batch, end, length)
         if kind == _BATCH:
             rows.append(batch.number(0, "<q"))
             if rows[-1] < 0:
                 raise ValueError(f"a batch of {rows[-1]} rows")
-    return ArrowLayout(stream, tuple(rows), compressed)
+    return ArrowLayout(stream, tuple(rows), compressed, unpacked)
 
 
 def _listed(source: ByteSource) -> Iterator[tuple[int, int]]:
@@ -183,8 +185,8 @@ def _message(source: ByteSource, start: int) -> tuple[_Table, int, int]:
     return _Table.root(source.read(begin, begin + length)), begin, begin + length
 
 
-def _check_unpacked(source: ByteSource, batch: _Table, start: int, length: int) -> None:
-    """Refuse buffers that claim to hold too much before pyarrow takes memory for them."""
+def _unpacked(source: ByteSource, batch: _Table, start: int, length: int) -> int:
+    """Bytes that a batch's buffers say they hold; too many are refused before pyarrow takes memory for them."""
     total = 0
     for offset, size in batch.structs(2, "<qq"):
         if offset < 0 or size < 0 or offset + size > length:
@@ -196,3 +198,4 @@ def _check_unpacked(source: ByteSource, batch: _Table, start: int, length: int) 
             total += max(0, claimed)
     if total > _MOST_UNPACKED:
         raise ValueError(f"a batch of {length} bytes claims to hold {total}")
+    return total
