@@ -79,15 +79,21 @@ class MDSShard:
         data: the shard's bytes; kept, never closed here.
         where: names the shard in errors.
         options: see :class:`~stoker.formats.base.ReadOptions`.
+
+    Attributes:
+        place: address of its bytes, number of samples, address of the u32 offsets.
     """
 
-    __slots__ = ("address", "array", "data", "layout", "options", "samples", "where")
+    __slots__ = ("_offsets", "address", "array", "data", "layout", "options", "place", "samples", "where")
 
     def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions()) -> None:
         self.where = where
         self.data = data
         self.array: NDArray[np.uint8] = np.frombuffer(data, dtype=np.uint8)
         self.address = address_of(self.array)
+        # In memory of our own once they are checked: the file may be written over later.
+        self._offsets = self.array[4 : 4 + 4 * (info.samples + 1)].copy()
+        self.place = self.address, info.samples, address_of(self._offsets)
         self.layout = RecordLayout.of(info)
         self.samples = info.samples
         self.options = options
@@ -114,7 +120,7 @@ class MDSShard:
         count = int(self.array[:4].view("<u4")[0])
         if count != self.samples:
             raise CorruptDataError(f"{self.where}: the file holds {count} samples, the index says {self.samples}")
-        offsets = self.array[4:head].view("<u4").astype(np.int64)
+        offsets = self._offsets.view("<u4").astype(np.int64)
         lengths = np.diff(offsets)
         if int(offsets[0]) < head or int(offsets[-1]) != size or (lengths.size and int(lengths.min()) < 0):
             bad = int(np.argmin(lengths)) if lengths.size and int(lengths.min()) < 0 else 0
@@ -249,32 +255,14 @@ def _fixed(addresses: Ids, size: int) -> NDArray[np.uint8]:
 
 def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], list[Ids]]:
     """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
-    bases = np.array([shard.address for shard in shards], dtype=np.int64)
-    counts = np.array([shard.samples for shard in shards], dtype=np.int64)
+    table = np.array([shard.place for shard in shards], dtype=np.int64)[which]
     # The gather below reads memory by address: nothing unchecked may reach it.
-    if int(rows.min()) < 0 or (rows >= counts[which]).any():
+    if int(rows.min()) < 0 or (rows >= table[:, 1]).any():
         raise IndexError("row outside its shard")
-    base = bases[which]
-    bounds = gather_u32(base + 4 + 4 * rows, 2)
-    start, end = bounds[:, 0], bounds[:, 1]
-    _check_bounds(shards, which, rows, start, end)
-    begins, lengths = _places(shards, which, rows, base, start, end)
+    base = table[:, 0]
+    bounds = gather_u32(table[:, 2] + 4 * rows, 2)
+    begins, lengths = _places(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
     return base, begins, lengths
-
-
-def _check_bounds(shards: Sequence[MDSShard], which: Ids, rows: Ids, start: Ids, end: Ids) -> None:
-    """See that samples lie inside their shards: offsets were checked at opening, but a file may be changed where it lies."""
-    layout = shards[0].layout
-    least = 4 * layout.variable if layout.width is None else layout.width
-    sizes = np.array([shard.array.size for shard in shards], dtype=np.int64)
-    wrong = (end > sizes[which]) | (end - start < least)  # offsets are unsigned
-    if wrong.any():
-        bad = int(np.argmax(wrong))
-        raise CorruptDataError(
-            f"{shards[int(which[bad])].where}: sample {int(rows[bad])} lies at bytes {int(start[bad])} to {int(end[bad])} of "
-            f"{int(sizes[which[bad]])}, and did not when the shard was opened: the file was written to. Restore it, and "
-            "replace files by renaming new ones into their place"
-        )
 
 
 def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard) -> list[tuple[int, str]]:
