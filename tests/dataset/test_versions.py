@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from stoker.dataset.cache import CacheSettings
 from stoker.dataset.cache_directory import is_cache_directory
 from stoker.dataset.labels import column_labels
 from stoker.dataset.place import default_cache, open_place
-from stoker.errors import ConfigError, DatasetChangedError
-from stoker.storage import open_store
+from stoker.errors import ConfigError, DatasetChangedError, StateError
+from stoker.storage import Store, open_store
 from support import cache_of
 
 SAMPLES = 200
@@ -27,11 +28,11 @@ HASHES = pytest.mark.parametrize("hashes", [(), ("xxh3_64",)], ids=["plain", "ha
 PACKED = pytest.mark.parametrize("compression", [None, "zstd"], ids=["raw", "zstd"])
 
 
-def write(out: Any, tag: int, *, hashes: Any = (), **options: Any) -> None:
+def write(out: Any, tag: int, *, hashes: Any = (), samples: int = SAMPLES, **options: Any) -> None:
     """A dataset whose shards have names and sizes that do not depend on the tag, which all samples have."""
     options.setdefault("exist_ok", True)
     with MDSWriter({"tag": "int", "id": "int"}, out, size_limit=600, hashes=hashes, **options) as writer:
-        for number in range(SAMPLES):
+        for number in range(samples):
             writer.write({"tag": tag, "id": number})
 
 
@@ -216,7 +217,8 @@ def test_a_change_in_the_middle_of_a_run_is_an_error(
     tmp_path: Path, hashes: Any, compression: str | None, how: str
 ) -> None:
     remote = str(tmp_path / "remote")
-    write(remote, 1, hashes=hashes, compression=compression)
+    many: dict[str, Any] = {"hashes": hashes, "compression": compression, "samples": 10 * SAMPLES}  # not all read ahead
+    write(remote, 1, **many)
     options_of: dict[str, dict[str, Any]] = {
         "disk": {"remote": remote, "local": tmp_path / "cache"},
         "memory": {"remote": remote, "cache": "memory"},
@@ -228,10 +230,10 @@ def test_a_change_in_the_middle_of_a_run_is_an_error(
     with pytest.raises(DatasetChangedError, match=r"remote.*changed after it was opened.*Open the dataset again"):  # noqa: PT012
         for row in dataset:
             if not seen:
-                write(remote, 2, hashes=hashes, compression=compression)
+                write(remote, 2, **many)
             seen.append(int(row["tag"]))
     assert set(seen) <= {1}
-    assert tags(StreamingDataset(**options)) == {2}
+    assert {int(row["tag"]) for row in StreamingDataset(**options)} == {2}
 
 
 @pytest.mark.s3
@@ -276,3 +278,58 @@ def test_a_touched_index_that_has_hashes_is_the_same_version(tmp_path: Path) -> 
     dataset = StreamingDataset(local=tmp_path / "remote")
     (tmp_path / "remote" / "index.json").touch()
     assert tags(dataset) == {1}
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["block", "py1e"])
+def test_a_state_of_a_dataset_that_was_written_anew_is_refused_and_a_copy_goes_on(
+    tmp_path: Path, algorithm: str
+) -> None:
+    options: dict[str, Any] = {"shuffle": True, "shuffle_algo": algorithm, "batch_size": 4, "num_canonical_nodes": 1}
+    write(str(tmp_path / "data"), 1, hashes=None)  # the default
+    dataset = StreamingDataset(local=tmp_path / "data", **options)
+    rows = iter(dataset)
+    for _ in range(40):
+        next(rows)
+    state = dataset.state_dict(40, True)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    copy = StreamingDataset(local=tmp_path / "copy", **options)
+    copy.load_state_dict(state)
+    assert len(list(copy)) == SAMPLES - 40
+    write(str(tmp_path / "data"), 2, hashes=None)
+    anew = StreamingDataset(local=tmp_path / "data", **options)
+    with pytest.raises(StateError, match="written anew"):
+        anew.load_state_dict(state)
+
+
+# -- listings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("name", ["parquet", "npz"])
+def test_a_file_that_was_listed_but_is_not_there_yet_is_asked_for_again(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if name == "parquet":
+        pq.write_table(pa.table({"x": np.arange(50)}), tmp_path / "a.parquet")
+    else:
+        np.savez(tmp_path / "a.npz", x=np.arange(50))
+    store = open_store(f"{bucket.url}/data", bucket.storage_options)
+    store.put_file(f"a.{name}", tmp_path / f"a.{name}")
+    listing = Store.list
+
+    def ahead(self: Store, *given: Any) -> Any:
+        found = list(listing(self, *given))
+        store.delete(f"a.{name}")
+        threading.Timer(0.5, store.put_file, (f"a.{name}", tmp_path / f"a.{name}")).start()
+        return iter(found)
+
+    monkeypatch.setattr(Store, "list", ahead)
+    where: dict[str, Any] = {"storage_options": bucket.storage_options, "local": tmp_path / "cache"}
+    dataset = StreamingDataset(remote=f"{bucket.url}/data", format=name, **where)
+    assert len(list(dataset)) == 50

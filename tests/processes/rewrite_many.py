@@ -14,6 +14,7 @@ import argparse
 import fcntl
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=8, help="of which a quarter write")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # of limits that are too small
     draw = random.Random(options.seed)
     counts: Counter[str] = Counter()
     context: Any = multiprocessing.get_context("fork")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from stoker.dataset.cache import ShardCache
 from stoker.dataset.foreign_facts import ForeignFile
 from stoker.dataset.foreign_shards import packed_file, whole_file
-from stoker.dataset.parquet_files import FoundFile
+from stoker.dataset.parquet_files import FoundFile, read_listed
 from stoker.dataset.stepping import ShortStepsError, Stepping
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
@@ -162,12 +162,14 @@ class StoreSource:
         """See :class:`~stoker.formats.source.ByteSource`."""
         check_range(self, start, end)
         if end - start > _BLOCK:  # of a file that is read through
-            return self._store.get_range(self._key, start, end)
+            return read_listed(self._store, lambda: self._store.get_range(self._key, start, end))
         for first, block in self._blocks:
             if first <= start and end <= first + len(block):
                 return block[start - first : end - first]
         stop = min(self.size, max(end, start + _BLOCK))
         begin = max(0, min(start, stop - _BLOCK))
-        block = self._store.get_range(self._key, begin, stop) if stop > begin else b""
+        block = b""
+        if stop > begin:
+            block = read_listed(self._store, lambda: self._store.get_range(self._key, begin, stop))
         self._blocks.append((begin, block))
         return block[start - begin : end - begin]

@@ -14,6 +14,7 @@ import numpy as np
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.entries import column_names, entry_of, identity_of
+from stoker.formats.hashing import fastest_hash
 from stoker.formats.registry import format_names, get_format
 from stoker.types import Ids
 
@@ -141,6 +142,21 @@ class Index:
             digest.update("".join(lines).encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+    @property
+    def content(self) -> dict[str, str]:
+        """Name of a hash that every raw file has, and a digest of all these hashes, in order; empty where there is none.
+
+        Tells datasets apart that have the same fingerprint but other samples. A copy has the same, compressed or not.
+        """
+        files = [file for shard in self.shards for file in shard.raw]
+        kinds = {tuple(file.hashes) for file in files}
+        name = fastest_hash(set.intersection(*map(set, kinds))) if kinds else None
+        if name is None:
+            return {}
+        return {
+            name: hashlib.blake2b("".join(file.hashes[name] for file in files).encode(), digest_size=16).hexdigest()
+        }
 
     def file_entries(self) -> dict[str, FileInfo]:
         """Basename to description of every file, raw and compressed."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from stoker.dataset.excerpts import version_of
@@ -30,11 +31,14 @@ __all__ = [
     "list_files",
     "look_at",
     "partitions_of",
+    "read_listed",
     "source_of",
 ]
 
 SUFFIXES: Final = (".parquet", ".parq", ".pq")
 """How names of Parquet files end."""
+_T = TypeVar("_T")
+_LISTED_DELAYS: Final = (0.1, 0.3, 1.0, 2.0)
 _WILD = re.compile(r"[*?\[]")
 # How Hive spells a null in a directory's name.
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -297,6 +301,22 @@ def list_files(source: Source, store: Store) -> Iterator[FoundFile]:
         raise
     except OSError as error:
         raise file_error(error, str(error.filename or directory)) from error
+
+
+def read_listed(store: Store, read: Callable[[], _T]) -> _T:
+    """What ``read`` gives of a file that was just listed.
+
+    One that an object store does not find is asked for again for some seconds: a listing may be ahead of what can be read.
+
+    Raises:
+        ObjectNotFoundError: it is still not there.
+    """
+    for delay in () if is_local(store.url) is not None else _LISTED_DELAYS:
+        try:
+            return read()
+        except ObjectNotFoundError:
+            time.sleep(delay)
+    return read()
 
 
 def look_at(source: Source, key: str) -> FoundFile:

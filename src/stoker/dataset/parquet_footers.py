@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from stoker.dataset.parquet_files import FoundFile
+from stoker.dataset.parquet_files import FoundFile, read_listed
 from stoker.dataset.threads import Threads
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.parquet.facts import FileFacts
@@ -126,7 +126,7 @@ class FooterReader:
         if start >= end:
             return b""
         try:
-            return self._store.get_range(file.key, start, end)
+            return read_listed(self._store, lambda: self._store.get_range(file.key, start, end))
         except StokerError:
             size = self._store.head(file.key).size
             if size == file.size:

@@ -79,7 +79,14 @@ def _incumbent(streams: Streams, options: CourseOptions) -> IncumbentCourse:
     if named in SHUFFLES:
         shuffle["shuffle_algo"] = named
     about = [
-        (name, {"fingerprint": place.index.fingerprint, "samples": place.index.samples})
+        (
+            name,
+            {
+                "fingerprint": place.index.fingerprint,
+                "samples": place.index.samples,
+                **({"content": content} if (content := place.index.content) else {}),
+            },
+        )
         for name, place in zip(streams.names, streams.places, strict=True)
     ]
     return IncumbentCourse(

@@ -63,6 +63,8 @@ def make_sources(
         chosen = [*stream.subsets, *(_of_stream(subset, first, end) for subset in subsets)]
         table = ShardTable(place.index.sizes)
         about: dict[str, Any] = {"fingerprint": place.index.fingerprint, "samples": table.total}
+        if content := place.index.content:
+            about["content"] = content
         # As they are in this stream, whatever streams come before it.
         described = [subset.as_dict() for subset in chosen]
         if described:

@@ -225,17 +225,29 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
                 f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
                 f"{its.get('fingerprint')}): its shards differ in number, size or content"
             )
+        elif _written_anew(it, its):
+            said.append(
+                f"{f'stream {name!r}' if name else 'it'} was written anew since: shards of the same names "
+                "and sizes have other hashes"
+            )
         else:
-            said += _differences(it, its, f"{name}." if name else "")
+            before, now = ({key: one[key] for key in one if key != "content"} for one in (it, its))
+            said += _differences(before, now, f"{name}." if name else "")
     said += [f"stream {name!r} is gone" for name in gone] + [f"stream {name!r} is new" for name in new]
     several = max(len(their_streams), len(our_streams)) > 1
     streams_differ = bool(said) and several and not _beside_streams(theirs["order"], ours["order"])
     their_order, our_order = dict(theirs["order"]), dict(ours["order"])
-    before, now = their_order.pop("streams", None), our_order.pop("streams", None)
-    if not gone and not new and before != now:
-        said.append(f"the streams were listed as {_listed(before)} and are listed as {_listed(now)}")
+    listed, lists = their_order.pop("streams", None), our_order.pop("streams", None)
+    if not gone and not new and listed != lists:
+        said.append(f"the streams were listed as {_listed(listed)} and are listed as {_listed(lists)}")
     said += _differences(their_order, our_order, "")
     return said, streams_differ
+
+
+def _written_anew(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether a hash that both know of all files tells that the content is another."""
+    before, now = theirs.get("content") or {}, ours.get("content") or {}
+    return any(before[name] != now[name] for name in before.keys() & now.keys())
 
 
 def _beside_streams(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
