@@ -21,6 +21,11 @@ settings.load_profile("stoker")
 _FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--histories 3000``: more random histories of runs that stop and go on."""
+    parser.addoption("--histories", type=int, default=300, help="random histories in tests/order/test_histories.py")
+
+
 @pytest.fixture(autouse=True)
 def _no_foreign_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests see no credentials but their own."""

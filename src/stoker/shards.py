@@ -99,9 +99,10 @@ class StreamingShardLoader:
 
         Asking for it says that the one before is done. After an error, what could not be delivered comes again.
         """
-        if self._due is not None and self._worker.delivered - self._saved_at >= self._due:
+        worker = self._worker
+        if self._due is not None and not worker.finished and worker.delivered - self._saved_at >= self._due:
             self._save_soon()
-        return self._worker.next()
+        return worker.next()
 
     def __iter__(self) -> Iterator[Any]:
         """What is left of the epoch; where nothing is, the next epoch."""

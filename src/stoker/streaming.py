@@ -384,16 +384,37 @@ class StreamingDataset(TorchIterable[Any]):
                 workers iterate, since they run ahead of training;
                 :class:`~stoker.torch.StreamingDataLoader` gives it. Default: what this object has delivered.
             from_beginning: whether ``num_samples`` counts from the epoch's start, or from where this run resumed.
+
+        Raises:
+            StateError: without ``num_samples``, where DataLoader workers iterate, or two iterations take turns, or this rank
+                has ended an epoch of which other ranks have more (``remainder="uneven"``).
         """
         return self._feed.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
 
-    def state_after(self, start: StartingPoint, batches: int) -> dict[str, Any]:
-        """The state after ``batches`` batches of every rank in an iteration that began at ``start``."""
-        return self._feed.state_after(start, batches, self.batch_size or 1)
+    def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
+
+        Args:
+            start: of :meth:`upcoming`, before the iteration.
+            batches: that were delivered.
+            ended: whether this rank was then told that there are no more.
+
+        Raises:
+            StateError: it has ended, and other ranks have more.
+        """
+        return self._feed.state_after(start, batches, self.batch_size or 1, ended=ended)
 
     def upcoming(self) -> StartingPoint:
         """Where the next iteration begins."""
         return self._feed.upcoming()
+
+    def check_alone(self) -> None:
+        """See that only this object delivers, so that it knows how far it is.
+
+        Raises:
+            StateError: copies in other processes, such as workers of a DataLoader, have begun to iterate.
+        """
+        self._feed.check_alone()
 
     def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
         """Make the next iteration go on where ``state`` was taken.
@@ -404,9 +425,10 @@ class StreamingDataset(TorchIterable[Any]):
                 that were there before go on after what the state's epoch took of them.
 
         Raises:
-            StateError: it belongs to another dataset, or to other order settings; says what differs.
+            StateError: it belongs to another dataset, or to other order settings, or this world can not go on from there;
+                says what differs.
         """
-        self._feed.load(state, self.batch_size or 1, change_streams=change_streams)
+        self._feed.load(state, self.batch_size, change_streams=change_streams)
 
     # -- how it goes -----------------------------------------------------------------------------------------------
 

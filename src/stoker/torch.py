@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.context import BaseContext
 from typing import Any, TypedDict, Unpack
 
@@ -107,8 +109,8 @@ class StreamingDataLoader(DataLoader[Any]):
                 "being the same"
             )
         self._stream = dataset
-        self._start: StartingPoint | None = None
-        self._yielded = 0
+        self._pass: _Pass | None = None
+        self._interleaved = False
         self._drop_last = options.get("drop_last", False)
         if isinstance(dataset, StreamingParquetLoader):
             if columnar or options.get("drop_last"):
@@ -128,9 +130,8 @@ class StreamingDataLoader(DataLoader[Any]):
             if options.get("collate_fn") is not None:
                 raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
             options["collate_fn"] = as_tensors
-            # torch drops nothing where it does not batch.
-            options["drop_last"] = False
-            self._init(_Columns(dataset, batch_size if self._drop_last else 1), None, options)
+            options["drop_last"] = False  # torch drops nothing where it does not batch; see _most
+            self._init(_Columns(dataset), None, options)
         else:
             if options.get("collate_fn") is None:
                 options["collate_fn"] = collate
@@ -149,34 +150,62 @@ class StreamingDataLoader(DataLoader[Any]):
         self._iterator = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self._start, self._yielded = self._stream.upcoming(), 0
+        self._interleaved = False
+        current = self._pass = _Pass(self._stream.upcoming())
         pid = os.getpid()
         batches = super().__iter__()
         try:
-            for batch in batches:
-                self._yielded += 1
+            for batch in islice(batches, self._most(current.start)):
+                current.yielded += 1
                 yield batch
                 if self.num_workers and pid != os.getpid():
                     raise StateError(
                         "the DataLoader workers of this iteration serve the process that this one was forked from: begin "
                         "another iteration in this process"
                     )
+                if self._pass is not current:
+                    self._interleaved = True
         finally:
             if pid != os.getpid():
                 _abandoned.append(batches)
-        self._start = None
+        current.ended = True
+
+    def _most(self, start: StartingPoint) -> int | None:
+        """Batches to yield from ``start`` where partial ones are left out; by torch's rule alone ranks may end apart."""
+        if not self._drop_last or not isinstance(self._stream, StreamingDataset):
+            return None
+        feed, size = self._stream.feed, self._stream.batch_size or 1
+        steps = feed.plan(start, size).full_steps
+        if not steps and not start.position and self._stream.epoch_size:
+            raise ConfigError(
+                f"drop_last=True leaves nothing of epoch {start.epoch}: its {self._stream.epoch_size} samples do not make a "
+                f"batch of {size} for every rank. Use a smaller batch_size, fewer ranks or more samples"
+            )
+        return steps
 
     def __len__(self) -> int:
         if isinstance(self._stream, StreamingParquetLoader):
             return len(self._stream)
         size = self._stream.batch_size or 1
-        return (len(self._stream) + (0 if self._drop_last else size - 1)) // size
+        upcoming = self._stream.upcoming()
+        plan = self._stream.feed.plan(StartingPoint(upcoming.epoch, terms=upcoming.terms), size)
+        return plan.full_steps if self._drop_last else len(plan)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, by the batches that this loader has yielded."""
-        if self._start is None:
+        """Where training is, by the batches that this loader has yielded.
+
+        Raises:
+            StateError: two iterations over this loader take turns; or this rank has ended an epoch of which other ranks have
+                more (``remainder="uneven"``).
+        """
+        if self._interleaved:
+            raise StateError(
+                "two iterations over this loader take turns, and a state is of one: go on with one of them alone, or use a "
+                "dataset and a loader for each"
+            )
+        if self._pass is None:
             return self._stream.state_dict()
-        return self._stream.state_after(self._start, self._yielded)
+        return self._stream.state_after(self._pass.start, self._pass.yielded, ended=self._pass.ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, with the next iteration.
@@ -189,7 +218,22 @@ class StreamingDataLoader(DataLoader[Any]):
                 "this state was taken inside a batch, by iterating over samples: a loader can only go on between batches"
             )
         self._stream.load_state_dict(state)
-        self._start = None
+        self._pass, self._interleaved = None, False
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One iteration over a loader.
+
+    Attributes:
+        start: where it began.
+        yielded: batches that were handed out.
+        ended: whether the consumer was told that there are no more.
+    """
+
+    start: StartingPoint
+    yielded: int = 0
+    ended: bool = False
 
 
 # Iterators of the parent's, in a process that was forked from it: their finalisers would end its workers.
@@ -233,14 +277,10 @@ def _check(options: LoaderOptions) -> None:
 
 
 class _Columns(IterableDataset[Batch]):
-    """A dataset's batches, those of at least so many samples, as the items of a DataLoader that does not batch."""
+    """A dataset's batches as the items of a DataLoader that does not batch."""
 
-    def __init__(self, dataset: StreamingDataset, least: int) -> None:
+    def __init__(self, dataset: StreamingDataset) -> None:
         self._dataset = dataset
-        self._least = least
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._dataset.batches()
-        if self._least <= 1:
-            return batches
-        return (batch for batch in batches if len(next(iter(batch.values()), ())) >= self._least)
+        return self._dataset.batches()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -149,7 +149,7 @@ class Feed:
         return self._session.begin(worker, seat)
 
     def _run(self, point: StartingPoint, seat: Seat) -> Run:
-        run = self.course.run(leg_of(point), seat)
+        run = self._session.run(point, seat)
         if run.plan.padding and run.plan.rank == 0:
             native = "like" not in self.course.as_dict()["order"]  # others' orders always repeat some
             logger.warning(
@@ -200,6 +200,10 @@ class Feed:
         """Where the next iteration begins."""
         return self._session.upcoming()
 
+    def check_alone(self) -> None:
+        """See that no copy of this in another process has begun to iterate."""
+        self._session.check_alone()
+
     def state(self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True) -> dict[str, Any]:
         """The state by what this object has delivered, or after ``samples`` of the epoch, or of this run of it."""
         worker = LoaderWorker.detect()
@@ -210,22 +214,19 @@ class Feed:
             return self._session.state(self._session.here(), seat)
         return self._session.state(self._session.after(samples, seat, from_beginning=from_beginning), seat)
 
-    def state_after(self, start: StartingPoint, batches: int, batch_size: int) -> dict[str, Any]:
-        """The state after ``batches`` batches of every rank in an iteration that began at ``start``."""
-        seat = self.seat(batch_size)
-        start = self._session.settled(start, seat)
-        plan = self.course.run(leg_of(start), seat).plan
-        position = plan.position_after(batches)
-        if position >= plan.end:
-            return self._session.state(StartingPoint(start.epoch + 1, terms=start.terms), seat)
-        return self._session.state(replace(start, position=position, partial=0), seat)
+    def state_after(
+        self, start: StartingPoint, batches: int, batch_size: int, *, ended: bool = False
+    ) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
+        return self._session.state_after(start, batches, self.seat(batch_size), ended=ended)
 
-    def load(self, state: Mapping[str, Any], batch_size: int, *, change_streams: bool = False) -> None:
+    def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
         """Make the next iteration go on where ``state`` was taken, or begin a new epoch with other streams."""
         if change_streams:
             self._session.change(state)
         else:
-            self._session.load(state, LoaderWorker.detect(), self.seat(batch_size))
+            known = batch_size is not None
+            self._session.load(state, LoaderWorker.detect(), self.seat(batch_size or 1), check=known)
 
     def close(self) -> None:
         """Stop fetching and let go of all files."""

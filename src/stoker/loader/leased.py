@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from typing import Any, Final
@@ -23,6 +24,8 @@ from stoker.loader.splitreader import Piece, SplitReader
 from stoker.order.native import NativeCourse
 
 __all__ = ["Leased"]
+
+logger = logging.getLogger(__name__)
 
 _LOOK: Final = 0.25
 
@@ -201,6 +204,8 @@ class Leased:
         with self._lock:
             self._leave()
             self._splits = Splits(self._course, epoch, self._config.world_size)
+            if not self._splits.total:
+                logger.warning("epoch %d has no samples: there are none in the dataset, or its subset leaves none", epoch)
             self._ledger = Ledger(self._rows.counts)
             self._piece = None
             self._last = range(0)

@@ -19,7 +19,7 @@ from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.progress import StartingPoint
 from stoker.loader.reading import Rows
-from stoker.loader.session import Delivery
+from stoker.loader.session import Delivery, check_not_empty, others_have_more, run_from
 from stoker.loader.state import leg_of, make_state, read_state
 from stoker.order.course import Course, Run, Seat
 from stoker.order.native import NativeCourse
@@ -88,7 +88,8 @@ class _Reader:
 def _most_steps(course: Course, point: StartingPoint, seat: Seat) -> int:
     """Steps of the rank that has most."""
     leg = leg_of(replace(point, terms=course.terms(leg_of(point), seat)))
-    return max(len(course.run(leg, replace(seat, rank=rank)).plan) for rank in range(seat.world_size))
+    longest = course.run(leg, seat).plan.longest
+    return len(course.run(leg, replace(seat, rank=longest)).plan)
 
 
 class Lockstep:
@@ -210,6 +211,7 @@ class Lockstep:
             self._point = self._here()
             self._restart()
         if self._ahead is None:
+            check_not_empty(self._course, self._point, self._run, self._seat)
             reader = _Reader(self._rows, self._course, self._config, self._seat, self._point, self._run)
             room = self._config.prefetch_buffer_size
             self._ahead = Ahead(reader.items(), lambda item: item.count, room, self._rows.counts)
@@ -223,6 +225,8 @@ class Lockstep:
         state = make_state(self._course, point, self._seat)
         position = int(state["position"])
         order = state["order"]
+        if self._ended_first:
+            state["ended"] = True
         return Checkpoint(
             kind="lockstep",
             epoch=int(state["epoch"]),
@@ -252,16 +256,34 @@ class Lockstep:
                 f"the checkpoint is of rank {checkpoint.rank} of {checkpoint.world_size}, this loader is rank {ours}: pass "
                 "any_rank=True if all ranks were in step when it was taken"
             )
-        point, self._course = read_state(checkpoint.state, self._course, self._seat)
+        point, course = read_state(checkpoint.state, self._course, self._seat)
         if (checkpoint.epoch, checkpoint.position) != (point.epoch, point.position):
             raise StateError(
                 f"the checkpoint says epoch {checkpoint.epoch}, position {checkpoint.position}, and its state epoch "
                 f"{point.epoch}, position {point.position}: it was changed"
             )
+        theirs, ours = (checkpoint.rank, checkpoint.world_size), (self._config.rank, self._config.world_size)
+        if checkpoint.state.get("ended") and theirs != ours:
+            raise StateError(
+                f"the checkpoint is of rank {checkpoint.rank}, which had ended epoch {point.epoch} before others, and does not "
+                "know how far they were: use that of the rank that has most samples, or each rank's own"
+            )
+        run_from(course, replace(point, terms=course.terms(leg_of(point), self._seat)), self._seat)
+        self._course = course
         self._close_ahead()
         self._begin(point)
+        if point.position and not self._run.plan.samples:
+            # Nothing is left for this rank: what comes next is the next epoch.
+            self.finished = self._config.ends != "join" or not _most_steps(course, self._point, self._seat)
+
+    @property
+    def _ended_first(self) -> bool:
+        """Whether this rank has ended the epoch, and others have more."""
+        return self.finished and self._config.ends != "join" and others_have_more(self._run.plan)
 
     def _here(self) -> StartingPoint:
+        if self._ended_first:
+            return replace(self._point, position=self._run.plan.position_after(len(self._run.plan)), partial=0)
         if self.finished:
             return StartingPoint(self._point.epoch + 1, terms=self._point.terms)
         if self._fillers:

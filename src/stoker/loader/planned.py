@@ -179,8 +179,18 @@ class Planned:
     # -- where it is -----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
-        """Where all ranks go on after the steps that were delivered, and the plan."""
+        """Where all ranks go on after the steps that were delivered, and the plan.
+
+        Raises:
+            StateError: this rank has ended, as it was left out of the plan, and others go on.
+        """
         position = self._position
+        plan = self._current.plan
+        if self.finished and position < plan.end:
+            raise StateError(
+                f"rank {self._config.rank} was left out of the plan of epoch {self.epoch} from position {position} on, and "
+                f"does not know how far the others are: take the checkpoint of rank {plan.generations[-1].ranks[0]}"
+            )
         return Checkpoint(
             kind="planned",
             epoch=self.epoch,
@@ -234,6 +244,7 @@ class Planned:
             plan = PlanLog(end, plan.step, (*kept, Generation(position, *_equal_or_given(config))), plan.horizon)
         self.close()
         self._begin(checkpoint.epoch, position, plan.generations[-1], plan)
+        self.finished = position >= end
 
     def _end(self, splits: Splits) -> int:
         return splits.total // self._step * self._step

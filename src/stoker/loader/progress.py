@@ -17,16 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.sharedfile import SharedFile, spawning
+from stoker.order.course import Terms
 
 __all__ = ["EpochClock", "StartingPoint"]
 
 _BYTES = 4096
 # Places of the shared int64 numbers.
-_NEXT, _RESUME_EPOCH, _RESUME_POSITION, _RESUME_PARTIAL, _RESUME_TERMS, _RECORDS = 0, 1, 2, 3, 4, 7
+_NEXT, _RESUME_EPOCH, _RESUME_POSITION, _RESUME_PARTIAL, _RESUME_TERMS, _RECORDS, _BEGINNINGS = 0, 1, 2, 3, 4, 10, 11
 # Then records, the newest written over the oldest: which pass of which workers began which epoch where, and a bit for
 # each worker that has begun it.
-_FIRST_RECORD = 8
-_TOKEN, _PASS, _EPOCH, _POSITION, _PARTIAL, _TERMS, _BEGUN = 0, 1, 2, 3, 4, 5, 8
+_FIRST_RECORD = 16
+_TOKEN, _PASS, _EPOCH, _POSITION, _PARTIAL, _TERMS, _BEGUN = 0, 1, 2, 3, 4, 5, 11
 _RECORD_LENGTH = 16
 _RECORDS_KEPT = (_BYTES // 8 - _FIRST_RECORD) // _RECORD_LENGTH
 _WORKER_BITS = 64 * (_RECORD_LENGTH - _BEGUN)
@@ -40,26 +41,32 @@ class StartingPoint:
         epoch: the epoch's number.
         position: first position of the epoch that is delivered.
         partial: samples of the first batch that each rank has already had; 0 where a state was taken between batches.
-        terms: three numbers that a loaded state brought along: what the order rests on beside the settings at hand, such
-            as the world in which the epoch began. Zeros where there is nothing to say. They are handed on to all later
+        terms: three to six numbers that a loaded state brought along: what the order rests on beside the settings at hand,
+            such as the world in which the epoch began. Zeros where there is nothing to say. They are handed on to all later
             epochs; whoever reads them knows for how long they hold.
     """
 
     epoch: int
     position: int = 0
     partial: int = 0
-    terms: tuple[int, int, int] = (0, 0, 0)
+    terms: Terms = (0, 0, 0)
 
 
-def _three(numbers: NDArray[np.int64]) -> tuple[int, int, int]:
-    first, second, third = numbers.tolist()
-    return first, second, third
+def _to_terms(numbers: NDArray[np.int64]) -> Terms:
+    """Without the zeros behind them, but three at least."""
+    given = np.flatnonzero(numbers)
+    return tuple(numbers[: max(3, int(given[-1]) + 1 if given.size else 0)].tolist())
+
+
+def _filled(terms: Terms) -> Terms:
+    return (*terms, *[0] * (_BEGUN - _TERMS - len(terms)))
 
 
 class EpochClock:
     """Counts epochs for a data set and all copies of it in forked or spawned child processes."""
 
     _passes: tuple[int, int, int]
+    _seen: int
 
     def __init__(self) -> None:
         self._attach(SharedFile("stoker-epoch", _BYTES))
@@ -85,10 +92,10 @@ class EpochClock:
                 record = self._record(shared, int(shared[_RECORDS]))
                 shared[_RECORDS] += 1
                 record[:] = 0
-                record[:_BEGUN] = token, number, point.epoch, point.position, point.partial, *point.terms
+                record[:_BEGUN] = token, number, point.epoch, point.position, point.partial, *_filled(point.terms)
             if worker is not None and worker < _WORKER_BITS:
                 record[_BEGUN:].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
-            terms = _three(record[_TERMS:_BEGUN])
+            terms = _to_terms(record[_TERMS:_BEGUN])
             return StartingPoint(int(record[_EPOCH]), int(record[_POSITION]), int(record[_PARTIAL]), terms)
 
     def adopt(self, token: int | None, epoch: int) -> None:
@@ -97,6 +104,17 @@ class EpochClock:
             if token is not None:
                 self._count_pass(token)
             shared[_NEXT] = max(int(shared[_NEXT]), epoch + 1)
+            self._count_beginning(shared)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process has begun an epoch since this one did, or loaded a state."""
+        with self._locked() as shared:
+            return int(shared[_BEGINNINGS]) == self._seen
+
+    def _count_beginning(self, shared: NDArray[np.int64]) -> None:
+        shared[_BEGINNINGS] += 1
+        self._seen = int(shared[_BEGINNINGS])
 
     def _count_pass(self, token: int) -> int:
         """Number of this process's pass among those of its set of workers, from 0."""
@@ -109,6 +127,7 @@ class EpochClock:
     def _take_next(self, shared: NDArray[np.int64]) -> StartingPoint:
         point = self._point(shared, int(shared[_NEXT]))
         shared[_NEXT] += 1
+        self._count_beginning(shared)
         return point
 
     def _find(self, shared: NDArray[np.int64], token: int, number: int, worker: int | None) -> NDArray[np.int64] | None:
@@ -132,7 +151,7 @@ class EpochClock:
     @staticmethod
     def _point(shared: NDArray[np.int64], epoch: int) -> StartingPoint:
         resumed = int(shared[_RESUME_EPOCH])
-        terms = _three(shared[_RESUME_TERMS:_RECORDS]) if 0 <= resumed <= epoch else (0, 0, 0)
+        terms = _to_terms(shared[_RESUME_TERMS:_RECORDS]) if 0 <= resumed <= epoch else (0, 0, 0)
         if epoch == resumed:
             return StartingPoint(epoch, int(shared[_RESUME_POSITION]), int(shared[_RESUME_PARTIAL]), terms)
         return StartingPoint(epoch, terms=terms)
@@ -154,7 +173,8 @@ class EpochClock:
             shared[_RESUME_EPOCH] = point.epoch
             shared[_RESUME_POSITION] = point.position
             shared[_RESUME_PARTIAL] = point.partial
-            shared[_RESUME_TERMS:_RECORDS] = point.terms
+            shared[_RESUME_TERMS:_RECORDS] = _filled(point.terms)
+            self._seen = int(shared[_BEGINNINGS])
 
     @contextmanager
     def _locked(self) -> Iterator[NDArray[np.int64]]:
@@ -164,17 +184,20 @@ class EpochClock:
     def _attach(self, file: SharedFile) -> None:
         self._file = file
         self._passes = 0, 0, 0
+        self._seen = 0
         self._shared: NDArray[np.int64] = np.frombuffer(file.map(_BYTES), dtype=np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
         if spawning():
-            return {"file": self._file}
+            return {"file": self._file, "seen": self._seen}
         return {"numbers": self._shared.tolist()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "file" in state:
             self._attach(state["file"])
+            self._seen = state["seen"]
         else:
             # Sent by other means (to another host, say): a clock of its own that shows the same time.
             EpochClock.__init__(self)
             self._shared[:] = state["numbers"]
+            self._seen = int(self._shared[_BEGINNINGS])

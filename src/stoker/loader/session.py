@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import operator
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.dataset.samples import SampleRun
-from stoker.errors import StateError
+from stoker.errors import ConfigError, StateError
 from stoker.loader.progress import EpochClock, StartingPoint
 from stoker.loader.state import leg_of, make_state, read_changed, read_state
-from stoker.order.course import Course, Seat
+from stoker.order.course import Course, Run, Seat
 from stoker.order.protocols import Plan
 
-__all__ = ["Delivery", "Session"]
+__all__ = ["Delivery", "Session", "check_not_empty", "others_have_more", "run_from"]
+
+logger = logging.getLogger(__name__)
+
+_ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
 
 
 class Delivery:
@@ -64,10 +70,59 @@ class Delivery:
         inside = count - full * plan.batch_size
         if full == plan.full_batches and inside and count >= plan.samples:
             full, inside = len(plan), 0  # all of the last, partial batch
+        if not count:
+            return self.point
         position = plan.position_after(full)
         if position >= plan.end and not inside:
             return StartingPoint(self.point.epoch + 1, terms=self.point.terms)
         return replace(self.point, position=position, partial=inside)
+
+
+def run_from(course: Course, point: StartingPoint, seat: Seat) -> Run:
+    """What a reader reads from ``point`` to its epoch's end.
+
+    Raises:
+        StateError: a state was taken there which this world can not go on from; says why.
+        ConfigError: settings that do not go together, or an epoch whose samples are all left out.
+    """
+    leg = leg_of(point)
+    try:
+        run = course.run(leg, seat)
+    except ConfigError as error:
+        if not point.position:
+            raise
+        raise StateError(
+            f"the state was taken at position {point.position} of epoch {point.epoch}, from which {seat.world_size} ranks "
+            f"with batch_size {seat.batch_size} can not go on: {error}"
+        ) from error
+    check_not_empty(course, point, run, seat)
+    return run
+
+
+def others_have_more(plan: Plan) -> bool:
+    """Whether other ranks still have batches when this one has had all of its own."""
+    return plan.position_after(len(plan)) < plan.end
+
+
+def check_not_empty(course: Course, point: StartingPoint, run: Run, seat: Seat) -> None:
+    """See that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
+
+    Raises:
+        ConfigError: all of its samples are left out. If it has none at all, that is logged.
+    """
+    if point.position or len(run.plan):
+        return
+    if not course.epoch_size:
+        logger.warning(
+            "epoch %d has no samples: there are none in the dataset, or subset=, filters= or the streams' weights leave none",
+            point.epoch,
+        )
+    elif not len(course.run(leg_of(point), replace(seat, rank=run.plan.longest)).plan):
+        raise ConfigError(
+            f"epoch {point.epoch} has no batch for any of {seat.world_size} ranks with batch_size {seat.batch_size}: what does "
+            "not fill a batch of every rank is left out (by remainder='drop' or batching_method=), or what does not fill a row "
+            "of tokens. Use a smaller batch_size, fewer ranks or more samples, remainder='pad', or pad_id= for tokens"
+        )
 
 
 class Session:
@@ -75,12 +130,16 @@ class Session:
 
     Args:
         course: what is read.
+        all_ended: how a user says that all ranks have ended an epoch, for errors.
     """
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, all_ended: str = _ALL_ENDED) -> None:
         self.course = course
+        self._all_ended = all_ended
         self._clock = EpochClock()
         self._delivery: Delivery | None = None
+        # Iterations that were left for a later one, and how many samples of each had been delivered by then.
+        self._left: list[tuple[weakref.ref[Delivery], int]] = []
         self._resumed: tuple[StartingPoint, int] | None = None
 
     def upcoming(self) -> StartingPoint:
@@ -100,8 +159,15 @@ class Session:
         """The point with the terms that hold for the rest of its epoch, as begun, or gone on with, in this world."""
         return replace(point, terms=self.course.terms(leg_of(point), seat))
 
+    def run(self, point: StartingPoint, seat: Seat) -> Run:
+        """What this process reads from ``point`` on; see :func:`run_from`."""
+        return run_from(self.course, point, seat)
+
     def deliver(self, point: StartingPoint, plan: Plan, begun: int) -> Delivery:
         """The iteration that states speak of from now on."""
+        self._left = [(left, count) for left, count in self._left if left() is not None]
+        if self._delivery is not None and not self._delivery.finished:
+            self._left.append((weakref.ref(self._delivery), self._delivery.samples))
         self._delivery = Delivery(point, plan, begun)
         return self._delivery
 
@@ -109,22 +175,104 @@ class Session:
         """The state at ``point``."""
         return make_state(self.course, point, seat)
 
+    def check_alone(self) -> None:
+        """See that only this object delivers.
+
+        Raises:
+            StateError: copies in other processes have begun to iterate.
+        """
+        if not self._clock.alone:
+            raise StateError(
+                "copies of this dataset in other processes (workers of a DataLoader) have begun to iterate, and run ahead of "
+                "what training has had, which is not known here. Use StreamingDataLoader and its state_dict(), or say how "
+                "many samples of the epoch all ranks together have had: state_dict(num_samples=...)"
+            )
+
     def here(self) -> StartingPoint:
-        """Where to go on from, by what this object has delivered."""
+        """Where to go on from, by what this object has delivered.
+
+        Raises:
+            StateError: it can not know: copies in other processes iterate, two iterations take turns, or other ranks have
+                more batches than this one, which has had all of its own.
+        """
+        self.check_alone()
+        if any((other := left()) is not None and (other.finished or other.samples != n) for left, n in self._left):
+            raise StateError(
+                "two iterations over this dataset take turns, and a state is of one: go on with one of them alone, or use a "
+                "dataset object for each"
+            )
         delivery = self._delivery
-        return self._clock.peek() if delivery is None or delivery.finished else delivery.here()
+        if delivery is None:
+            return self._clock.peek()
+        return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
 
     def after(self, samples: int, seat: Seat, *, from_beginning: bool) -> StartingPoint:
-        """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it."""
-        if self._delivery is not None:
+        """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it.
+
+        Raises:
+            StateError: no run has got to where that is.
+        """
+        if samples < 0:
+            raise StateError(f"num_samples must be at least 0, got {samples}")
+        if not self._clock.alone:
+            # Workers iterate: the epoch that they are in is the last that has begun.
+            begun = self._clock.started(self._clock.peek().epoch - 1)
+        elif self._delivery is not None:
             begun = self._delivery.point
         else:
-            # Workers iterate: the epoch that they are in is the last that has begun.
-            upcoming = self._clock.peek()
-            begun = self._clock.started(upcoming.epoch - 1) if upcoming.epoch else upcoming
-        position = samples + (0 if from_beginning else begun.position)
-        point = replace(self.settled(begun, seat), position=position, partial=0)
-        return replace(point, position=self.course.epoch_size) if self.course.beyond(leg_of(point)) else point
+            begun = self._clock.peek()
+        begun = self.settled(begun, seat)
+        taken = samples - (begun.position if from_beginning else 0)
+        if not taken:
+            return replace(begun, partial=0)
+        if taken < 0:
+            return replace(begun, position=samples, partial=0)
+        plan = self.course.run(leg_of(begun), seat).plan
+        try:
+            position = plan.position_at(taken)
+        except ConfigError as error:
+            raise StateError(f"num_samples={samples}: {error}") from error
+        if position >= plan.end:
+            return StartingPoint(begun.epoch + 1, terms=begun.terms)
+        return replace(begun, position=position, partial=0)
+
+    def state_after(self, start: StartingPoint, batches: int, seat: Seat, *, ended: bool = False) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
+
+        Args:
+            start: where it began.
+            batches: how many of this rank's were delivered.
+            seat: this rank.
+            ended: whether this rank was then told that there are no more.
+
+        Raises:
+            StateError: it has ended, and other ranks have more.
+        """
+        start = self.settled(start, seat)
+        if not batches and not ended:
+            return self.state(start, seat)
+        plan = self.course.run(leg_of(start), seat).plan
+        if ended:
+            return self.state(self.after_epoch(start, plan), seat)
+        position = plan.position_after(batches)
+        if position >= plan.end:
+            return self.state(StartingPoint(start.epoch + 1, terms=start.terms), seat)
+        return self.state(replace(start, position=position, partial=0), seat)
+
+    def after_epoch(self, point: StartingPoint, plan: Plan) -> StartingPoint:
+        """Where to go on after an iteration over ``plan``, begun at ``point``, was told of its end.
+
+        Raises:
+            StateError: other ranks have more batches than this one.
+        """
+        if others_have_more(plan):
+            raise StateError(
+                f"rank {plan.rank} has had all of its {len(plan)} batches of epoch {point.epoch}, and other ranks have more: "
+                f"how many of them were delivered is not known here. Take the state of rank {plan.longest}, which has most; "
+                f"or, when all ranks have ended the epoch, {self._all_ended}; or let all ranks end together with "
+                "remainder='pad' or 'drop'"
+            )
+        return StartingPoint(point.epoch + 1, terms=point.terms)
 
     def worker_state(self, worker: LoaderWorker, seat: Seat) -> dict[str, Any]:
         """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
@@ -138,11 +286,18 @@ class Session:
         own = {"number": worker.number, "count": worker.count, "batches": batches}
         return {**self.state(begun, seat), "worker": own}
 
-    def load(self, state: Mapping[str, Any], worker: LoaderWorker, seat: Seat) -> None:
+    def load(self, state: Mapping[str, Any], worker: LoaderWorker, seat: Seat, *, check: bool = True) -> None:
         """Make the next iteration go on where ``state`` was taken.
 
+        Args:
+            state: of :meth:`state`.
+            worker: this process.
+            seat: likewise.
+            check: whether the batch size is known, to see that this world can go on from there.
+
         Raises:
-            StateError: it belongs to another data set, to other order settings, or to another worker.
+            StateError: it belongs to another data set, to other order settings, or to another worker, or this world can not
+                go on from there.
         """
         own = state.get("worker") if isinstance(state, Mapping) else None
         if own is not None and not (
@@ -155,12 +310,15 @@ class Session:
                 f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can go on "
                 "from. States of StreamingDataLoader fit any number of workers"
             )
-        point, self.course = read_state(state, self.course, seat)
+        point, course = read_state(state, self.course, seat)
+        if check:
+            run_from(course, self.settled(point, seat), seat)
+        self.course = course
         if own is not None:
             self._resumed = point, own["batches"]
         else:
             self._clock.load(point)
-        self._delivery = None
+        self._forget()
 
     def change(self, state: Mapping[str, Any]) -> None:
         """Begin a new epoch, with other streams than those of ``state``.
@@ -170,8 +328,11 @@ class Session:
         """
         point, self.course = read_changed(state, self.course)
         self._clock.load(point)
-        self._delivery = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._delivery, self._left = None, []
 
     def __getstate__(self) -> dict[str, Any]:
         # What was delivered here was not delivered by the copy.
-        return {**self.__dict__, "_delivery": None}
+        return {**self.__dict__, "_delivery": None, "_left": []}

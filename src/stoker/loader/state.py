@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stoker.errors import StateError
 from stoker.loader.progress import StartingPoint
-from stoker.order.course import Course, Leg, Seat
+from stoker.order.course import Course, Leg, Seat, Terms
 
 __all__ = ["STATE_VERSION", "leg_of", "make_state", "read_changed", "read_state"]
 
@@ -50,6 +50,7 @@ def make_state(course: Course, point: StartingPoint, seat: Seat) -> dict[str, An
             "samples": point.partial,
             "batch_size": seat.batch_size,
             "world_size": seat.world_size,
+            "ranks_per_node": seat.ranks_per_node,
         }
     return state | course.write_foreign(leg, seat)
 
@@ -84,11 +85,13 @@ def read_state(state: Mapping[str, Any], course: Course, seat: Seat) -> tuple[St
         course = course.continued(*_origin(origin))
     if not inside:
         return point, course
-    samples, batch_size, world_size = inside
-    if (batch_size, world_size) != (seat.batch_size, seat.world_size):
+    samples, batch_size, world_size, per_node = inside
+    # Which samples of a batch are a rank's depends on nodes only where the order is mosaicml-streaming's.
+    ours = seat.ranks_per_node if "like" in theirs["order"] else per_node
+    if (batch_size, world_size, per_node) != (seat.batch_size, seat.world_size, ours):
         raise StateError(
-            f"this state was taken inside a batch, {samples} samples into it, with batch_size "
-            f"{batch_size} on {world_size} ranks; here they are {seat.batch_size} and {seat.world_size}. Take "
+            f"this state was taken inside a batch, {samples} samples into it, with batch_size {batch_size} on {world_size} "
+            f"ranks, {per_node} a node; here they are {seat.batch_size}, {seat.world_size} and {seat.ranks_per_node}. Take "
             "states between batches to resume on another cluster"
         )
     if not samples < batch_size:
@@ -179,6 +182,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
+_PARTIAL: Final = ("samples", "batch_size", "world_size", "ranks_per_node")
 _NO_STATE: Final = "this is no state of a StreamingDataset: it has no version"
 
 
@@ -191,20 +195,22 @@ def _check_kind(state: Mapping[str, Any]) -> None:
 
 def _fields(
     state: Mapping[str, Any],
-) -> tuple[dict[str, dict[str, Any]], int, int, tuple[int, int, int], tuple[int, ...]]:
+) -> tuple[dict[str, dict[str, Any]], int, int, Terms, tuple[int, ...]]:
     """A state's settings, epoch, position, terms, and what it says about the inside of a batch."""
     try:
         epoch, position = state["epoch"], state["position"]
         theirs = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
-        first, second, third = state.get("terms") or (0, 0, 0)
+        terms = tuple(state.get("terms") or (0, 0, 0))
         partial = state.get("partial")
-        inside = () if partial is None else tuple(partial[key] for key in ("samples", "batch_size", "world_size"))
-        numbers = [epoch, position, first, second, third, *inside]
+        inside = () if partial is None else tuple(partial[key] for key in _PARTIAL)
+        numbers = [epoch, position, *terms, *inside]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
-    return theirs, epoch, position, (first, second, third), inside
+    if not 3 <= len(terms) <= 6:
+        raise StateError(f"this state's terms must be three to six numbers, found {len(terms)}")
+    return theirs, epoch, position, terms, inside
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:

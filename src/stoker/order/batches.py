@@ -68,6 +68,16 @@ class BatchPlan:
         return (self.end - self.start) // self.global_batch_size
 
     @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank."""
+        return self.full_batches
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        return 0
+
+    @property
     def tail(self) -> int:
         """Samples of the last, partial global batch, before ``remainder`` is applied."""
         return (self.end - self.start) % self.global_batch_size
@@ -92,6 +102,12 @@ class BatchPlan:
         if self.remainder == "drop" and batches >= self.full_batches:
             return self.end
         return min(self.start + batches * self.global_batch_size, self.end)
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together."""
+        if self.remainder == "drop" and samples >= self.full_batches * self.global_batch_size:
+            return self.end
+        return min(self.start + samples, self.end)
 
     def positions(self, first: int, last: int, step: int = 1) -> Ids:
         """Positions of this rank's full batches ``first, first + step, ...`` below ``last``.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from stoker.errors import ConfigError
 from stoker.order.protocols import Order, Plan
 
-__all__ = ["Course", "Leg", "Run", "Seat"]
+__all__ = ["Course", "Leg", "Run", "Seat", "Terms"]
+
+Terms: TypeAlias = tuple[int, ...]
+"""Three to six numbers from 0 that a state says beside its settings; which ones is the course's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Leg:
 
     epoch: int
     position: int = 0
-    terms: tuple[int, int, int] = (0, 0, 0)
+    terms: Terms = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Course(Protocol):
         """What a reader reads."""
         ...
 
-    def terms(self, leg: Leg, seat: Seat) -> tuple[int, int, int]:
+    def terms(self, leg: Leg, seat: Seat) -> Terms:
         """What a state of this leg must say beside :meth:`as_dict`, for its rest to be delivered as it was begun."""
         ...
 

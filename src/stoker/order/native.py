@@ -18,7 +18,7 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.order.batches import BatchPlan
 from stoker.order.bijection import mix
-from stoker.order.course import Leg, Run, Seat
+from stoker.order.course import Leg, Run, Seat, Terms
 from stoker.order.device import DevicePlan
 from stoker.order.divided import Divided, check_batch
 from stoker.order.incumbent.sampling import StreamWeight
@@ -189,11 +189,11 @@ class NativeCourse:
         if leg.position > self._epoch_size:
             raise ConfigError(f"position {leg.position} is not in an epoch of {self._epoch_size}")
         if self.settings.partition.static:
-            home, batch, _ = self.terms(leg, seat)
+            home, batch = self.terms(leg, seat)[:2]
             return self._divided.run(leg, seat, home, batch)
         return self._run_elastic(leg, seat)
 
-    def terms(self, leg: Leg, seat: Seat) -> tuple[int, int, int]:
+    def terms(self, leg: Leg, seat: Seat) -> Terms:
         """The world and the batch size that the epoch was begun with, where its order hangs on them."""
         if not self.settings.partition.static and self._batching not in ("per_stream", "device_per_stream"):
             return 0, 0, 0
@@ -218,7 +218,7 @@ class NativeCourse:
 
     def _run_elastic(self, leg: Leg, seat: Seat) -> Run:
         batching = self._batching
-        world, batch, _ = self.terms(leg, seat)
+        world, batch = self.terms(leg, seat)[:2]
         unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1)
         pieces = self._pieces(leg.epoch, unit, shared=batching == "per_stream")
         common: dict[str, Any] = {

@@ -73,12 +73,24 @@ class PartPlan:
     @property
     def samples(self) -> int:
         """Number of samples that this rank takes, repeated ones included."""
-        return self._stop() - self.start_round
+        return self._stop(self._size) - self.start_round
 
     @property
     def full_batches(self) -> int:
         """Number of this rank's batches that have ``batch_size`` samples."""
         return self.samples // self.batch_size
+
+    @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank, unless ``"uneven"``."""
+        if self.remainder == "uneven":
+            return self.full_batches
+        return (self._stop(self.rounds.smallest) - self.start_round) // self.batch_size
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        return self.rounds.largest_part
 
     @property
     def tail(self) -> int:
@@ -107,6 +119,24 @@ class PartPlan:
             return self.end
         return self.rounds.position_of_round(number)
 
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted.
+
+        Raises:
+            ConfigError: some of them are repeated, and this is no whole number of steps.
+        """
+        start, step = self.rounds.position_of_round(self.start_round), self.batch_size * self.world_size
+        if self.remainder == "drop" and samples >= len(self) * step:
+            return self.end
+        if not self.padding or samples >= self.end - start + self.padding:
+            return min(start + samples, self.end)
+        if samples % step:
+            raise ConfigError(
+                f"{samples} samples are no whole number of steps of {step} samples, and ranks whose part has ended repeat "
+                "theirs, so it is not known which were delivered: take states between steps"
+            )
+        return self.position_after(samples // step)
+
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
         """This rank's batches, or those of one of its loader workers, as places, several at a time.
 
@@ -119,18 +149,18 @@ class PartPlan:
             starts = self.start_round + batches * self.batch_size
             yield list(self._places(starts[:, None] + np.arange(self.batch_size)))
         if full < len(self) and full % workers == worker and skip <= full // workers:
-            yield [self._places(np.arange(self.start_round + full * self.batch_size, self._stop()))]
+            yield [self._places(np.arange(self.start_round + full * self.batch_size, self._stop(self._size)))]
 
     def _places(self, numbers: Ids) -> Ids:
         """Places of samples of the part, counted on from its beginning where it has ended."""
-        if self._stop() > self._size:
+        if self._stop(self._size) > self._size:
             numbers = numbers % self._size
         places: Ids = numbers | self.rank << PART_BITS
         return places
 
-    def _stop(self) -> int:
-        """One past the last sample of this rank's part, counted on where it repeats."""
-        size = max(self.start_round, self._size)
+    def _stop(self, size: int) -> int:
+        """One past the last sample that is taken of a part of ``size``, counted on where it repeats."""
+        size = max(self.start_round, size)
         if self.remainder == "uneven":
             return size
         if self.remainder == "drop":
@@ -187,6 +217,16 @@ class DealtPlan:
         return self.plan.full_batches
 
     @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank."""
+        return self.plan.full_steps
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        return self.plan.longest
+
+    @property
     def tail(self) -> int:
         """Samples of the last, partial global batch."""
         return self.plan.tail
@@ -203,6 +243,10 @@ class DealtPlan:
     def position_after(self, batches: int) -> int:
         """The position that a resume starts from after ``batches`` batches of every rank."""
         return self.plan.position_after(batches)
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together."""
+        return self.plan.position_at(samples)
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
         """This rank's batches as places; see :meth:`stoker.order.batches.BatchPlan.chunks`."""

@@ -47,6 +47,16 @@ class Plan(Protocol):
         ...
 
     @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank, if all take equally many steps."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        ...
+
+    @property
     def samples(self) -> int:
         """Number of samples that this rank takes."""
         ...
@@ -62,6 +72,14 @@ class Plan(Protocol):
 
     def position_after(self, batches: int) -> int:
         """The position that a resume starts from after ``batches`` batches of every rank."""
+        ...
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted.
+
+        Raises:
+            ConfigError: some of them are repeated, and this is no whole number of steps.
+        """
         ...
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:

@@ -72,6 +72,11 @@ class Rounds:
         self._first_positions: Ids = np.cumsum(samples) - samples
         self.total = int(samples.sum())
 
+    @property
+    def largest_part(self) -> int:
+        """A part that has as many samples as any."""
+        return 0 if self._order is None else int(self._order[0])
+
     def size(self, part: int) -> int:
         """Samples of one part."""
         slot = part if self._slots is None else int(self._slots[part])

@@ -18,7 +18,7 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.order.batches import Remainder
 from stoker.order.bijection import mix
-from stoker.order.course import Leg, Run, Seat
+from stoker.order.course import Leg, Run, Seat, Terms
 from stoker.order.parts import PART_BITS, plan_parts
 from stoker.order.protocols import Plan
 from stoker.tokens.division import Cells, Division, Granularity, Track, divide
@@ -128,7 +128,7 @@ class TokenCourse:
         """The order of a leg's epoch."""
         return TokenOrder(self.cells, self.division(self.terms(leg, seat)[0]), self.settings, leg.epoch)
 
-    def terms(self, leg: Leg, seat: Seat) -> tuple[int, int, int]:
+    def terms(self, leg: Leg, seat: Seat) -> Terms:
         """The home world of the leg's epoch."""
         if leg.position and leg.terms[0] > 0:
             return leg.terms

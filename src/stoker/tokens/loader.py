@@ -175,7 +175,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self._course: TokenCourse = self._making.course(
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
         )
-        self._session = Session(self._course)
+        self._session = Session(self._course, "begin the next one with reset_epoch()")
         self._told: set[int] = set()
         self._known_shares: dict[tuple[int, int], FileShares] = {}
         self._forget()
@@ -325,15 +325,9 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         """Where the next iteration begins."""
         return self._session.upcoming()
 
-    def state_after(self, start: StartingPoint, batches: int) -> dict[str, Any]:
-        """The state after ``batches`` batches of every rank in an iteration that began at ``start``."""
-        seat = self._seat()
-        start = self._session.settled(start, seat)
-        plan = self._course.run(leg_of(start), seat).plan
-        position = plan.position_after(batches)
-        if position >= plan.end:
-            return self._session.state(StartingPoint(start.epoch + 1, terms=start.terms), seat)
-        return self._session.state(StartingPoint(start.epoch, position, terms=start.terms), seat)
+    def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
+        return self._session.state_after(start, batches, self._seat(), ended=ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration go on where ``state`` was taken, with any number of ranks and rows a batch.
@@ -357,7 +351,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         if point.partial:
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
         leg = leg_of(point)
-        run = self._course.run(leg, seat)
+        run = self._session.run(point, seat)
         self._tell(run, leg)
         delivery = self._session.deliver(point, run.plan, begun)
         self._exhausted = None

@@ -42,6 +42,7 @@ class Dataset(Protocol):
     def world(self) -> World: ...
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]: ...
     def upcoming(self) -> StartingPoint: ...
+    def check_alone(self) -> None: ...
     def state_after(self, start: StartingPoint, batches: int) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -133,20 +134,35 @@ class LMStream:
         self._lookahead = lookahead
         self._maker: Joiner | Packer | None = None
         self._marks: deque[_Mark] = deque()
+        # A state that was loaded, until an iteration has gone back to it.
         self._resumed: Mapping[str, Any] | None = None
+        self._current: object = None
 
     def __iter__(self) -> Iterator[LMBatch]:
-        """This rank's batches of the next epoch, or of all that follow."""
-        resumed, self._resumed = self._resumed, None
-        if self._rows:
-            return self._rows_of_documents()
-        return self._joined_or_packed(resumed)
+        """This rank's batches of the next epoch, or of all that follow. One iteration at a time.
+
+        Raises:
+            ConfigError: another iteration has begun meanwhile, or a state was loaded; or the stream is ``endless``, and an
+                epoch has no documents for this rank.
+        """
+        current = self._current = object()
+        self._maker = None
+        if self._resumed is not None:
+            self._dataset.load_state_dict(self._resumed["dataset"])
+        for batch in self._rows_of_documents() if self._rows else self._joined_or_packed(self._resumed):
+            yield batch
+            if self._current is not current:
+                raise ConfigError(
+                    "another iteration over this LMStream has begun, or a state was loaded: go on with that one, or make a "
+                    "stream with a dataset of its own"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank is, after the batch that was yielded last; JSON-serialisable.
 
         Raises:
             ConfigError: in a ``DataLoader``'s worker.
+            StateError: such workers iterate, which run ahead of what was yielded.
         """
         if LoaderWorker.detect().token is not None:
             raise ConfigError("a DataLoader's worker has no state to go on from: iterate in the main process")
@@ -159,6 +175,7 @@ class LMStream:
         }
         if self._resumed is not None:
             return dict(self._resumed)
+        self._dataset.check_alone()
         maker = None if self._maker is None else self._maker.state_dict()
         if maker is None and not self._marks:
             return {**state, "dataset": self._dataset.state_after(self._dataset.upcoming(), 0)}
@@ -187,7 +204,7 @@ class LMStream:
                     "delivered fits nobody else"
                 )
         self._dataset.load_state_dict(state["dataset"])
-        self._maker = None
+        self._current = self._maker = None
         self._marks.clear()
         self._resumed = dict(state)
 
@@ -212,6 +229,7 @@ class LMStream:
     def _rows_of_documents(self) -> Iterator[LMBatch]:
         too_long = "truncate" if self._layout == "truncate" else "error"
         for documents in self._read(0):
+            self._resumed = None
             yield pad(documents, self._settings, too_long=too_long, first_document=self._marks[-2].document)  # type: ignore[arg-type]
 
     def _joined_or_packed(self, resumed: Mapping[str, Any] | None) -> Iterator[LMBatch]:
@@ -235,6 +253,7 @@ class LMStream:
             return known.take(numbers - first)
 
         maker = self._maker = self._make(state, fetch)
+        self._resumed = None
         rest = known[maker.next_document - first :] if again else known
         yield from maker.feed(rest)
         for documents in source:
@@ -277,8 +296,13 @@ class LMStream:
                 number += len(documents)
                 self._marks.append(_Mark(number, start, read))
                 yield documents
-            if not self._endless or not read:
+            if not self._endless:
                 return
+            if not read and not start.position:
+                raise ConfigError(
+                    f"epoch {start.epoch} has no documents for rank {self._dataset.world.rank}, and an endless stream would "
+                    "look for the next one for ever: use fewer ranks, a smaller batch_size of the dataset or more data"
+                )
 
     def _documents(self, batch: Batch, first: int) -> Ragged:
         if self._column not in batch:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.order.course import Leg, Run, Seat
+from stoker.order.course import Leg, Run, Seat, Terms
 from stoker.order.incumbent.plan import IncumbentPlan
 from stoker.order.incumbent.sampling import Mixture
 from stoker.order.incumbent.settings import (
@@ -21,6 +21,8 @@ __all__ = ["FOREIGN_KEY", "IncumbentCourse"]
 
 FOREIGN_KEY = "mosaicml-streaming"
 """Key under which a state carries the five integers that the reference resumes from."""
+
+_TERMS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +67,38 @@ class IncumbentCourse:
     def run(self, leg: Leg, seat: Seat) -> Run:
         """What a reader reads. With shuffling, the epoch's order is built when the first batch is asked for."""
         world, settings = self._settings(leg, seat)
-        return Run(self.mixture.table(), IncumbentPlan(self.mixture, settings, world, leg.epoch, leg.position))
+        plan = IncumbentPlan(self.mixture, settings, world, leg.epoch, leg.position)
+        nodes, ranks, batch = leg.terms[3:] or (0, 0, 0)
+        if leg.position and nodes:
+            begun = IncumbentPlan(
+                self.mixture, replace(settings, batch_size=batch), IncumbentWorld(0, nodes, ranks), leg.epoch
+            )
+            if begun.shape != plan.shape:
+                raise ConfigError(
+                    f"the epoch was begun on {nodes} x {ranks} ranks with batch_size {batch}, and another division has other "
+                    f"batches with batching_method={settings.batching_method!r}: go on with the same global batch, and if "
+                    "that is refused the same ranks, until the epoch ends. The state's "
+                    f"{FOREIGN_KEY!r} alone goes on as mosaicml-streaming does, which loses and repeats samples"
+                )
+        return Run(self.mixture.table(), plan)
 
-    def terms(self, leg: Leg, seat: Seat) -> tuple[int, int, int]:
-        """Canonical nodes, seed, and the nodes that the run began on (0: not known)."""
-        if any(leg.terms):
+    def terms(self, leg: Leg, seat: Seat) -> Terms:
+        """Canonical nodes, seed, the nodes that the run began on (0: not known), and the nodes, ranks of each and batch size
+        that the epoch was begun with.
+        """
+        if leg.position and len(leg.terms) == _TERMS:
             return leg.terms
         world, settings = self._settings(leg, seat)
-        return settings.num_canonical_nodes, settings.shuffle_seed, world.num_nodes
+        run = leg.terms[:3] if any(leg.terms) else ()
+        run = run or (settings.num_canonical_nodes, settings.shuffle_seed, world.num_nodes)
+        return *run, world.num_nodes, world.ranks_per_node, seat.batch_size
 
     def ended(self, leg: Leg, seat: Seat) -> bool:
         """Whether nothing of the epoch is left. What the reference repeats to even out ranks comes after ``epoch_size``."""
-        return leg.position >= self.epoch_size and self.run(leg, seat).plan.end <= leg.position
+        if leg.position < self.epoch_size:
+            return False
+        world, settings = self._settings(leg, seat)
+        return IncumbentPlan(self.mixture, settings, world, leg.epoch, leg.position).end <= leg.position
 
     def beyond(self, leg: Leg) -> bool:  # noqa: ARG002
         """No position is: how many samples are repeated depends on the world that a state was taken in."""
@@ -129,7 +151,7 @@ class IncumbentCourse:
 
     def write_foreign(self, leg: Leg, seat: Seat) -> dict[str, Any]:
         """The state that the reference resumes from at the same place."""
-        nodes, seed, began = self.terms(leg, seat)
+        nodes, seed, began = self.terms(leg, seat)[:3]
         state = IncumbentState(leg.epoch, leg.position, nodes, seed, began or None)
         return {FOREIGN_KEY: state.as_dict()}
 
@@ -145,6 +167,6 @@ class IncumbentCourse:
         world = physical.replicate(seat.replication)
         settings = IncumbentSettings.resolve(world, batch_size=seat.batch_size, **self.options)
         if any(leg.terms):
-            canonical, seed, began = leg.terms
+            canonical, seed, began = leg.terms[:3]
             settings = settings.resumed(IncumbentState(leg.epoch, leg.position, canonical, seed, began or None))
         return world, settings

@@ -91,12 +91,14 @@ class Layout(ABC):
         rows: number of global batches; in the last of them ranks may have fewer samples than ``batch_size``, or none.
         first: samples of the epoch that are left out, as they were read before.
         padding: samples that come a second time, so that all ranks take the same number of steps.
+        shape: what must be the same in two worlds for one to go on with the other's epoch, each sample once.
     """
 
     joint: bool = False
     rows: int
     first: int
     padding: int = 0
+    shape: tuple[int, ...] = ()
 
     @abstractmethod
     def count(self, rank: int) -> int:
@@ -163,6 +165,7 @@ class _Stratified(Layout):
         self._first = dealing.first // size
         self.first = self._first * size
         self.rows = max(0, full - self._first)
+        self.shape = (size, full)
 
     def count(self, rank: int) -> int:  # noqa: ARG002
         return self.rows * self._batch_size
@@ -197,6 +200,7 @@ class _PerStream(Layout):
         self._counts = counts
         self._seed = dealing.draw_seed
         self.rows = max(0, sum(counts) - self._first)
+        self.shape = (dealing.global_batch_size, *counts, *(partition.width for partition in self._partitions))
 
     @cached_property
     def _drawn(self) -> tuple[Ids, Ids]:
@@ -241,6 +245,7 @@ class _DevicePerStream(Layout):
         # All nodes have the same number of batches, filled up (by one at least) to a multiple of the ranks.
         self.rows = max(0, (self._batches // self._all + 1) * nodes - self._first)
         self._drawn: tuple[int, tuple[Ids, Ids]] | None = None
+        self.shape = (nodes, ranks, dealing.batch_size)
 
     def _draw_node(self, node: int) -> tuple[Ids, Ids]:
         if self._drawn is None or self._drawn[0] != node:

@@ -78,8 +78,6 @@ class Partition:
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         ranks = num_physical_nodes * ranks_per_node
-        if not 0 <= drop_first <= num_samples + ranks - num_samples % ranks:
-            raise ConfigError(f"a resume at sample {drop_first} does not lie in an epoch of {num_samples} samples")
         self.num_physical_nodes = num_physical_nodes
         self.ranks_per_node = ranks_per_node
         self.batch_size = batch_size
@@ -102,6 +100,11 @@ class Partition:
         self.total = self._dealt.turns * nodes * ranks_per_node
         self.full_batches = self._dealt.turns // its_batch
         self.batches = -(-self._dealt.turns // its_batch)
+
+    @property
+    def width(self) -> int:
+        """Entries of each canonical node, repeats included."""
+        return self._dealt.width
 
     @property
     def num_ranks(self) -> int:
@@ -164,7 +167,7 @@ class _Deal:
         self._row = -(-samples // canonical)
         ratio = nodes // canonical if canonical < nodes else 1
         fill = -self._row % ratio
-        self._width = self._row + fill
+        self.width = self._row + fill
         self._again = not (samples > canonical or (samples == canonical >= nodes))
         self._fill_from, self._fill_step = 0, 1
         if fill and not self._again:
@@ -175,9 +178,12 @@ class _Deal:
                     f"{samples} samples are too few for {nodes} nodes with {canonical} canonical nodes. Use fewer nodes"
                 )
             self._fill_from, self._fill_step = low, int(high - low == fill)
+        # The reference goes on from no later sample than the first that evens out its ranks: what is behind it is lost.
+        if not 0 <= drop_first <= max(canonical * self.width, samples + nodes * ranks - samples % (nodes * ranks)):
+            raise ConfigError(f"a resume at sample {drop_first} does not lie in an epoch of {samples} samples")
         self.first = drop_first - drop_first % nodes
         # Entries of one node, without and with those that even out its ranks.
-        self._share = max(0, canonical * self._width - self.first) // nodes
+        self._share = max(0, canonical * self.width - self.first) // nodes
         self._extra = -self._share % ranks
         self.turns = (self._share + self._extra) // ranks
 
@@ -196,7 +202,7 @@ class _Deal:
 
     def _at(self, row: Ids, column: Ids) -> Ids:
         if self._again:
-            return (row * self._width + column) % self._samples
+            return (row * self.width + column) % self._samples
         start = row * self._samples // self._canonical
         short = (row + 1) * self._samples // self._canonical - start < self._row
         column = np.where(

@@ -95,12 +95,22 @@ class IncumbentPlan:
     @property
     def samples(self) -> int:
         """Number of samples that this rank reads."""
-        return self._layout.count(self.rank)
+        return self._layout.count(self.rank) + self._lacking(self.rank)
 
     @property
     def full_batches(self) -> int:
         """Number of this rank's batches that have ``batch_size`` samples."""
         return self.samples // self.batch_size
+
+    @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank."""
+        return self._layout.count(self.world_size - 1) // self.batch_size
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        return 0
 
     @property
     def tail(self) -> int:
@@ -110,7 +120,8 @@ class IncumbentPlan:
     @property
     def padding(self) -> int:
         """Samples of all ranks that come a second time, so that all ranks take the same number of steps."""
-        return self._layout.padding
+        again = max(0, self.start - self.first)
+        return again + self._layout.padding + sum(map(self._lacking, range(self.world_size)))
 
     @property
     def first(self) -> int:
@@ -120,15 +131,41 @@ class IncumbentPlan:
     @property
     def end(self) -> int:
         """Position after the last batch: the epoch's size, more if samples were repeated, less if some were left out."""
-        return self.start + self._layout.count(0) * self.world_size
+        return self.first + self._layout.count(0) * self.world_size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What must be the same in two worlds for one to go on with the other's epoch, each sample once."""
+        return self._layout.shape
 
     def __len__(self) -> int:
-        """Number of batches that this rank takes."""
-        return self.full_batches + (1 if self.tail else 0)
+        """Number of batches that this rank takes: as many as every other, where the reference gives some ranks one more."""
+        return self._own_batches(self.rank) + self._lacking(self.rank)
+
+    def _own_batches(self, rank: int) -> int:
+        """Number of batches that a rank takes in the reference."""
+        return -(-self._layout.count(rank) // self.batch_size)
+
+    def _lacking(self, rank: int) -> int:
+        """How many batches fewer a rank takes in the reference than rank 0, which takes most: 0 or 1.
+
+        The reference lets ranks end apart where their batches were cut anew, and with ``device_per_stream``. Here such a
+        rank repeats one sample, the first of rank 0's batch, so that no rank waits for it in vain.
+        """
+        return self._own_batches(0) - self._own_batches(rank)
 
     def position_after(self, batches: int) -> int:
-        """The ``sample_in_epoch`` that the reference's loader, on rank 0, says after ``batches`` batches."""
-        return self.start + min(batches * self.batch_size, self._layout.count(0)) * self.world_size
+        """The position that a resume starts from after ``batches`` batches of every rank.
+
+        It counts from where reading really began, so that nothing is left out; the reference's counts from ``start``.
+        """
+        return self.first + min(batches * self.batch_size, self._layout.count(0)) * self.world_size
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted."""
+        if samples >= sum(map(self._layout.count, range(self.world_size))):
+            return self.end
+        return self.first + samples
 
     def state_after(self, batches: int) -> IncumbentState:
         """The state that the reference's loader, on rank 0, has after ``batches`` batches."""
@@ -136,7 +173,7 @@ class IncumbentPlan:
         began = settings.initial_physical_nodes
         return IncumbentState(
             self.epoch,
-            self.position_after(batches),
+            self.position_after(batches) - self.first + self.start,
             settings.num_canonical_nodes,
             settings.shuffle_seed,
             self.world.num_nodes if began is None else began,
@@ -163,10 +200,10 @@ class IncumbentPlan:
             return
         together = max(1, samples // self.batch_size)
         if self._closed_form:
-            parts = (self.ids(_numbers(batches[k : k + together])) for k in range(0, len(batches), together))
+            parts = (self._padded_ids(_numbers(batches[k : k + together])) for k in range(0, len(batches), together))
         else:
             # The whole epoch's order is built for these ids and let go; only the ids stay.
-            ids = self.ids(_numbers(batches))
+            ids = self._padded_ids(_numbers(batches))
             parts = (ids[k : k + together] for k in range(0, len(batches), together))
         for part in parts:
             # There may be -1 in the last batch only.
@@ -181,6 +218,16 @@ class IncumbentPlan:
             rank: another rank than the plan's own.
         """
         lines, entries = self._layout.places(self.rank if rank is None else rank, batches)
+        return self._to_ids(lines, entries)
+
+    def _padded_ids(self, batches: Ids) -> Ids:
+        """Sample ids of some of this rank's batches, with the one that it lacks."""
+        lines, entries = self._layout.places(self.rank, batches)
+        if self._lacking(self.rank) and batches[-1] == len(self) - 1:
+            first_lines, first = self._layout.places(0, batches[-1:])
+            lines = np.broadcast_to(lines, entries.shape).copy()
+            lines[-1, 0] = np.broadcast_to(first_lines, first.shape)[0, 0]
+            entries[-1, 0] = first[0, 0]
         return self._to_ids(lines, entries)
 
     def array(self, workers: int = 1) -> Ids:
