@@ -25,6 +25,15 @@ from stoker.types import Ids
 __all__ = ["History", "Place", "batches_of", "ids_of", "make_history"]
 
 PLAIN = StreamWeight()
+PARTITIONS: list[Partition] = [
+    Elastic(),
+    Elastic(),
+    RoundRobin(),
+    Contiguous(),
+    HashBased(8, 1),
+    HashBased(9, 1, "user"),
+    Stratified("label"),
+]
 ALGOS = ("naive", "py1s", "py2s", "py1br", "py1e")
 
 
@@ -108,9 +117,7 @@ def make_history(number: int) -> History:
     streams = rng.choice([1, 1, 2, 3])
     foreign = rng.random() < 0.3
     kind = rng.choice(["all", "all", "proportion", "repeat", "repeat" if foreign else "schedule"])
-    partition: Partition = rng.choice(
-        [Elastic(), Elastic(), RoundRobin(), Contiguous(), HashBased(8, 1), HashBased(9, 1, "user"), Stratified("label")]
-    )
+    partition = rng.choice(PARTITIONS)
     if kind == "schedule":
         partition = Elastic()
     sources = []

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pytest
-
 from history_cases import History, Place, batches_of, ids_of, make_history
+
 from stoker.cluster import LoaderWorker, World
 from stoker.dataset.pool import ShardPool
 from stoker.errors import ConfigError, StateError
@@ -102,9 +102,7 @@ def go_on(history: History, saved: Saved | None) -> tuple[Place, list[Feed]]:
                     feed.load(saved.state, place.batch_size)
                 feed.plan(feed.upcoming(), place.batch_size)  # an epoch of this world must have an order at all
         except StateError as error:
-            assert saved is not None
-            assert attempt < 2, (history, error)  # the world in which the epoch began is never refused
-            refused(history, saved, place, error)
+            refused(history, cast("Saved", saved), place, error, last=attempt == 2)
             continue
         except ConfigError:
             if saved is None or not saved.state["position"]:
@@ -120,8 +118,9 @@ def go_on(history: History, saved: Saved | None) -> tuple[Place, list[Feed]]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def refused(history: History, saved: Saved, place: Place, error: StateError) -> None:
+def refused(history: History, saved: Saved, place: Place, error: StateError, *, last: bool) -> None:
     """Count a refusal, and see that it is one that there must be."""
+    assert not last, (history, error)  # the world in which the epoch began is never refused
     said = re.sub(r"\d+", "#", str(error.__cause__ or error)).split(":")[0][:110]
     counted["refused"] += 1
     counted[f"refused: {history.kind}: {said}"] += 1
@@ -273,7 +272,13 @@ def stop(
     delivery.finished = ended
     inside = 0
     nexts = [each[steps] for each in batches if steps < len(each)]
-    if not ended and len(nexts) == place.world and min(map(len, nexts)) > 1 and rng.random() < 0.4 and not upcoming.partial:
+    if (
+        not ended
+        and len(nexts) == place.world
+        and min(map(len, nexts)) > 1
+        and rng.random() < 0.4
+        and not upcoming.partial
+    ):
         inside = rng.randint(1, min(map(len, nexts)) - 1)
         delivery._entered += inside
         for other, each in zip(runs, batches, strict=True):

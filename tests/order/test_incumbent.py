@@ -195,7 +195,9 @@ def test_an_epoch_has_what_was_chosen(seed: int) -> None:
         assert case["settings"]["batching_method"] == "device_per_stream" or plan.padding == 0
     groups = [plan_of(case, rank) for rank in range(0, case["nodes"] * case["ranks_per_node"], case["replication"])]
     # Ranks to which the reference gives a batch less repeat one sample here, to take as many steps.
-    again = sum(len(groups[0]) > -(-int((ids[place] >= 0).sum()) // plan.batch_size) for place in np.ndindex(ids.shape[:2]))
+    again = sum(
+        len(groups[0]) > -(-int((ids[place] >= 0).sum()) // plan.batch_size) for place in np.ndindex(ids.shape[:2])
+    )
     assert had.total() + again == sum(each.samples for each in groups)
     assert len({len(each) for each in groups}) == 1
 

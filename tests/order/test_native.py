@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.order.batches import Remainder
-from stoker.order.course import Leg, Run, Seat
+from stoker.order.course import Leg, Run, Seat, Terms
 from stoker.order.incumbent.sampling import StreamWeight
 from stoker.order.line import ShuffleName
 from stoker.order.native import NativeCourse
@@ -97,7 +97,7 @@ class Reader:
         firsts: list[int] = np.cumsum([0, *(source.table.total for source in self.course.sources)]).tolist()
         return firsts
 
-    def run(self, seat: Seat, epoch: int = 0, position: int = 0, terms: tuple[int, int, int] = (0, 0, 0)) -> Run:
+    def run(self, seat: Seat, epoch: int = 0, position: int = 0, terms: Terms = (0, 0, 0)) -> Run:
         """What one rank reads."""
         return self.course.run(Leg(epoch, position, terms), seat)
 

@@ -50,7 +50,18 @@ class TablePlan:
     def __len__(self) -> int:
         return len(self.batches)
 
+    @property
+    def full_steps(self) -> int:
+        return self.full_batches
+
+    @property
+    def longest(self) -> int:
+        return self.rank
+
     def position_after(self, batches: int) -> int:
+        raise NotImplementedError
+
+    def position_at(self, samples: int) -> int:
         raise NotImplementedError
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:

@@ -205,7 +205,9 @@ class Leased:
             self._leave()
             self._splits = Splits(self._course, epoch, self._config.world_size)
             if not self._splits.total:
-                logger.warning("epoch %d has no samples: there are none in the dataset, or its subset leaves none", epoch)
+                logger.warning(
+                    "epoch %d has no samples: there are none in the dataset, or its subset leaves none", epoch
+                )
             self._ledger = Ledger(self._rows.counts)
             self._piece = None
             self._last = range(0)

@@ -262,11 +262,11 @@ class Lockstep:
                 f"the checkpoint says epoch {checkpoint.epoch}, position {checkpoint.position}, and its state epoch "
                 f"{point.epoch}, position {point.position}: it was changed"
             )
-        theirs, ours = (checkpoint.rank, checkpoint.world_size), (self._config.rank, self._config.world_size)
-        if checkpoint.state.get("ended") and theirs != ours:
+        own = (checkpoint.rank, checkpoint.world_size) == (self._config.rank, self._config.world_size)
+        if checkpoint.state.get("ended") and not own:
             raise StateError(
-                f"the checkpoint is of rank {checkpoint.rank}, which had ended epoch {point.epoch} before others, and does not "
-                "know how far they were: use that of the rank that has most samples, or each rank's own"
+                f"the checkpoint is of rank {checkpoint.rank}, which had ended epoch {point.epoch} before others, and does "
+                "not know how far they were: use that of the rank that has most samples, or each rank's own"
             )
         run_from(course, replace(point, terms=course.terms(leg_of(point), self._seat)), self._seat)
         self._course = course

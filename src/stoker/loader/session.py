@@ -119,9 +119,9 @@ def check_not_empty(course: Course, point: StartingPoint, run: Run, seat: Seat) 
         )
     elif not len(course.run(leg_of(point), replace(seat, rank=run.plan.longest)).plan):
         raise ConfigError(
-            f"epoch {point.epoch} has no batch for any of {seat.world_size} ranks with batch_size {seat.batch_size}: what does "
-            "not fill a batch of every rank is left out (by remainder='drop' or batching_method=), or what does not fill a row "
-            "of tokens. Use a smaller batch_size, fewer ranks or more samples, remainder='pad', or pad_id= for tokens"
+            f"epoch {point.epoch} has no batch for any of {seat.world_size} ranks with batch_size {seat.batch_size}: what "
+            "does not fill a batch of every rank is left out (by remainder='drop' or batching_method=), or what does not "
+            "fill a row of tokens. Use a smaller batch_size, fewer ranks or more samples, remainder='pad', or pad_id="
         )
 
 
