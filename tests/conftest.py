@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ from s3server import Bucket, S3Server, make_bucket, run_s3_server
 # A deadline for an example is a timed assert: it fails where the machine is busy.
 settings.register_profile("stoker", deadline=None)
 settings.load_profile("stoker")
+
+# A job in the background of a shell, nohup and some CI ignore SIGINT, and children inherit that: tests that send it would
+# wait for ever. With a handler here, children begin with the default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Names of stores and keys that would make a test depend on who runs it.
 _FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")
