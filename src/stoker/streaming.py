@@ -112,7 +112,8 @@ class StreamingDataset(TorchIterable[Any]):
         columns: read only these.
         views: hand out ``bytes`` columns as read-only ``memoryview`` objects on the mapped shard, without a copy, for
             decoders that take any buffer. A view keeps its shard's file mapped.
-        transform: function of a sample, run where samples are read: in the loader's workers or threads.
+        transform: function of a sample, run where samples are read: in the loader's workers, or by several threads at once,
+            see ``read_threads``.
         storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
         world: this process's place. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each time
             iteration starts.
@@ -120,7 +121,8 @@ class StreamingDataset(TorchIterable[Any]):
             parts of a partition that do not end together, see :class:`~stoker.order.parts.PartPlan`.
         download_threads: shards fetched at once by this process.
         read_threads: threads that read (and transform) ahead of the consumer. Default: up to 8 with a transform, else none;
-            none in DataLoader workers.
+            none in DataLoader workers. A transform that draws from a global random generator needs 0, which runs it in the
+            consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
 
     Raises:
         ConfigError: arguments that make no sense.
@@ -189,6 +191,9 @@ class StreamingDataset(TorchIterable[Any]):
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        length = None if epoch_size is None else parse_count(epoch_size)
+        if length == 0:
+            raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
         if streams is None:
             kind: dict[str, Any] = {"format": format, "format_options": format_options}
             streams = [Stream(remote, local, split, filters=filters, on_bad_files=on_bad_files, **kind)]
@@ -220,7 +225,7 @@ class StreamingDataset(TorchIterable[Any]):
                 seed=shuffle_seed,
                 num_canonical_nodes=num_canonical_nodes,
                 block_size=shuffle_block_size,
-                epoch_size=None if epoch_size is None else parse_count(epoch_size),
+                epoch_size=length,
                 partition=partition or Elastic(),
                 batching_method=batching_method,
                 sampling_method=sampling_method,

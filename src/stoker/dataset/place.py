@@ -17,6 +17,7 @@ from stoker.dataset.caches import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.dataset.origin import Origin
 from stoker.dataset.version import IndexVersion, LoadedIndex, VersionWatch, read_index
+from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files import read_regular
@@ -89,6 +90,8 @@ def address_of(
         raise ConfigError("give remote= (a URL or directory that holds an index.json), local= (a directory), or both")
     if split and (os.path.isabs(split) or ".." in Path(split).parts or "\0" in split):
         raise ConfigError(f"split must be a sub-directory of the dataset, got {split!r}")
+    if local is not None and "://" in os.fspath(local) and not os.fspath(local).startswith("file://"):
+        raise ConfigError(f"local is a directory, got {redact_url(os.fspath(local))!r}: give a URL as remote=")
     source = None if remote is None else join_url(remote, *([split] if split else []))
     root = None if local is None else Path(os.path.expanduser(local)) / (split or "")
     directory = None if source is None else is_local(source)

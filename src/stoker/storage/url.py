@@ -71,6 +71,12 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         raise ConfigError(f"{text!r} is not a URL or a path: expected a non-empty string without NUL characters.")
     scheme, separator, rest = text.partition("://")
     if not separator:
+        start, colon, path = text.partition(":")
+        if colon and start.lower() in _KINDS and path.lstrip("/"):
+            meant = f"{start}://{path.lstrip('/')}"
+            raise ConfigError(
+                f"{redact_url(text)!r} is no URL: write {redact_url(meant)!r}, or './{start}:...' for a path."
+            )
         return _local(text)
     shown = redact_url(text)
     kind = _KINDS.get(scheme.lower())
