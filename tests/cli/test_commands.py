@@ -22,7 +22,7 @@ from packed_cases import tiny_image
 from stoker import MDSWriter, StreamingDataset, __version__
 from stoker.cli import COMMANDS, main
 from stoker.cli.inspect import half_blocks
-from support import environ, make_dataset
+from support import cache_of, environ, make_dataset
 
 SAMPLES = 300
 
@@ -84,7 +84,7 @@ def test_verify_repairs_indexes_and_caches(data: Path, tmp_path: Path, capsys: p
     cache = tmp_path / "cache"
     for _ in StreamingDataset(remote=str(data), local=cache):
         pass
-    (cache / "shard.00001.mds").write_bytes(b"damaged")
+    (cache_of(cache) / "shard.00001.mds").write_bytes(b"damaged")
     stoker(capsys, "verify", data, "--local", cache, code=3)
     assert "repaired: " in stoker(capsys, "verify", data, "--local", cache, "--repair")
     stoker(capsys, "verify", data, "--local", cache)
@@ -137,16 +137,16 @@ def test_cache_lists_prunes_and_clears(data: Path, tmp_path: Path, capsys: pytes
     for _ in StreamingDataset(remote=str(data), local=cache):
         pass
     (found,) = as_json(capsys, "cache", "list", cache)
-    assert (found["origin"], found["files"]) == (str(data), len(list(cache.glob("*.mds"))))
+    assert (found["origin"], found["files"]) == (str(data), len(list(cache.rglob("*.mds"))))
     assert f"  {data}  " in stoker(capsys, "cache", "list", cache)
     assert "--older-than" in stoker(capsys, "cache", "prune", cache, code=1)
     assert as_json(capsys, "cache", "prune", cache, "--older-than", "1h")["files"] == 0
     done = as_json(capsys, "cache", "prune", cache, "--to", "8kb")
     assert 0 < done["left_bytes"] <= 8192
     assert "would be removed" in stoker(capsys, "cache", "clear", cache, "--dry-run")
-    assert list(cache.glob("*.mds"))
+    assert list(cache.rglob("*.mds"))
     stoker(capsys, "cache", "clear", cache)
-    assert not list(cache.glob("*.mds"))
+    assert not list(cache.rglob("*.mds"))
     assert "like 30d" in stoker(capsys, "cache", "prune", cache, "--older-than", "soon", code=2)
 
 
