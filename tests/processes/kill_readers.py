@@ -76,7 +76,8 @@ class ReaderJob:
         """Check that a new reader finds the cache sound, hashes of what lies there included, and tidies it."""
         self.read_again()
         files = {file.basename for shard in self.dataset().index.shards for file in (*shard.raw, *shard.zip)}
-        found = {path.relative_to(self.cache).as_posix() for path in self.cache.rglob("*") if path.is_file()}
+        (version,) = self.cache.iterdir()
+        found = {path.relative_to(version).as_posix() for path in version.rglob("*") if path.is_file()}
         left = found - files - {"index.json", ".stoker/in_use", ".stoker/origin", ".stoker/room"}
         assert not left, f"debris in the cache: {sorted(left)}"
 

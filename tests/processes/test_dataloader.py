@@ -71,7 +71,7 @@ def test_each_epoch_has_every_sample_once_in_a_new_order(
     assert all(sorted(epoch) == EVERYTHING for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
     assert dataset.next_epoch == len(epochs)
-    assert not list((tmp_path / "cache" / ".stoker").glob("*.part"))
+    assert not list((tmp_path / "cache").rglob("*.part"))
 
 
 @pytest.mark.s3
@@ -92,7 +92,7 @@ def test_the_guide_from_s3_after_the_parent_has_used_the_network(
     )
     assert sorted(ids_of(loader)) == EVERYTHING
     assert sorted(ids_of(loader)) == EVERYTHING
-    assert not list((tmp_path / "cache/ui-trajs" / ".stoker").glob("*.part"))
+    assert not list((tmp_path / "cache/ui-trajs").rglob("*.part"))
 
 
 @pytest.mark.parametrize("columnar", [False, True])
@@ -254,7 +254,7 @@ def test_a_killed_worker_is_an_error_in_the_main_process(data: Path, tmp_path: P
     assert found["worker"] in found["error"]
     fresh = StreamingDataset(remote=data, local=tmp_path / "cache", batch_size=8)
     assert [number for batch in fresh.batches() for number in check_batch(batch)] == EVERYTHING
-    assert not list((tmp_path / "cache" / ".stoker").glob("*.part"))
+    assert not list((tmp_path / "cache").rglob("*.part"))
 
 
 def test_a_corrupt_shard_is_stokers_error_in_the_main_process(data: Path, tmp_path: Path) -> None:

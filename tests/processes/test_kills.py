@@ -17,7 +17,7 @@ from holding_server import HoldingServer, run_holding_server
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from support import check_sample, make_dataset, run_script, start_script
+from support import cache_of, check_sample, make_dataset, run_script, start_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.usefixtures("no_debris")]
 
@@ -106,7 +106,7 @@ def sound(server: HoldingServer, cache: Path) -> None:
     dataset = StreamingDataset(remote=server.url, local=cache, validate_hash="xxh3_64")
     assert [check_sample(sample) for sample in dataset] == EVERYTHING
     assert server.requests[before:] == ["index.json"]
-    assert not list((cache / ".stoker").glob("*.part"))
+    assert not list(cache.rglob("*.part"))
 
 
 def test_a_reader_takes_over_from_one_killed_in_the_middle_of_a_download(remote: Path, tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_stopped_process_that_holds_the_count_of_a_limited_cache_is_not_waited
     remote: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "cache"
-    (cache / ".stoker").mkdir(parents=True)
     options: dict[str, Any] = {"remote": remote, "local": cache, "cache_limit": "40kb", "download_timeout": 0.3}
-    with open(cache / ".stoker" / "room", "wb") as room:
+    StreamingDataset(**options)
+    with open(cache_of(cache) / ".stoker" / "room", "wb") as room:
         fcntl.flock(room, fcntl.LOCK_EX)
         assert check_sample(StreamingDataset(**options)[7]) == 7
     assert "going on without it" in caplog.text
