@@ -132,6 +132,24 @@ def test_folders_of_mds_splits_without_their_index_are_refused(tmp_path: Path) -
     assert StreamingDataset(remote=tmp_path, format="mds", split="val").size == 1
 
 
+def test_a_folder_of_datasets_names_them(tmp_path: Path, bucket: Bucket) -> None:
+    store = open_store(bucket.url, bucket.storage_options)
+    for name in ("train", "val"):
+        with MDSWriter({"x": "int"}, str(tmp_path / "data" / name)) as out:
+            out.write({"x": 1})
+        for path in (tmp_path / "data" / name).iterdir():
+            store.put(f"data/{name}/{path.name}", path.read_bytes())
+    remote = {"remote": f"{bucket.url}/data", "storage_options": bucket.storage_options}
+    for where in ({"local": tmp_path / "data"}, {"remote": tmp_path / "data"}, remote):
+        with pytest.raises(
+            ObjectNotFoundError, match=r'folders in it have: train, val\. Choose one, as by split="train"'
+        ):
+            StreamingDataset(**where)
+        assert StreamingDataset(**where, split="val").size == 1
+    with pytest.raises(ObjectNotFoundError, match=r"index\.json: no such file"):
+        StreamingDataset(local=tmp_path / "nothing")
+
+
 def test_folders_of_images_are_classes_unless_they_are_splits(tmp_path: Path) -> None:
     def image(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
