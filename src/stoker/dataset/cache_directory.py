@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import time
@@ -23,13 +22,11 @@ from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.origin import ORIGIN_NAME, PRIVATE, Origin, read_origin, write_origin
 from stoker.dataset.room import release, try_lock
 from stoker.errors import ConfigError
-from stoker.storage.files import make_own_directory
+from stoker.storage.files import CACHE_NAME, REMOVED_CACHE, make_own_directory
 
 __all__ = ["CacheDirectory", "is_cache_directory", "latest_version", "refuse_dataset", "remove_directory"]
 
-_NAME: Final = re.compile("[0-9a-f]{24}")
 _TRIES: Final = 200
-_REMOVED: Final = re.compile(r"[0-9a-f]{24}\.[0-9a-f]{16}\.removed")
 
 
 class CacheDirectory:
@@ -103,7 +100,7 @@ class CacheDirectory:
             remove_directory(path)
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.path.parent):
-                if _REMOVED.fullmatch(entry.name) and entry.name.startswith(self.origin.prefix):
+                if REMOVED_CACHE.fullmatch(entry.name) and entry.name.startswith(self.origin.prefix):
                     _remove_tree(Path(entry.path))
 
     def others(self) -> list[Path]:
@@ -113,7 +110,7 @@ class CacheDirectory:
 
 def is_cache_directory(path: Path) -> bool:
     """Whether a directory was made by :class:`CacheDirectory`: all in it may be removed."""
-    return _NAME.fullmatch(path.name) is not None and read_origin(path / PRIVATE) is not None
+    return CACHE_NAME.fullmatch(path.name) is not None and read_origin(path / PRIVATE) is not None
 
 
 def latest_version(base: Path, origin: Origin) -> Origin | None:
@@ -185,7 +182,7 @@ def _remove_tree(path: Path) -> None:
 def _versions(base: Path, origin: Origin) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
-            if _NAME.fullmatch(entry.name) and entry.name.startswith(origin.prefix):
+            if CACHE_NAME.fullmatch(entry.name) and entry.name.startswith(origin.prefix):
                 found = read_origin(Path(entry.path) / PRIVATE)
                 if found is not None and found.same_place(origin):
                     yield Path(entry.path)

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from stoker.dataset.room import PART, PRIVATE
 from stoker.errors import CacheError
-from stoker.storage.files import make_own_directory, open_own, read_regular
+from stoker.storage.files import CACHE_MARK, make_own_directory, open_own, read_regular
 
 __all__ = ["ORIGIN_NAME", "PRIVATE", "Origin", "make_private", "read_origin", "write_origin"]
 
-ORIGIN_NAME: Final = "origin"
+ORIGIN_NAME: Final = CACHE_MARK
 """Name of the note in it."""
 
 

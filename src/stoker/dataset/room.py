@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.inuse import Users
-from stoker.storage.files import open_own
+from stoker.storage.files import PRIVATE, open_own
 
 __all__ = [
     "PART",
@@ -37,9 +37,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-PRIVATE = ".stoker"
-"""The directory of a cache that holds everything but copies of the dataset's files."""
 
 PART = ".part"
 """What the name of a file that is being made ends with."""

@@ -8,6 +8,7 @@ import errno
 import logging
 import mmap
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self
@@ -17,9 +18,14 @@ import numpy as np
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
 __all__ = [
+    "CACHE_MARK",
+    "CACHE_NAME",
+    "PRIVATE",
+    "REMOVED_CACHE",
     "MappedFile",
     "check_mapped",
     "check_regular",
+    "is_in_cache",
     "make_own_directory",
     "map_file",
     "map_open_file",
@@ -30,6 +36,18 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+PRIVATE: Final = ".stoker"
+"""Directory in which stoker keeps files of its own, in a cache or a dataset."""
+
+CACHE_MARK: Final = "origin"
+"""File in a cache's private directory that says which dataset the cache is a copy of."""
+
+CACHE_NAME: Final = re.compile("[0-9a-f]{24}")
+"""Names of the directories of caches."""
+
+REMOVED_CACHE: Final = re.compile(r"[0-9a-f]{24}\.[0-9a-f]{16}\.removed")
+"""Names of such directories while they are removed."""
 
 # A file of at most so many bytes is read: a map of it costs more time, and a process can have only so many maps.
 _READ_WHOLE: Final = 16 << 10
@@ -178,7 +196,8 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
     """Regular files below a directory, in no order: path below ``root``, and status.
 
     A symbolic link to a file is that file, wherever it lies. A link to a directory below ``root`` is followed once, and not
-    in circles. ``root`` itself may be a link. What vanishes meanwhile, and links that lead nowhere, are passed over.
+    in circles. ``root`` itself may be a link. What vanishes meanwhile, and links that lead nowhere, are passed over. So are
+    stoker's caches below ``root``: they hold copies, which would be read as further data.
 
     Args:
         root: the directory.
@@ -216,7 +235,27 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
                 raise
             if entry.is_symlink() and not _is_followed(entry.path, top, linked):
                 continue
+            if _is_cache(entry.path):
+                continue
             folders.append((entry.path, f"{prefix}{entry.name}/"))
+
+
+def is_in_cache(path: str, root: str) -> bool:
+    """Whether a file below ``root`` lies in one of stoker's caches below ``root``."""
+    folder = os.path.dirname(path)
+    while len(folder) > len(root):
+        if _is_cache(folder):
+            return True
+        folder = os.path.dirname(folder)
+    return False
+
+
+def _is_cache(folder: str) -> bool:
+    """Whether stoker made this directory as a cache."""
+    name = os.path.basename(os.path.realpath(folder) if os.path.islink(folder) else folder)
+    if CACHE_NAME.fullmatch(name) is None and REMOVED_CACHE.fullmatch(name) is None:
+        return False
+    return os.path.isfile(f"{folder}/{PRIVATE}/{CACHE_MARK}")
 
 
 def _is_followed(link: str, top: str, linked: set[str]) -> bool:

@@ -15,7 +15,7 @@ from stoker.dataset.excerpts import version_of
 from stoker.dataset.jobrecord import file_version
 from stoker.dataset.parquet_files import check_exists
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StorageError
-from stoker.storage.files import open_regular, read_regular, walk_files
+from stoker.storage.files import is_in_cache, open_regular, read_regular, walk_files
 from stoker.storage.local import file_error
 
 __all__ = ["SourceFile", "TextBlock", "Texts", "find_texts"]
@@ -222,7 +222,7 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
                 found = some
                 break
     else:
-        found = [path for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
+        found = [path for path in _matches(source) if os.path.isfile(path)]
     if not found:
         raise ObjectNotFoundError(f"{source}: no such file, no file in it, or none that matches", url=source)
     kinds = {_kind(path) for path in found}
@@ -236,6 +236,14 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
         if column is not None:
             raise ConfigError(f"column={column!r}: {found[0]} is plain text, a document a file, and has no columns")
     return Texts(kind, tuple(_source(path) for path in sorted(found)), column, strict)
+
+
+def _matches(pattern: str) -> list[str]:
+    """What a glob finds outside of the caches below its first part."""
+    root = os.path.dirname(pattern)
+    while glob.has_magic(root):
+        root = os.path.dirname(root)
+    return [path for path in glob.glob(pattern, recursive=True) if not is_in_cache(path, root)]
 
 
 def _is_shown(name: str) -> bool:
