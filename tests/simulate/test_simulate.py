@@ -306,7 +306,7 @@ def test_waits_are_told_as_runs_of_steps() -> None:
         (lambda: Cluster(1, 0), "ranks_per_node must be at least 1"),
         (lambda: Model(step_time=0.0), "step_time must be above 0"),
         (lambda: Model(bandwidth=-1.0), "bandwidth must be above 0"),
-        (lambda: Model(latency=float("nan")), "latency must be at least 0, got nan"),
+        (lambda: Model(latency=float("nan")), "latency must be a number, got nan"),
         (lambda: Model(cache_limit=0), "cache_limit must be above 0"),
         (lambda: Shards(ids([1]), ids([1, 2]), ids([1])), "each shard needs"),
     ],

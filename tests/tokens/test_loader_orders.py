@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -304,8 +305,10 @@ def test_any_history_of_worlds_delivers_what_one_run_does(
             else:
                 loader.load_state_dict(state)
             seen.update(rows_of(batch for _, batch in zip(range(steps), iter(loader), strict=False)))
-            states.append(loader.state_dict())
-        # Of uneven ranks some are done before the others; those that are not agree on where the run is.
+            with contextlib.suppress(StateError):  # of uneven ranks, one that is done before the others has none
+                states.append(loader.state_dict())
+        # The rank that has most tells where the run is, and so do all that are not done.
+        assert states
         going = [left for left in states if left["epoch"] == epoch]
         assert all(left == going[0] for left in going)
         if not going:

@@ -364,6 +364,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             row = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
             steps = join_steps(steps, self.batch_size, order.settings.step, row)
         load = partial(self._making.load, order, self._last_blocks(order, run.plan))
+        self._source.rest()
         try:
             for parts in read_ahead(steps, load, self._make, self.decode_threads):
                 for batch in LMBatch.concat(parts).split(self.batch_size):

@@ -54,6 +54,7 @@ class ParquetSource:
         self.column = token_column(place.index, column)
         self._pool = ShardPool(place.index, place.cache, threads=_FETCH_THREADS, most_open=1)
         self._coming: frozenset[int] = frozenset()
+        self._closed = False
         self._reset()
         self.skipped: Sequence[SkippedFile] = [
             SkippedFile(self._name(one["key"]), one["problem"]) for one in place.index.extra.get("skipped_files", ())
@@ -92,7 +93,7 @@ class ParquetSource:
         """See :class:`~stoker.tokens.sources.TokenSource`."""
         with self._guard():
             fresh = [group for group in groups if group not in self._coming]
-            if fresh:
+            if fresh and not self._closed:  # a block that was being decoded when it was closed starts no threads again
                 # A new set each time: the pool looks at it while it changes.
                 self._coming = self._coming.union(fresh)
                 self._pool.expect(self._coming)
@@ -110,7 +111,7 @@ class ParquetSource:
     def rest(self) -> None:
         """See :class:`~stoker.tokens.sources.TokenSource`."""
         with self._guard():
-            self._coming = frozenset()
+            self._coming, self._closed = frozenset(), False
             self._pool.expect(self._coming)
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
@@ -125,7 +126,8 @@ class ParquetSource:
 
     def close(self) -> None:
         """See :class:`~stoker.tokens.sources.TokenSource`."""
-        self._coming = frozenset()
+        with self._guard():
+            self._coming, self._closed = frozenset(), True
         self._pool.close()
 
     def __getstate__(self) -> dict[str, Any]:

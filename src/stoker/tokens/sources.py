@@ -83,7 +83,7 @@ class TokenSource(Protocol):
         ...
 
     def rest(self) -> None:
-        """No group is needed soon."""
+        """No group is needed soon: an iteration begins, or was left."""
         ...
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
