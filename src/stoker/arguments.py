@@ -36,7 +36,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 
-__all__ = ["check_argument", "checked", "nearest", "unknown_name"]
+__all__ = ["check_argument", "checked", "nearest", "unknown_name", "unknown_operator"]
 
 _T = TypeVar("_T")
 
@@ -45,6 +45,18 @@ _ELEMENTS: Final = 1000
 # Sizes and counts go into int64; only seeds are any integer.
 _MOST: Final = 1 << 63
 _BOOLS: Final = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+# Comparisons as they are written elsewhere.
+_OPERATORS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("=", "===", "eq", "is"), "=="),
+    **dict.fromkeys(("<>", "=!", "~=", "≠", "ne", "is not"), "!="),
+    **dict.fromkeys(("=<", "≤", "le"), "<="),
+    **dict.fromkeys(("=>", "≥", "ge"), ">="),
+    **dict.fromkeys(("isin", "is in"), "in"),
+    **dict.fromkeys(("notin", "not_in", "!in"), "not in"),
+    **{word: word for word in ("in", "not in")},
+    "lt": "<",
+    "gt": ">",
+}
 _NAMES: Final[Mapping[Any, tuple[str, str]]] = {
     int: ("an integer", "integers"),
     float: ("a number", "numbers"),
@@ -89,6 +101,15 @@ def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is none of the known: names all of them, and the one that was probably meant."""
     names = list(known)
     return f"{what} {name!r} is unknown{nearest(name, names) or ';'} known: {', '.join(names) or 'none'}"
+
+
+def unknown_operator(op: object, known: Iterable[str]) -> str:
+    """As :func:`unknown_name`, of comparisons: letters that are alike tell nothing, other ways to write one do."""
+    meant = _OPERATORS.get(" ".join(str(op).lower().split()))
+    names = list(known)
+    return (
+        f"operator {op!r} is unknown; {f'did you mean {meant!r}? ' if meant in names else ''}known: {', '.join(names)}"
+    )
 
 
 def check_argument(owner: str, name: str, hint: Any, value: Any, remedy: str = "") -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 from stoker.errors import ConfigError
 
-__all__ = ["parse_bytes", "parse_count"]
+__all__ = ["as_decimal", "parse_bytes", "parse_count"]
 
 _BYTES = {
     "": 1,
@@ -72,3 +74,8 @@ def _parse(value: object, units: Mapping[str, int], what: str, form: str) -> int
         if number >= 0:
             return number
     raise ConfigError(f"{value!r} is not {what}: expected {form}, not negative.")
+
+
+def as_decimal(value: Any) -> Any:
+    """A float as the decimal that it is written as, 0.1 as ``Decimal("0.1")``; other values as they are."""
+    return Decimal(repr(value)) if isinstance(value, float) else value

@@ -363,6 +363,7 @@ def test_partitions_and_damaged_statistics_prune_nothing_wrong(tmp_path: Path) -
         ([("id", "~", 1)], "operator '~' is unknown"),
         ([("id", "==", "x")], "which holds int, with 'x'"),
         ([("id", "in", "xy")], "needs a list or set"),
+        ([("id", "=>", 5)], "operator '=>' is unknown; did you mean '>='"),
         ([("id", "<", None)], "null can not be compared with '<'; .* finds nulls"),
         ([("id", "in", [1, None])], "null can not be compared"),
         ([("id", "==", float("nan"))], "nothing equals NaN"),

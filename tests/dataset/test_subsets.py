@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
+import json
 import math
 import multiprocessing
 import operator
 import pickle
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import JSONWriter, MDSWriter
+from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.compare import compare, plain_operand
 from stoker.dataset.conditions import Condition, Where, chosen_ids
+from stoker.dataset.parquet import open_parquet
 from stoker.dataset.place import Place, open_place
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.streams import Stream, open_streams
@@ -160,7 +166,10 @@ def test_a_failing_function_leaves_nothing_behind(data: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Where("id", "=", 1), "op='=': expected =="),
+        (lambda: Where("id", "=", 1), "operator '=' is unknown; did you mean '=='"),
+        (lambda: Where("id", "=>", 1), "did you mean '>='"),
+        (lambda: Where("id", "like", "x"), "operator 'like' is unknown; known: =="),
+        (lambda: Where("id", ">", np.datetime64("NaT")), "nothing equals NaT"),
         (lambda: Where("id", "<", None), "not with NoneType"),
         (lambda: Where("id", "in", [1, None]), "'in' does not find nulls: leave None out"),
         (lambda: Where("id", "==", [1]), "not with list"),
@@ -184,7 +193,7 @@ def test_a_condition_that_makes_no_sense_is_refused(make: Callable[[], Condition
         (Where("lang", "==", 1), "column 'lang' holds text, which can not be compared with 1"),
         (Where("id", "in", ["a"]), "column 'id' holds numbers, which can not be compared with 'a'"),
         (Where("raw", "<", "a"), "column 'raw' holds bytes"),
-        (Where("row", "==", 1), r"column 'row' holds arrays \(int16, 1 axes each\): use Where.function"),
+        (Where("row", "==", 1), r"column 'row' holds arrays \(int16, 1 axis each\), .* with 1: use Where.function"),
         (Where.function("id", lambda ids: ids, name="ints"), "should return .* truth values .* returned dtype int64"),
         (Where.function("id", lambda ids: True, name="one"), r"truth values .* shape \(\)"),
     ],
@@ -194,16 +203,98 @@ def test_a_condition_that_does_not_fit_the_data_is_refused(data: Path, where: Co
         chosen_ids(place_of(data), where)
 
 
-def test_values_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
-    with MDSWriter(columns={"j": "json"}, out=str(tmp_path / "data")) as writer:
+OTHER_KINDS: dict[str, tuple[Any, str]] = {
+    "struct": (pa.array([{"a": 1}, None]), "structs"),
+    "ragged": (pa.array([[1, 2], [3]]), "arrays"),
+    "rows": (pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)), r"arrays \(int64, 1 axis each\)"),
+    "texts": (pa.array([["a"], ["b", "c"]]), "lists"),
+    "map": (pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())), "lists"),
+    "time": (pa.array([1, 2], pa.time32("s")), "times of day"),
+    "duration": (pa.array([1, 2], pa.duration("s")), "durations"),
+}
+
+
+@pytest.mark.parametrize("op", [*OPERATORS, "in", "not in"])
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_no_comparison_with_structs_lists_or_times_of_day(tmp_path: Path, kind: str, op: str) -> None:
+    column, named = OTHER_KINDS[kind]
+    pq.write_table(pa.table({"c": column}), tmp_path / "data.parquet")
+    for value in (1, "a", b"a", dt.date(1970, 1, 1)):
+        where = Where("c", op, [value] if "in" in op else value)
+        with pytest.raises(ConfigError, match=f"column 'c' holds {named}, which can not .*: use Where.function"):
+            chosen_ids(open_parquet(tmp_path), where)
+
+
+@pytest.mark.parametrize("op", [*OPERATORS, "in", "not in"])
+def test_no_comparison_with_lists_among_json_values(tmp_path: Path, op: str) -> None:
+    with MDSWriter(columns={"j": "json", "n": "json"}, out=str(tmp_path / "data")) as writer:
         for value in (None, 1, [2], 1.0, 3):
-            writer.write({"j": value})
+            writer.write({"j": value, "n": 7 if value == [2] else value})
     place = place_of(tmp_path / "data")
-    assert chosen_ids(place, Where("j", "==", 1)).tolist() == [1, 3]
-    with pytest.raises(ConfigError, match=r"use Where.function|with Where.function"):
-        chosen_ids(place, Where("j", "<", 3))
-    with pytest.raises(ConfigError, match="unhashable"):
-        chosen_ids(place, Where("j", "in", [1]))
+    operand = [1] if "in" in op else 1
+    with pytest.raises(ConfigError, match=r"column 'j' holds lists, which can not be compared with 1: use"):
+        chosen_ids(place, Where("j", op, operand))
+    assert chosen_ids(place, Where("n", "==", 1)).tolist() == [1, 3]
+    with pytest.raises(ConfigError, match=r"holds numbers, .* with '1': write the value as a number, without quotes"):
+        chosen_ids(place, Where("n", op, ["1"] if "in" in op else "1"))
+
+
+DAYS = [dt.date(1969, 12, 31), dt.date(1970, 1, 1), dt.date(2024, 2, 29), None]
+
+
+@pytest.mark.parametrize("kind", ["date32", "s", "ms", "us", "ns"])
+@pytest.mark.parametrize("make", [lambda day: day, np.datetime64, str, lambda day: np.datetime64(day, "s")])
+def test_dates_are_compared_exactly_whatever_their_unit(
+    tmp_path: Path, kind: str, make: Callable[[dt.date], Any]
+) -> None:
+    column = pa.array(DAYS) if kind == "date32" else pa.array(DAYS).cast(pa.timestamp(kind))
+    pq.write_table(pa.table({"d": column}), tmp_path / "data.parquet")
+    place = open_parquet(tmp_path)
+    days = [day for day in DAYS if day is not None]
+    for day in (*days, dt.date(1970, 1, 2), dt.date(9999, 1, 1)):
+        for op, holds in OPERATORS.items():
+            expected = [number for number, one in enumerate(days) if holds(one, day)]
+            assert chosen_ids(place, Where("d", op, make(day))).tolist() == expected
+    assert chosen_ids(place, Where("d", "in", [make(days[0]), make(days[2])])).tolist() == [0, 2]
+    assert chosen_ids(place, Where("d", "not in", [make(days[0])])).tolist() == [1, 2]
+    for wrong, message in (
+        (5, "holds dates, which can not be compared with 5: write"),
+        ("now", "'now' is none: write"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            chosen_ids(place, Where("d", "==", wrong))
+
+
+def test_moments_between_a_columns_ticks_and_in_other_time_zones() -> None:
+    seconds = np.array(["2024-01-01T00:00:00", "2024-01-01T00:00:01"], "datetime64[s]")
+    half = np.datetime64("2024-01-01T00:00:00.5")
+    zone = dt.timezone(dt.timedelta(hours=2))
+    moment = dt.datetime(2024, 1, 1, 2, 0, 1, tzinfo=zone)
+    for op, value, found in (
+        ("<", half, [True, False]),
+        (">=", half, [False, True]),
+        ("==", half, [False, False]),
+        ("==", moment, [False, True]),
+        (">", "2024-01-01T00:00:00.25", [False, True]),
+    ):
+        assert compare(seconds, op, plain_operand(op, value), "c")[0].tolist() == found
+
+
+def test_a_condition_on_a_date_has_one_description() -> None:
+    where = Where("d", "in", [dt.date(2024, 1, 2), dt.date(2023, 1, 1)])
+    assert where == pickle.loads(pickle.dumps(where))
+    assert json.loads(json.dumps(where.as_dict()))["value"] == [{"date": "2023-01-01"}, {"date": "2024-01-02"}]
+
+
+def test_decimals_are_compared_with_numbers_as_these_are_written(tmp_path: Path) -> None:
+    prices = [Decimal("0.10"), Decimal("0.20"), Decimal("3.00")]
+    pq.write_table(pa.table({"p": prices}), tmp_path / "data.parquet")
+    for op, value, expected in (("==", 0.1, [0]), (">", 0.1, [1, 2]), ("in", [0.2, 3], [1, 2]), ("<=", 0.2, [0, 1])):
+        where = Where("p", op, value)
+        dataset = StreamingDataset(remote=str(tmp_path), format="parquet", subset=where, filters=[("p", op, value)])
+        assert dataset.epoch_size == len(expected)
+    with pytest.raises(ConfigError, match="holds numbers"):
+        StreamingDataset(remote=str(tmp_path), format="parquet", subset=Where("p", "==", "0.1"))
 
 
 def test_text_formats_can_be_filtered(tmp_path: Path) -> None:

@@ -1,10 +1,17 @@
-"""Columns compared with values, exactly: no integer is compared as a float, and no text with a number."""
+"""Columns compared with values, exactly: no integer is compared as a float, and no text with a number.
+
+What a column can not be compared with (a struct with a number, a list with text) is an error, whatever the operator.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from itertools import compress, repeat
 from typing import Any, Final
 
@@ -13,6 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 from stoker.types import Array, Column
+from stoker.units import as_decimal
 
 __all__ = ["OPERATORS", "compare", "null_mask", "plain_operand", "without_nulls"]
 
@@ -27,7 +35,37 @@ _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 OPERATORS: Final = (*_COMPARISONS, "in", "not in")
 """What a column can be asked."""
 
-_TEXT, _BYTES, _NUMBER = "text", "bytes", "numbers"
+_TEXT, _BYTES, _NUMBER, _DATE = "text", "bytes", "numbers", "dates"
+# Types of single values: those that can be compared, then names for the others.
+_KINDS: Final[tuple[tuple[str, Any], ...]] = (
+    (_TEXT, str),
+    (_BYTES, (bytes, memoryview)),
+    (_NUMBER, (int, float, np.number, np.bool_, Decimal)),
+    (_DATE, (dt.date, np.datetime64)),
+)
+_OTHERS: Final[tuple[tuple[str, Any], ...]] = (
+    ("structs", Mapping),
+    ("arrays", np.ndarray),
+    ("lists", (list, tuple)),
+    ("times of day", dt.time),
+    ("durations", (dt.timedelta, np.timedelta64)),
+)
+# Kinds of arrays' dtypes.
+_ARRAYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys("biuf", _NUMBER),
+    "M": _DATE,
+    "m": "durations",
+    "c": "complex numbers",
+    "V": "structs",
+}
+_ISO: Final = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?")
+# Ticks of a day.
+_TICKS: Final[Mapping[str, int]] = {
+    "D": 1,
+    "h": 24,
+    "m": 24 * 60,
+    **{unit: 86400 * 1000**power for power, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
+}
 
 
 def plain_operand(op: str, value: Any) -> Any:
@@ -109,38 +147,111 @@ def compare(column: Column, op: str, value: Any, where: str) -> tuple[NDArray[np
 
 def _compare(column: Column, op: str, value: Any, where: str) -> NDArray[np.bool_]:
     """As :func:`compare`, of values that are not null."""
-    if op in ("in", "not in"):
-        found = _is_in(column, value, where)
-        return ~found if op == "not in" else found
+    several = op in ("in", "not in")
+    column, values = _comparable(column, value if several else (value,), where)
+    if not several:
+        if isinstance(column, np.ndarray):
+            return _compare_array(column, op, values[0])
+        return np.fromiter(map(_COMPARISONS[op], column, repeat(values[0])), np.bool_, len(column))
     if isinstance(column, np.ndarray):
-        _check_array(column, (value,), where)
-        return _compare_array(column, op, value)
-    _check_list(column, (value,), where)
-    try:
-        return np.fromiter(map(_COMPARISONS[op], column, repeat(value)), np.bool_, len(column))
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}: compare such values with Where.function") from None
+        found = _is_in(column, values)
+    else:
+        found = np.fromiter(map(frozenset(values).__contains__, column), np.bool_, len(column))
+    return ~found if op == "not in" else found
 
 
-def _is_in(column: Column, values: tuple[Any, ...], where: str) -> NDArray[np.bool_]:
+def _comparable(column: Column, values: tuple[Any, ...], where: str) -> tuple[Column, tuple[Any, ...]]:
+    """A column and values of one kind: an array of numbers with numbers, or a list with what its values can be compared with.
+
+    Dates become their ticks, as integers.
+    """
     if isinstance(column, np.ndarray):
-        _check_array(column, values, where)
-        found = np.zeros(len(column), np.bool_)
-        if column.dtype.kind == "f":
-            return np.isin(column, np.array(values, dtype=column.dtype))
-        if column.dtype.kind == "b":
-            column = column.view(np.uint8)
-        bounds = np.iinfo(column.dtype)
-        whole = [int(value) for value in values if bounds.min <= value <= bounds.max and value == math.floor(value)]
-        return np.isin(column, np.array(whole, dtype=column.dtype)) if whole else found
-    _check_list(column, values, where)
+        if column.ndim != 1:
+            axes = column.ndim - 1
+            raise _unfit(where, f"arrays ({column.dtype}, {axes} {'axis' if axes == 1 else 'axes'} each)", values)
+        if column.dtype.kind in "OSUT":
+            column = column.tolist()
+    if isinstance(column, np.ndarray):
+        found = {_ARRAYS.get(column.dtype.kind, str(column.dtype))}
+    else:
+        types = set(map(type, column))
+        found = {_kind(kind) for kind in types}
+    wanted = {_kind(type(value)) for value in values}
+    if found == {_DATE} and wanted == {_TEXT}:
+        values, wanted = tuple(_parse_date(value, where) for value in values), {_DATE}
+    comparable = {name for name, _ in _KINDS}
+    for kind in sorted(found):
+        if kind not in comparable or (wanted and wanted != {kind}):
+            raise _unfit(where, kind, values)
+    if found == {_DATE}:
+        # Lists of dates come from formats that have no column types.
+        dates = column if isinstance(column, np.ndarray) else np.array([_date(one) for one in column])
+        return _ticks(dates, values)
+    if not isinstance(column, np.ndarray) and Decimal in types:
+        values = tuple(as_decimal(value) for value in values)
+    return column, values
+
+
+def _unfit(where: str, kind: str, values: tuple[Any, ...]) -> ConfigError:
+    known = {name for name, _ in _KINDS}
+    shown = repr(values[0] if len(values) == 1 else list(values[:3]))
+    if kind not in known:
+        return ConfigError(f"{where} holds {kind}, which can not be compared with {shown}: use Where.function")
+    remedy = {
+        _TEXT: "write the value as text, in quotes",
+        _BYTES: "write the value as bytes, b'...'",
+        _NUMBER: "write the value as a number, without quotes",
+        _DATE: "write the value as a datetime.date or like '2024-01-31'",
+    }[kind]
+    return ConfigError(f"{where} holds {kind}, which can not be compared with {shown}: {remedy}, or use Where.function")
+
+
+def _parse_date(text: str, where: str) -> np.datetime64:
     try:
-        return np.fromiter(map(frozenset(values).__contains__, column), np.bool_, len(column))
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}: compare such values with Where.function") from None
+        if _ISO.fullmatch(text):
+            return np.datetime64(text)
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"{where} holds dates, and {text!r} is none: write it like '2024-01-31' or '2024-01-31T12:30:00' (UTC, without a "
+        "time zone)"
+    ) from None
 
 
-def _compare_array(column: Array, op: str, value: float) -> NDArray[np.bool_]:
+def _date(value: Any) -> np.datetime64:
+    """A date or time as NumPy's; one with a time zone is brought to UTC, as columns are."""
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        value = value.astimezone(dt.UTC).replace(tzinfo=None)
+    return np.datetime64(value)
+
+
+def _ticks(dates: Array, values: tuple[np.datetime64, ...]) -> tuple[Array, tuple[Any, ...]]:
+    """Dates as integers, and the values in the same unit, exactly: NumPy would overflow where units lie far apart."""
+    unit, step = np.datetime_data(dates.dtype)
+    if unit not in _TICKS or step != 1:
+        unit = "D" if unit in "YMW" else unit
+        dates = dates.astype(f"datetime64[{unit}]")
+    found = []
+    for value in values:
+        its, step = np.datetime_data(value.dtype)
+        if its not in _TICKS:
+            value, its, step = value.astype("datetime64[D]"), "D", 1  # noqa: PLW2901
+        exact = Fraction(int(value.astype(np.int64)) * step * _TICKS[unit], _TICKS[its])
+        found.append(exact.numerator if exact.denominator == 1 else exact)
+    return dates.astype(dates.dtype.newbyteorder("=")).view(np.int64), tuple(found)
+
+
+def _is_in(column: Array, values: tuple[Any, ...]) -> NDArray[np.bool_]:
+    if column.dtype.kind == "f":
+        return np.isin(column, np.array([_as_float(value) for value in values]).astype(column.dtype))
+    if column.dtype.kind == "b":
+        column = column.view(np.uint8)
+    bounds = np.iinfo(column.dtype)
+    whole = [int(value) for value in values if bounds.min <= value <= bounds.max and value == math.floor(value)]
+    return np.isin(column, np.array(whole, dtype=column.dtype)) if whole else np.zeros(len(column), np.bool_)
+
+
+def _compare_array(column: Array, op: str, value: float | Fraction) -> NDArray[np.bool_]:
     compare_with = _COMPARISONS[op]
     if column.dtype.kind == "f":
         # NumPy 1 and 2 differ in what they promote to, so the value is brought to the column's type here.
@@ -150,7 +261,7 @@ def _compare_array(column: Array, op: str, value: float) -> NDArray[np.bool_]:
     if column.dtype.kind == "b":
         column = column.view(np.uint8)
     bounds = np.iinfo(column.dtype)
-    if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
+    if not isinstance(value, int) and math.isfinite(value) and value != math.floor(value):
         # Between two integers: nothing equals it, and the rest is a question of the integer below.
         if op in ("==", "!="):
             return np.full(len(column), op == "!=")
@@ -162,45 +273,33 @@ def _compare_array(column: Array, op: str, value: float) -> NDArray[np.bool_]:
     return np.asarray(compare_with(column, column.dtype.type(int(value))), dtype=np.bool_)
 
 
-def _as_float(value: float) -> float:
+def _as_float(value: float | Fraction) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, dt.date | np.datetime64):
+        return _plain_date(value)
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bytearray | memoryview):
         value = bytes(value)
     if not isinstance(value, str | bytes | int | float):
-        raise ConfigError(f"a column can be compared with a number, text or bytes, not with {type(value).__name__}")
+        raise ConfigError(
+            f"a column can be compared with a number, text, bytes or a date, not with {type(value).__name__}"
+        )
     if value != value:
         raise ConfigError("nothing equals NaN, nor is it less or more: NaN counts as null, which == None finds")
     return value
 
 
-def _kind(kind: type) -> str | None:
-    for name, types in ((_TEXT, str), (_BYTES, (bytes, memoryview)), (_NUMBER, (int, float, np.number, np.bool_))):
-        if issubclass(kind, types):
-            return name
-    return None
+def _plain_date(value: Any) -> np.datetime64:
+    if np.isnat(date := _date(value)):
+        raise ConfigError("nothing equals NaT, nor is it less or more: NaT counts as null, which == None finds")
+    return date
 
 
-def _check_array(column: Array, values: tuple[Any, ...], where: str) -> None:
-    if column.ndim != 1 or column.dtype.kind not in "biuf":
-        raise ConfigError(f"{where} holds arrays ({column.dtype}, {column.ndim - 1} axes each): use Where.function")
-    _check_kinds({_NUMBER}, values, where)
-
-
-def _check_list(column: list[Any], values: tuple[Any, ...], where: str) -> None:
-    _check_kinds({_kind(kind) for kind in set(map(type, column))}, values, where)
-
-
-def _check_kinds(found: set[str | None], values: tuple[Any, ...], where: str) -> None:
-    """See that text is compared with text, and so on; values of other kinds (JSON objects) may be among them."""
-    for value in values[:1]:
-        wanted = _kind(type(value))
-        for kind in found:
-            if kind is not None and kind != wanted:
-                raise ConfigError(f"{where} holds {kind}, which can not be compared with {value!r}")
+def _kind(kind: type) -> str:
+    return next((name for name, types in (*_KINDS, *_OTHERS) if issubclass(kind, types)), f"{kind.__name__} objects")

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.arguments import checked
+from stoker.arguments import checked, unknown_operator
 from stoker.dataset.compare import OPERATORS, compare, plain_operand
 from stoker.dataset.kept import Sink, keep
 from stoker.dataset.place import Place
@@ -87,11 +87,13 @@ class Where(Condition):
     """A column compared with a value.
 
     Args:
-        column: name of a column of numbers, text or bytes.
+        column: name of a column of numbers, text, bytes or dates. Structs, lists and arrays need :meth:`function`.
         op: ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
-        value: a number, text or bytes; for the last two a collection of them. Text is ordered by code points. A number is
-            rounded to the precision of a float column, as the column's own values were. ``== None`` holds where there is no
-            value (null, NaN, NaT), of columns of any type, and ``!= None`` where there is one.
+        value: a number, text, bytes or a date; for the last two a collection of them. Text is ordered by code points. A
+            number is rounded to the precision of a float column, as the column's own values were, and compared with decimals
+            as it is written. Dates and times are ``datetime.date``, ``datetime.datetime``, ``np.datetime64`` or text like
+            ``"2024-01-31"``; UTC unless they tell another time zone. ``== None`` holds where there is no value (null, NaN,
+            NaT), of columns of any type, and ``!= None`` where there is one.
 
     All other comparisons are unknown where there is no value: neither they nor their negation by ``~`` keep the sample.
 
@@ -105,7 +107,7 @@ class Where(Condition):
 
     def __post_init__(self) -> None:
         if self.op not in OPERATORS:
-            raise ConfigError(f"op={self.op!r}: expected {', '.join(OPERATORS)}")
+            raise ConfigError(f"Where({self.column!r}): {unknown_operator(self.op, OPERATORS)}")
         object.__setattr__(self, "value", plain_operand(self.op, self.value))
 
     @staticmethod
@@ -286,4 +288,6 @@ def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOpt
 
 
 def _json(value: Any) -> Any:
+    if isinstance(value, np.datetime64):
+        return {"date": str(value)}
     return {"bytes": value.hex()} if isinstance(value, bytes) else value

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from stoker.arguments import unknown_name
+from stoker.arguments import unknown_operator
 from stoker.errors import ConfigError
+from stoker.units import as_decimal
 
 __all__ = ["Bounds", "Filters", "Predicate"]
 
@@ -62,6 +64,8 @@ class _Condition:
         if isinstance(low, float):
             # A number is rounded to the column's precision before it is compared, and the bounds do not tell which that is.
             return any(self._within(low, high, one) for one in _roundings(value))
+        if isinstance(low, Decimal):
+            value = tuple(map(as_decimal, value)) if isinstance(value, tuple) else as_decimal(value)
         return self._within(low, high, value, exact=bounds.exact)
 
     def _within(self, low: Any, high: Any, value: Any, *, exact: bool = False) -> bool:
@@ -137,7 +141,7 @@ def _condition(given: Any) -> _Condition:
     column, op, value = given
     op = "==" if op == "=" else op
     if op not in _OPERATORS:
-        raise ConfigError(f"filters= on column {column!r}: {unknown_name('operator', op, _OPERATORS)}")
+        raise ConfigError(f"filters= on column {column!r}: {unknown_operator(op, _OPERATORS)}")
     if op in ("in", "not in"):
         if isinstance(value, str | bytes) or not isinstance(value, Collection):
             raise ConfigError(f"filters= on column {column!r}: {op!r} needs a list or set of values, got {value!r}")
