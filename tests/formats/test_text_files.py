@@ -196,7 +196,16 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "options", "message"),
     [
-        ("json", "[1]", {}, r"a\.json: sample 0: expected a JSON object"),
+        ("json", "1", {}, r"a\.json: sample 0: expected a JSON object"),
+        (
+            "json",
+            '[{"x": 1}]',
+            {},
+            r"a\.json: sample 0: a JSON array begins here. JSON lines are needed, .*jq -c '\.\[\]'",
+        ),
+        ("json", '[\n  {"x": 1}\n]', {}, r"a\.json: sample 0 is not JSON: a JSON array begins here"),
+        ("json", '[\n  {"x": 1}\n]', {"columns": {"x": "int"}}, r"a\.json.*a JSON array begins here"),
+        ("json", '{\n  "x": 1\n}', {}, r"a\.json: sample 0 is not JSON: an object over several lines"),
         ("json", "{", {}, r"a\.json: sample 0 is not JSON"),
         ("csv", "a,a\n1,2", {}, "two columns are called 'a'"),
         ("csv", "a,b\n1", {}, "sample 0 has 1 values for 2 columns"),

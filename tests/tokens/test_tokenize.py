@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.cli import main
 from stoker.cli import tokenize as command
 from stoker.errors import (
@@ -476,7 +476,8 @@ def test_the_column_of_the_text_is_found_or_asked_for(tmp_path: Path, tokenizer_
     ("line", "message"),
     [
         ("{", r"a\.jsonl, line 3 is not JSON"),
-        ("[1]", r"line 3 is no object, not 'text'"),
+        ("[1]", r"line 3 is no object: a JSON array begins here. JSON lines are needed.*jq -c"),
+        ("1", r"line 3 is no object, not 'text'"),
         ('{"title": "a"}', r"line 3 has the keys title, not 'text': name the text's key with column="),
         ('{"text": 5}', r"line 3: 'text' is int, not text"),
     ],
@@ -488,6 +489,77 @@ def test_a_bad_line_is_named(tmp_path: Path, tokenizer_file: Path, line: str, me
     with pytest.raises(FormatError, match=message):
         tokenize(path, tmp_path / "dst", tokenizer_file, processes=processes)
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_json_files_are_json_lines_and_datasets_are_not_text(tmp_path: Path, tokenizer_file: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    (lines / "a.json").write_text('{"text": "the"}\n{"text": "of"}\n')
+    (lines / "b.JSON.GZ").write_bytes(gzip.compress(b'{"text": "and"}'))
+    (lines / "_notes.md").write_text("to")
+    tokenize(lines, tmp_path / "1", tokenizer_file, processes=1)
+    assert decoded(tokenizer_file, rows_of(tmp_path / "1")) == [
+        "and"
+    ]  # what only tells of data does not count beside it
+    (lines / "b.JSON.GZ").unlink()
+    tokenize(lines, tmp_path / "2", tokenizer_file, processes=1)
+    assert decoded(tokenizer_file, rows_of(tmp_path / "2")) == ["the", "of"]
+    with JSONWriter({"text": "str"}, str(tmp_path / "indexed")) as writer:
+        writer.write({"text": "the"})
+    for source in (tmp_path / "indexed", tmp_path / "indexed" / "*", tmp_path / "indexed" / "index.json"):
+        with pytest.raises(
+            ConfigError, match=r"indexed is a dataset with an index\.json.*stoker convert .*--to parquet"
+        ):
+            tokenize(source, tmp_path / "3", tokenizer_file, processes=1)
+    for text in ('[{"text": "the"}]', '[\n{"text": "the"}\n]', "\ufeff [\n1]"):
+        (lines / "a.json").write_text(text)
+        with pytest.raises(FormatError, match=r"a\.json, line 1 .*a JSON array begins here"):
+            tokenize(lines, tmp_path / "3", tokenizer_file, processes=1)
+    (lines / "a.json").write_text('{\n  "text": "the"\n}')
+    with pytest.raises(FormatError, match="an object over several lines"):
+        tokenize(lines, tmp_path / "3", tokenizer_file, processes=1)
+    assert not (tmp_path / "3").exists()
+
+
+def test_a_directory_gives_only_kinds_that_are_known(tmp_path: Path, tokenizer_file: Path) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "a.txt").write_text("the")
+    (source / "b.py").write_text("of")
+    with pytest.raises(ConfigError, match=r"b\.py: in a directory only .*\.txt.* by a pattern, such as"):
+        tokenize(source, tmp_path / "dst", tokenizer_file, processes=1)
+    tokenize(source / "*.py", tmp_path / "dst", tokenizer_file, processes=1)
+    assert decoded(tokenizer_file, rows_of(tmp_path / "dst")) == ["of"]
+    write_jsonl(source / "c.jsonl", ["in"])
+    write_parquet(source / "d.parquet", ["is"])
+    with pytest.raises(ConfigError, match="several kinds, jsonl, parquet"):
+        tokenize(source, tmp_path / "2", tokenizer_file, processes=1)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "json", "txt"])
+@pytest.mark.parametrize("folders", [False, True])
+def test_splits_side_by_side_are_not_tokenized_as_one(
+    tmp_path: Path, tokenizer_file: Path, kind: str, folders: bool
+) -> None:
+    for split in ("train", "test"):
+        path = tmp_path / "src" / "data" / (f"{split}/a.{kind}" if folders else f"{split}-00000-of-00001.{kind}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "parquet":
+            write_parquet(path, [split])
+        elif kind == "txt":
+            path.write_text(split)
+        else:
+            write_jsonl(path, [split])
+    if kind == "txt" and not folders:  # documents, whose names may begin with anything
+        assert tokenize(tmp_path / "src", tmp_path / "1", tokenizer_file, processes=1).documents == 2
+        return
+    with pytest.raises(ConfigError, match=r"holds the splits data/test.*, data/train.* side by side"):
+        tokenize(tmp_path / "src", tmp_path / "1", tokenizer_file, processes=1)
+    done = tokenize(
+        tmp_path / "src/data" / ("train" if folders else "train*"), tmp_path / "1", tokenizer_file, processes=1
+    )
+    assert done.documents == 1
+    assert tokenize(f"{tmp_path}/src/**/*.{kind}", tmp_path / "2", tokenizer_file, processes=1).documents == 2
 
 
 def test_bad_files_are_told_of(tmp_path: Path, tokenizer_file: Path) -> None:

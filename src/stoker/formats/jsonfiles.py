@@ -10,7 +10,7 @@ from typing import Any, Final
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
-from stoker.formats.jsonl import parse_objects
+from stoker.formats.jsonl import lines_remedy, parse_objects
 from stoker.formats.lines import LineShard
 from stoker.formats.source import ByteSource
 from stoker.formats.survey import Survey, only_settings, piece_bytes
@@ -90,7 +90,10 @@ def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:
         try:
             sample = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise CorruptDataError(f"{where}: sample {number} is not JSON: {str(error)[:200]}") from None
+            remedy = lines_remedy(line)
+            raise CorruptDataError(f"{where}: sample {number} is not JSON: {remedy or str(error)[:200]}") from None
+        if not isinstance(sample, dict) and (remedy := lines_remedy(line)):
+            raise CorruptDataError(f"{where}: sample {number}: {remedy}")
         if not isinstance(sample, dict):
             raise CorruptDataError(f"{where}: sample {number}: expected a JSON object, found {describe(sample)}")
         for name, value in sample.items():

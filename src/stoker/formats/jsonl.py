@@ -16,7 +16,7 @@ from stoker.formats.survey import Survey, SurveyedFormat
 from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Batch, Buffer, Ids
 
-__all__ = ["JSONEncoder", "JSONFormat", "JSONShard", "parse_objects"]
+__all__ = ["JSONEncoder", "JSONFormat", "JSONShard", "lines_remedy", "parse_objects"]
 
 
 class JSONShard(LineShard):
@@ -47,9 +47,10 @@ def parse_objects(lines: Sequence[str], columns: Sequence[str], kinds: Mapping[s
         try:
             sample = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UnfitValueError(f"not JSON: {error}", row=row) from None
+            raise UnfitValueError(_with_remedy(f"not JSON: {error}", line), row=row) from None
         if not isinstance(sample, dict):
-            raise UnfitValueError(f"expected a JSON object, found {describe(sample)}", row=row)
+            said = f"expected a JSON object, found {describe(sample)}"
+            raise UnfitValueError(_with_remedy(said, line), row=row)
         for name, kind, append in slots:
             if name not in sample:
                 if kind == "json":
@@ -63,6 +64,22 @@ def parse_objects(lines: Sequence[str], columns: Sequence[str], kinds: Mapping[s
                 )
             append(value)
     return values
+
+
+def lines_remedy(line: str | bytes) -> str:
+    """What to do with a file whose line is no JSON object, where that shows that it is other JSON; else empty."""
+    text = bytes(line[:80]).decode("utf-8", "replace") if isinstance(line, bytes | bytearray) else line[:80]
+    text = text.lstrip("\ufeff \t").rstrip()
+    if text.startswith("["):
+        return "a JSON array begins here. JSON lines are needed, an object a line: `jq -c '.[]' FILE > FILE.jsonl` makes them"
+    if text == "{":
+        return "an object over several lines. JSON lines are needed, an object a line: `jq -c . FILE > FILE.jsonl` makes them"
+    return ""
+
+
+def _with_remedy(said: str, line: str) -> str:
+    remedy = lines_remedy(line)
+    return f"{said}: {remedy}" if remedy else said
 
 
 class JSONFormat(SurveyedFormat):

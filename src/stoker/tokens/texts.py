@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, Literal
 
 from stoker.dataset.excerpts import version_of
+from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.jobrecord import file_version
 from stoker.dataset.parquet_files import check_exists
+from stoker.dataset.splits import refuse_splits
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StorageError
+from stoker.formats.jsonl import lines_remedy
 from stoker.storage.files import is_in_cache, open_regular, read_regular, walk_files
 from stoker.storage.local import file_error
 
@@ -26,10 +29,14 @@ _KINDS: Final[dict[str, Kind]] = {
     ".parquet": "parquet",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "jsonl",
     ".jsonl.gz": "jsonl",
     ".json.gz": "jsonl",
     ".ndjson.gz": "jsonl",
 }
+# Files with these ends often lie beside data to tell of it. They count where there is nothing else.
+_TELLING: Final = (".json", ".txt", ".text", ".md")
+_PLAIN: Final = (".txt", ".text", ".md")
 _NAMES: Final = ("text", "content")
 # About as much text as a process tokenizes in a fifth of a second.
 _BLOCK: Final = 1 << 20
@@ -84,7 +91,10 @@ class TextBlock:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"{self.where}, line {number} is not JSON ({error}): repair the file") from None
+            remedy = lines_remedy(line) or "repair the file"
+            raise FormatError(f"{self.where}, line {number} is not JSON ({error}): {remedy}") from None
+        if not isinstance(row, dict) and (remedy := lines_remedy(line)):
+            raise FormatError(f"{self.where}, line {number} is no object: {remedy}")
         if not isinstance(row, dict) or self.key not in row:
             has = f"has the keys {', '.join(row)}" if isinstance(row, dict) else "is no object"
             raise FormatError(f"{self.where}, line {number} {has}, not {self.key!r}: name the text's key with column=")
@@ -165,7 +175,7 @@ class Texts:
 
     def _lines(self, file: SourceFile) -> Iterator[TextBlock]:
         first = 0
-        packed = file.path.endswith(".gz")
+        packed = file.path.lower().endswith(".gz")
         key = self.column
         try:
             with _opened(file.path, packed) as opened:
@@ -198,12 +208,13 @@ class Texts:
 def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool) -> Texts:
     """The files of a file name, a directory or a glob, sorted by name.
 
-    A directory gives its Parquet files; without any, its files of JSON lines; without any, all its files as plain text.
-    Names that begin with ``.`` or ``_`` are left out.
+    A directory gives its Parquet files or its files of JSON lines (``.jsonl``, ``.ndjson``); without any, its ``.json`` or
+    its plain text (``.txt``, ``.text``, ``.md``). Names that begin with ``.`` or ``_`` are left out.
 
     Raises:
         ObjectNotFoundError: there is nothing.
-        ConfigError: the files are of several kinds, or ``column`` is given for plain text.
+        ConfigError: the files are of several kinds, of several splits, of a dataset with an index, or in a directory of a
+            kind that is not known; or ``column`` is given for plain text.
     """
     source = os.fspath(src)
     check_exists(source)
@@ -216,15 +227,12 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
             raise
         except OSError as error:
             raise file_error(error, source) from error
-        for kind in ("parquet", "jsonl"):
-            some = [path for path in found if _kind(path) == kind]
-            if some:
-                found = some
-                break
+        found = _of_directory(found, source)
     else:
         found = [path for path in _matches(source) if os.path.isfile(path)]
     if not found:
         raise ObjectNotFoundError(f"{source}: no such file, no file in it, or none that matches", url=source)
+    _refuse_index(found)
     kinds = {_kind(path) for path in found}
     if len(kinds) > 1:
         raise ConfigError(
@@ -236,6 +244,36 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
         if column is not None:
             raise ConfigError(f"column={column!r}: {found[0]} is plain text, a document a file, and has no columns")
     return Texts(kind, tuple(_source(path) for path in sorted(found)), column, strict)
+
+
+def _of_directory(paths: list[str], source: str) -> list[str]:
+    """The files of a directory that are its documents."""
+    _refuse_index(paths)
+    found = [path for path in paths if _kind(path) != "text" and not path.lower().endswith(_TELLING)]
+    if not found:
+        found = paths
+        for path in found:
+            if _kind(path) == "text" and not path.lower().endswith(_PLAIN):
+                _refuse_packed([path])
+                raise ConfigError(
+                    f"{path}: in a directory only {', '.join((*_KINDS, *_PLAIN))} are known as text. Name files of other "
+                    f"kinds by a pattern, such as {source.rstrip('/')}/**/*.txt: each is a document then"
+                )
+    if found:
+        keys = (os.path.relpath(path, source) for path in found)
+        refuse_splits(keys, source.rstrip("/"), folders_only=_kind(found[0]) == "text")
+    return found
+
+
+def _refuse_index(paths: list[str]) -> None:
+    """See that files are not of a dataset with an index, whose shards are no text."""
+    for path in paths:
+        if os.path.basename(path) == INDEX_NAME:
+            folder = os.path.dirname(path) or "."
+            raise ConfigError(
+                f"{folder} is a dataset with an {INDEX_NAME}, whose shards are not read as text: make Parquet of it first "
+                f"(stoker convert {folder} OUT --to parquet), and tokenize that"
+            )
 
 
 def _matches(pattern: str) -> list[str]:

@@ -80,8 +80,9 @@ def tokenize(
     nothing that looks like a dataset.
 
     Args:
-        src: a file, a directory or a glob; Parquet, JSON lines (``.jsonl``, ``.ndjson``, packed with gzip or not), or
-            plain text, a document a file. A directory's Parquet files are taken, else its JSON lines, else all its files.
+        src: a file, a directory or a glob; Parquet, JSON lines (``.jsonl``, ``.ndjson``, ``.json``, packed with gzip or
+            not), or plain text, a document a file. Of a directory, its Parquet files or its JSON lines are taken; without
+            any, its ``.json`` or its plain text (``.txt``, ``.text``, ``.md``). Other plain text is named by a glob.
         dst: a directory; for MDS, also a URL.
         tokenizer: ``tokenizer.json`` as Hugging Face's ``tokenizers`` save it. Cutting and padding, if it says so, are
             turned off.
