@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.arguments import checked, unknown_operator
 from stoker.dataset.compare import OPERATORS, compare, plain_operand
+from stoker.dataset.function_hash import hash_function
 from stoker.dataset.kept import Sink, keep
 from stoker.dataset.place import Place
 from stoker.dataset.scan import check_column, scan
@@ -51,6 +52,11 @@ class Condition(ABC):
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
         """What it says, JSON-serialisable. Conditions of the same description choose the same samples."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Hashes of the functions in it, which no state knows: they differ between versions of Python."""
+        return ()
 
     @abstractmethod
     def mask(self, batch: Batch, count: int) -> Mask:
@@ -119,8 +125,9 @@ class Where(Condition):
             columns: the columns that it needs.
             fn: gets the columns' values for many samples, an argument a column: arrays of shape ``(n, ...)`` for columns of
                 a fixed width, else lists; nulls are as in batches. Returns n truth values, as a bool array.
-            name: stands for the function in states and file names. A function that chooses other samples needs another
-                name, or what was chosen before is used again.
+            name: stands for the function in states: a run goes on after a function of the same name. What the function chose
+                is kept until its code changes (bytecode, constants, default values, and the plain values and functions of its
+                module that it uses). What its code does not show, such as a file that it reads, needs another name.
         """
         if not callable(fn):
             raise ConfigError(f"fn={fn!r}: expected a function of the columns' values")
@@ -151,12 +158,15 @@ class WhereFunction(Condition):
     needs: tuple[str, ...]
     fn: Callable[..., Any] | None
     name: str
+    code: str = ""
 
     def __post_init__(self) -> None:
         if not self.needs or not all(isinstance(column, str) for column in self.needs):
             raise ConfigError(f"columns={self.needs!r}: expected the names of one column or several")
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"name={self.name!r}: a function needs a name, which stands for it in states")
+        if self.fn is not None and not self.code:
+            object.__setattr__(self, "code", hash_function(self.fn))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WhereFunction) and self.as_dict() == other.as_dict()
@@ -170,7 +180,7 @@ class WhereFunction(Condition):
             pickle.dumps(fn)
         except Exception:  # noqa: BLE001 - whatever pickle says: the name is what counts
             fn = None
-        return WhereFunction, (self.needs, fn, self.name)
+        return WhereFunction, (self.needs, fn, self.name, self.code)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -178,6 +188,10 @@ class WhereFunction(Condition):
 
     def as_dict(self) -> dict[str, Any]:
         return {"columns": list(self.needs), "function": self.name}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return (self.code,)
 
     def mask(self, batch: Batch, count: int) -> Mask:
         if self.fn is None:
@@ -206,6 +220,10 @@ class _Several(Condition):
     def as_dict(self) -> dict[str, Any]:
         return {self.how: [part.as_dict() for part in self.parts]}
 
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(code for part in self.parts for code in part.functions)
+
     def mask(self, batch: Batch, count: int) -> Mask:
         return self.evaluate(batch, count)[0]
 
@@ -230,6 +248,10 @@ class _Not(Condition):
 
     def as_dict(self) -> dict[str, Any]:
         return {"not": self.part.as_dict()}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return self.part.functions
 
     def mask(self, batch: Batch, count: int) -> Mask:
         return self.evaluate(batch, count)[0]
@@ -282,7 +304,9 @@ def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOpt
             sink.beat()
         return _ID, b""
 
-    recipe = {"condition": description, "nulls": _NULLS}
+    recipe: dict[str, Any] = {"condition": description, "nulls": _NULLS}
+    if where.functions:
+        recipe["functions"] = where.functions
     array: Ids = keep(place, "where", "+".join(where.columns), recipe, make).array
     return array
 
