@@ -11,6 +11,7 @@ from typing import Any
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.disk_cache import DiskCache
 from stoker.dataset.index import Index, load_index
+from stoker.dataset.missing import index_in
 from stoker.dataset.place import Place
 from stoker.dataset.streams import Stream, Streams
 from stoker.errors import ConfigError, StateError
@@ -80,7 +81,7 @@ def open_run(asked: Asked) -> Opened:
     """
     url = join_url(asked.url, *([asked.split] if asked.split else []))
     store = open_store(url)
-    index = load_index(store)
+    index = index_in(store, load_index)
     # The cache is never looked at, so it can be anywhere.
     place = Place(index, DiskCache(Path("nowhere"), store, CacheSettings()))
     streams = Streams([Stream(remote=url)], [asked.split or "data"], [place])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -17,10 +17,10 @@ from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.onefile import IMAGES
 from stoker.formats.registry import format_names, get_format
 from stoker.formats.survey import file_suffixes
-from stoker.storage import is_local, open_store
+from stoker.storage import ObjectInfo, is_local, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["Detected", "dataset_url", "detect", "suffixes_of_formats"]
+__all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "suffixes_of_formats"]
 
 # A look at so many names tells what a dataset consists of.
 _PEEK: Final = 5000
@@ -78,10 +78,9 @@ def detect(url: str | os.PathLike[str], storage_options: StorageOptions | None =
     text = os.fspath(url)
     if text.startswith(("http://", "https://")) and open_store(text, storage_options).exists(INDEX_NAME):
         return Detected("index")  # what can not be listed is a file otherwise
-    source = source_of(text)
-    if source.keys is not None or source.pattern is not None:
-        names = list(source.keys or (source.given or "",))
-        return Detected("files", _chosen(names, text))
+    named = detect_named(text)
+    if named is not None:
+        return named
     directory = is_local(text)
     if directory is not None and not directory.is_dir():
         raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
@@ -99,9 +98,30 @@ def detect(url: str | os.PathLike[str], storage_options: StorageOptions | None =
             f"{store.url} has no {INDEX_NAME}, but its sub-directories have ({below[0]}{', ...' if below[1:] else ''}): "
             "name one of them, or make one index of them with `stoker index --merge`"
         )
+    return detect_listed(listing, text)
+
+
+def detect_named(text: str) -> Detected | None:
+    """What a file or a pattern is by its name; ``None`` where the text is neither.
+
+    Raises:
+        ConfigError: the name tells no format.
+    """
+    source = source_of(text)
+    if source.keys is None and source.pattern is None:
+        return None
+    return Detected("files", _chosen(list(source.keys or (source.given or "",)), text))
+
+
+def detect_listed(listing: Sequence[ObjectInfo], where: str) -> Detected:
+    """What a directory without an index holds, by its listing; ``where`` names it.
+
+    Raises:
+        ConfigError: files of several formats, or of none that is known; says what was found.
+    """
     if any(_is_whole(shard) for shard in find_shards(listing).values()):
         return Detected("shards")
-    return Detected("files", _chosen([item.key for item in listing if not is_hidden(item.key)], text))
+    return Detected("files", _chosen([item.key for item in listing if not is_hidden(item.key)], where))
 
 
 def _is_whole(shard: ShardFiles) -> bool:

@@ -10,6 +10,7 @@ from stoker.arguments import unknown_name
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.foreign import open_foreign
 from stoker.dataset.headers import index_or_headers
+from stoker.dataset.missing import split_explained
 from stoker.dataset.parquet import Files, OnBadFiles, open_parquet
 from stoker.dataset.place import Place, open_place
 from stoker.dataset.synthetic import open_synthetic
@@ -103,19 +104,20 @@ def open_format(
         "retry": retry,
         "stall_timeout": stall_timeout,
     }
-    if name == "parquet":
-        if unknown := set(more) - {"hive"}:
-            raise ConfigError(f"format 'parquet' has no setting {min(unknown)!r}; it has hive")
-        return open_parquet(
-            remote, local, split, columns=columns, filters=filters, on_bad_files=on_bad_files, **more, **reading
-        )
-    if name == _MADE:
-        return open_synthetic(settings, **more)
-    if name is not None and name != _INDEXED:
-        if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit", "unpack_into"}:
-            raise ConfigError(f"format {name!r} has no setting {min(clash)!r}")
-        return open_foreign(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
-    assert remote is None or isinstance(remote, str | os.PathLike)
-    if name == _INDEXED:
-        reading["load"] = index_or_headers
-    return open_place(remote, local, split, **reading)
+    with split_explained(local if remote is None else remote, split, storage_options):
+        if name == "parquet":
+            if unknown := set(more) - {"hive"}:
+                raise ConfigError(f"format 'parquet' has no setting {min(unknown)!r}; it has hive")
+            return open_parquet(
+                remote, local, split, columns=columns, filters=filters, on_bad_files=on_bad_files, **more, **reading
+            )
+        if name == _MADE:
+            return open_synthetic(settings, **more)
+        if name is not None and name != _INDEXED:
+            if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit", "unpack_into"}:
+                raise ConfigError(f"format {name!r} has no setting {min(clash)!r}")
+            return open_foreign(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
+        assert remote is None or isinstance(remote, str | os.PathLike)
+        if name == _INDEXED:
+            reading["load"] = index_or_headers
+        return open_place(remote, local, split, **reading)

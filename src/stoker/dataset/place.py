@@ -9,18 +9,17 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import Final
 
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.cache_directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.dataset.caches import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
+from stoker.dataset.missing import index_in
 from stoker.dataset.origin import Origin
 from stoker.dataset.version import IndexVersion, LoadedIndex, VersionWatch, read_index
 from stoker.display import redact_url
-from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageTimeoutError
+from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files import read_regular
 from stoker.types import StorageOptions
@@ -28,9 +27,6 @@ from stoker.types import StorageOptions
 __all__ = ["Address", "Place", "address_of", "caches_home", "default_cache", "open_place", "origin_of"]
 
 logger = logging.getLogger(__name__)
-
-_PEEK: Final = 5000
-_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,7 @@ def open_place(
     opened = time.time_ns()
     if address.in_place:
         store = open_store(base)
-        loaded = _index_in(store, load)
+        loaded = index_in(store, load)
         if local is not None or not loaded.index.compressed:
             # What is given as the remote is not written to.
             beside = (base,) if local is not None else ()
@@ -179,25 +175,6 @@ def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | 
     return Origin(store.url, store.endpoint())
 
 
-def _index_in(store: Store, load: Callable[[Store], LoadedIndex]) -> LoadedIndex:
-    """The index in a store; where there is none, an error that names the datasets in its folders, if there are such."""
-    try:
-        return load(store)
-    except ObjectNotFoundError as error:
-        below: list[str] = []
-        with contextlib.suppress(StokerError, OSError):  # what can not be listed
-            end = f"/{INDEX_NAME}"
-            below = sorted(item.key.removesuffix(end) for item in islice(store.list(), _PEEK) if item.key.endswith(end))
-        if not below:
-            raise
-        more = f" and {len(below) - _MOST_NAMED} more" if len(below) > _MOST_NAMED else ""
-        raise ObjectNotFoundError(
-            f"{store.url} has no {INDEX_NAME}, but folders in it have: {', '.join(below[:_MOST_NAMED])}{more}. Choose one, "
-            f'as by split="{below[0]}", open each as a Stream, or make one index of all by merge_index',
-            url=store.url,
-        ) from error
-
-
 def _load(
     store: Store, base: Path, origin: Origin, load: Callable[[Store], LoadedIndex]
 ) -> tuple[LoadedIndex, CacheDirectory, bool]:
@@ -206,7 +183,7 @@ def _load(
     Where the store can not be reached, the version in the cache that was there last serves.
     """
     try:
-        loaded = _index_in(store, load)
+        loaded = index_in(store, load)
     except StorageTimeoutError as error:
         latest = latest_version(base, origin)
         version = None if latest is None else IndexVersion.from_dict(latest.version)

@@ -13,7 +13,7 @@ from typing import Final
 
 from stoker.errors import ConfigError
 
-__all__ = ["refuse_splits"]
+__all__ = ["files_of_split", "refuse_splits"]
 
 _SPLIT_OF: Final[Mapping[str, str]] = {
     "train": "train",
@@ -77,6 +77,28 @@ def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False,
     for (above, _), splits in sorted(files.items()):
         if len(splits) > 1:
             _refuse(root, above, splits, (), end, whole)
+
+
+def files_of_split(keys: Iterable[str], split: str) -> str:
+    """A pattern of the files whose names tell that they are of a split, such as ``train*.parquet``; empty where none are.
+
+    Args:
+        keys: files below a directory.
+        split: the split's name, which may begin with the folders that it lies in.
+    """
+    above, _, word = split.rpartition("/")
+    wanted = _SPLIT_OF.get(word.lower())
+    for key in sorted(keys):
+        folder, _, name = key.rpartition("/")
+        match = _FILE.fullmatch(name)
+        if (
+            wanted
+            and match
+            and _SPLIT_OF[match["word"].lower()] == wanted
+            and folder in (above, f"{above}/data".strip("/"))
+        ):
+            return f"{folder}/{name[: match.end('word')]}*{name[name.rfind('.') :]}".lstrip("/")
+    return ""
 
 
 def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[str], end: str, whole: str) -> None:
