@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections import Counter
 from itertools import chain
@@ -413,3 +414,12 @@ def test_a_stream_in_workers_has_no_state_in_the_main_process(data: Path) -> Non
     next(plain)
     with pytest.raises(StateError, match="copies of this dataset in other processes"):
         stream.state_dict()
+
+
+@pytest.mark.parametrize(
+    "consumed", [-1, 10**30, None, "x", [], 1.5, True, math.nan, {"": -1}, {"": True}, {"": 1 << 70}]
+)
+def test_a_state_whose_consumed_is_no_count_of_samples_is_refused(data: Path, consumed: Any) -> None:
+    state = StreamingDataset(local=data).state_dict()
+    with pytest.raises(StateError, match="'consumed' should say how many samples"):
+        StreamingDataset(local=data).load_state_dict({**state, "consumed": consumed})

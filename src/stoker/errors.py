@@ -132,7 +132,7 @@ class DecodeError(SampleError, CorruptDataError):
 
 
 class TransformError(SampleError):
-    """The caller's own function of a sample (``transform=``, ``tokenizer=``) raised an error."""
+    """The caller's own function of a sample (``transform=``, ``tokenizer=``) raised an error or returned no sample."""
 
 
 class MissingPackageError(StokerError, ImportError):

@@ -11,8 +11,9 @@ from typing import Any, Self
 from stoker.arguments import checked
 from stoker.cluster.coordination import Progress, WorkerHealth
 from stoker.dataset.streams import Stream
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.loader.adaptive import Adaptive, adaptive_course, planned_course
+from stoker.loader.ahead import END
 from stoker.loader.arrays import ArrayRows
 from stoker.loader.checkpoint import Checkpoint, CheckpointFolder
 from stoker.loader.chosen import changed_course, course_of_arrays
@@ -98,7 +99,20 @@ class StreamingShardLoader:
         """The next sample (or batch, if the config has a batch size); ``None`` at the epoch's end.
 
         Asking for it says that the one before is done. After an error, what could not be delivered comes again.
+
+        Raises:
+            TransformError: the transform returned ``None`` for a sample, which would look like the end. Iterating over the
+                loader delivers it.
         """
+        item = self._next()
+        if item is None:
+            raise TransformError(
+                f"sample {self._worker.delivered - 1} of what this worker has had of epoch {self.epoch}: the transform "
+                "returned None, and next() returns None at the epoch's end. Return the sample, or iterate over the loader"
+            )
+        return None if item is END else item
+
+    def _next(self) -> Any:
         worker = self._worker
         if self._due is not None and not worker.finished and worker.delivered - self._saved_at >= self._due:
             self._save_soon()
@@ -111,7 +125,7 @@ class StreamingShardLoader:
         return self._left()
 
     def _left(self) -> Iterator[Any]:
-        while (item := self.next()) is not None:
+        while (item := self._next()) is not END:
             yield item
 
     @checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -60,6 +61,14 @@ def _odd(_: Any) -> Any:
     raise _OddError(1, 2)
 
 
+def _generator_exit(_: Any) -> Any:
+    raise GeneratorExit
+
+
+def _cancelled(_: Any) -> Any:
+    raise asyncio.CancelledError
+
+
 class _Fails:
     """A transform that fails for one sample."""
 
@@ -102,11 +111,18 @@ def _loader(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[An
     return iter(StreamingDataLoader(dataset, num_workers=0, collate_fn=list))
 
 
+_RAISED: dict[Callable[[Any], Any], str] = {
+    _key: "KeyError",
+    _stop: "StopIteration",
+    _odd: "_OddError",
+    _generator_exit: "GeneratorExit",
+    _cancelled: "CancelledError",
+}
 _READERS = [_samples, _batches, _by_id, _slice, _shard_loader, _planned_loader, _loader]
 
 
 @pytest.mark.parametrize("threads", [0, 1, 8])
-@pytest.mark.parametrize("fail", [_key, _stop, _odd])
+@pytest.mark.parametrize("fail", list(_RAISED))
 @pytest.mark.parametrize("read", _READERS)
 def test_an_error_in_a_transform_names_the_sample_and_is_the_same_everywhere(
     data: Path, read: Callable[..., Iterator[Any]], fail: Callable[[Any], Any], threads: int
@@ -116,7 +132,7 @@ def test_an_error_in_a_transform_names_the_sample_and_is_the_same_everywhere(
             pass
     error, cause = caught.value, caught.value.__cause__
     assert isinstance(error, StokerError)
-    assert type(cause).__name__ == {"_key": "KeyError", "_stop": "StopIteration", "_odd": "_OddError"}[fail.__name__]
+    assert type(cause).__name__ == _RAISED[fail]
     assert (error.sample, error.column) == (_BAD, None)
     assert error.shard is not None
     assert error.row is not None
@@ -148,6 +164,78 @@ def test_what_is_no_error_goes_through_a_transform_as_it_is(data: Path, error: t
 
     with pytest.raises(error):
         list(StreamingDataset(local=data, transform=leave))
+
+
+def _none(_: Any) -> Any:
+    return None
+
+
+def _list(sample: Any) -> Any:
+    return [sample]
+
+
+def _generator(sample: Any) -> Any:
+    return (one for one in [sample])
+
+
+def _other_columns(sample: Any) -> Any:
+    return {"id": sample["id"]}
+
+
+def _columnar_loader(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads, batch_size=8)
+    return iter(StreamingDataLoader(dataset, columnar=True))
+
+
+def _shard_loader_batches(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads)
+    return iter(StreamingShardLoader(dataset, StreamingConfig(batch_size=8)))
+
+
+def _array_batches(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
+    arrays = {"id": np.arange(200), "x": np.zeros(200)}
+    return iter(StreamingShardLoader(arrays, StreamingConfig(batch_size=8), transform=_Fails(fail)))
+
+
+@pytest.mark.parametrize("read", [_samples, _by_id, _slice, _shard_loader, _loader])
+def test_a_none_of_a_transform_is_a_sample_and_no_end(data: Path, read: Callable[..., Iterator[Any]]) -> None:
+    found = [one for item in read(data, _none, 1) for one in (item if isinstance(item, list) else [item])]
+    assert [None if one is None else int(one["id"]) for one in found] == [
+        None if number == _BAD else number for number in range(200)
+    ]
+
+
+def test_next_refuses_a_none_that_would_look_like_the_end(data: Path) -> None:
+    dataset = StreamingDataset(local=data, transform=_Fails(_none))
+    loader = StreamingShardLoader(dataset, StreamingConfig())
+    assert [int(loader.next()["id"]) for _ in range(_BAD)] == list(range(_BAD))
+    with pytest.raises(TransformError, match=rf"sample {_BAD} of .* epoch 0: the transform returned None"):
+        loader.next()
+    assert int(loader.next()["id"]) == _BAD + 1
+
+
+@pytest.mark.parametrize("made", [_none, _list, _generator, _other_columns])
+@pytest.mark.parametrize("read", [_batches, _planned_loader, _columnar_loader, _shard_loader_batches, _array_batches])
+def test_what_makes_no_batch_of_columns_is_named(
+    data: Path, read: Callable[..., Iterator[Any]], made: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(TransformError, match=rf"row \d+ \(sample {_BAD}\): the transform returned ") as caught:
+        for _ in read(data, made, 1):
+            pass
+    assert caught.value.sample == _BAD
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+@pytest.mark.parametrize("made", [_none, _list, _generator])
+def test_what_can_not_be_collated_is_named_by_its_place_in_the_batch(
+    data: Path, made: Callable[[Any], Any], bad: int
+) -> None:
+    def transform(sample: Any) -> Any:
+        return made(sample) if int(sample["id"]) == 120 + bad else sample
+
+    dataset = StreamingDataset(local=data, transform=transform, batch_size=8)
+    with pytest.raises(TransformError, match=rf"sample {bad} of a batch of 8: the transform returned "):
+        list(StreamingDataLoader(dataset))
 
 
 @pytest.mark.parametrize("threads", [0, 2])

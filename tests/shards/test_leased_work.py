@@ -107,6 +107,17 @@ def test_all_of_an_epoch_is_committed_once(engine: str, base: Partition, batch_s
         worker.close()
 
 
+def test_a_none_of_a_transform_is_a_sample_and_no_end(engine: str, tmp_path: Path) -> None:
+    make_dataset(tmp_path, 100)
+    dataset = StreamingDataset(local=tmp_path, transform=lambda sample: None if sample["id"] == 37 else sample)
+    config = StreamingConfig(1, 0, Adaptive(), coordinator=engine, coordination=QUICK)
+    with StreamingShardLoader(dataset, config) as worker:
+        found = list(worker)
+        assert sum(sample is None for sample in found) == 1
+        assert sorted(int(sample["id"]) for sample in found if sample is not None) == [*range(37), *range(38, 100)]
+        assert worker.progress().finished
+
+
 def test_epochs_have_orders_of_their_own(engine: str) -> None:
     with loader(engine, shuffle_seed=1) as worker:
         assert numbers(worker) != numbers(worker)

@@ -72,7 +72,9 @@ def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> lis
     """
     try:
         made = transform(sample)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
         raise TransformError(f"{where()}: the transform raised {type(error).__name__}: {error}") from error
     if made is None:
         return []

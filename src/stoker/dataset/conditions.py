@@ -198,7 +198,9 @@ class WhereFunction(Condition):
             raise ConfigError(f"function {self.name!r} did not come along into this process: define it in a module")
         try:
             found = np.asarray(self.fn(*(batch[column] for column in self.needs)))
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             raise TransformError(f"function {self.name!r} raised {type(error).__name__}: {error}") from error
         if found.dtype != np.bool_ or found.shape != (count,):
             raise ConfigError(

@@ -17,7 +17,7 @@ from stoker.errors import CorruptDataError, DecodeError, StokerError, TransformE
 from stoker.formats.registry import get_format
 from stoker.types import Ids, Sample, Transform
 
-__all__ = ["Origin", "apply_transform", "decode_error", "origin_of", "transform_error"]
+__all__ = ["Origin", "apply_transform", "decode_error", "origin_at", "origin_of", "returned_error", "transform_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ def origin_of(pool: ShardPool, shard: int, row: int) -> Origin:
     return Origin(url, shard, row, int(pool.index.sizes[:shard].sum()) + row)
 
 
+def origin_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> Origin:
+    """Where the n-th of the samples at ``(shards[i], rows[i])`` lies."""
+    return origin_of(pool, int(shards[number]), int(rows[number]))
+
+
 def apply_transform(
     transform: Transform, samples: Iterator[Sample], remaining: Iterator[Any], origin: Callable[[int], Origin]
 ) -> Iterator[Any]:
@@ -58,16 +63,36 @@ def apply_transform(
     for sample in samples:
         try:
             made = transform(sample)
-        except Exception as error:
-            # StopIteration too: passed on, it would end the iteration, and the rest of the samples would be missing.
-            raise transform_error(error, origin(count - operator.length_hint(remaining) - 1)) from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # StopIteration and GeneratorExit too: passed on, they would end the iteration, and the rest of the samples
+            # would be missing.
+            raise transform_error(
+                f"raised {_told(error)}", origin(count - operator.length_hint(remaining) - 1)
+            ) from error
         yield made
 
 
-def transform_error(error: Exception, origin: Origin) -> TransformError:
-    """The error of a transform that raised ``error`` for a sample."""
+def returned_error(made: object, origin: Origin) -> TransformError:
+    """The error of a transform that returned something else than a dict where a batch of columns is made."""
+    what = "None" if made is None else f"a {type(made).__name__}"
+    return transform_error(
+        f"returned {what}: return the sample, a dict of its columns, of which a batch is made; "
+        "or iterate over samples, which may be anything",
+        origin,
+    )
+
+
+def transform_error(what: str, origin: Origin) -> TransformError:
+    """The error of a transform for a sample.
+
+    Args:
+        what: what it did, such as ``returned None``.
+        origin: where the sample comes from.
+    """
     return TransformError(
-        f"{origin}: the transform raised {_told(error)}",
+        f"{origin}: the transform {what}",
         url=origin.url,
         shard=origin.shard,
         row=origin.row,
@@ -151,5 +176,5 @@ def _place(origin: Origin, column: str | None) -> str:
     return place if column is None else f"{place}, column {column!r}"
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return str(error) if isinstance(error, CorruptDataError) else f"{type(error).__name__}: {error}"

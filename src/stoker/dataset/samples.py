@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from stoker.dataset.failures import Origin, apply_transform, decode_error, origin_of
+from stoker.dataset.failures import apply_transform, decode_error, origin_at
 from stoker.dataset.pool import ShardPool
 from stoker.formats.base import ShardReader
 from stoker.formats.merge import check_types, scatter
@@ -84,9 +85,7 @@ def iterate_samples(
     if transform is None:
         return run
 
-    def origin(number: int) -> Origin:
-        return origin_of(pool, int(shards[number]), int(rows[number]))
-
+    origin = partial(origin_at, pool, shards, rows)
     return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
 
 

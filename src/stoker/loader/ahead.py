@@ -9,12 +9,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from stoker.dataset.counts import Count, Counts
 
-__all__ = ["Ahead", "NothingYet"]
+__all__ = ["END", "Ahead", "NothingYet"]
 
+END: Final = object()
+"""What a worker's ``next`` returns at the end of an epoch. ``None`` may be a sample: a transform may return it."""
 _T = TypeVar("_T")
 _PATIENCE = 10.0
 

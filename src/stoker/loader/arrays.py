@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from stoker.dataset.counts import Counts
 from stoker.dataset.failures import Origin, apply_transform
 from stoker.dataset.labels import hash_column, null_error
 from stoker.errors import ConfigError
+from stoker.loader.columns import stack_samples
 from stoker.loader.sources import nulls_of
 from stoker.order.course import Run
 from stoker.order.native import NativeCourse
@@ -86,20 +88,14 @@ class ArrayRows:
         found: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
         if self._transform is not None:
             taken = iter(found)
-            places = rows.tolist()
-            made = apply_transform(
-                self._transform, taken, taken, lambda number: Origin(None, None, places[number], places[number])
-            )
-            found = list(made)
+            found = list(apply_transform(self._transform, taken, taken, partial(_origin, rows)))
         self._count(len(rows), begun)
         return found
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         """The same, as columns."""
         if self._transform is not None:
-            from stoker.loader.columns import stack_samples
-
-            return stack_samples(self.samples(shards, rows))
+            return stack_samples(self.samples(shards, rows), partial(_origin, rows))
         begun = time.perf_counter_ns()
         found: Batch = {name: self._take(values, rows) for name, values in self._columns.items()}
         self._count(len(rows), begun)
@@ -175,6 +171,11 @@ class ArrayRows:
         took = time.perf_counter_ns() - begun
         self.counts.read_step(samples, 0, 0, 0, took)
         self.counts.waited(took)
+
+
+def _origin(rows: Ids, number: int) -> Origin:
+    row = int(rows[number])
+    return Origin(None, None, row, row)
 
 
 def _column(name: str, values: Any) -> Column:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, TransformError
 from stoker.loader.ring import Block, Region, Ring, receive
 from stoker.types import Array, Batch
 
@@ -29,11 +29,25 @@ def collate(samples: list[Any]) -> Any:
     """
     first = samples[0]
     if not isinstance(first, dict):
+        if any(sample is None or isinstance(sample, dict) for sample in samples):
+            raise _unlike(samples)
         return _collate_values(samples)
     names = first.keys()
-    if any(sample.keys() != names for sample in samples):
+    if any(not isinstance(sample, dict) or sample.keys() != names for sample in samples):
+        if not all(isinstance(sample, dict) for sample in samples):
+            raise _unlike(samples)
         raise ConfigError(f"samples of one batch have different columns, the first has {', '.join(map(str, names))}")
     return {name: _collate_values([sample[name] for sample in samples]) for name in names}
+
+
+def _unlike(samples: list[Any]) -> TransformError:
+    """The error of samples of which some are dicts and some are not, or that are ``None``."""
+    number, found = next((i, sample) for i, sample in enumerate(samples) if not isinstance(sample, dict))
+    what = "None" if found is None else f"a {type(found).__name__}"
+    return TransformError(
+        f"sample {number} of a batch of {len(samples)}: the transform returned {what}: return the sample, a dict of its "
+        "columns, for every sample"
+    )
 
 
 def as_tensors(batch: Batch) -> dict[str, Any]:

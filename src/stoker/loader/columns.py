@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from stoker.errors import ConfigError
+from stoker.dataset.failures import Origin, returned_error, transform_error
 from stoker.types import Batch, Column
 
 __all__ = ["split_batch", "stack_samples"]
@@ -25,20 +25,27 @@ def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
     return batches
 
 
-def stack_samples(samples: Sequence[Any]) -> Batch:
+def stack_samples(samples: Sequence[Any], origin: Callable[[int], Origin]) -> Batch:
     """Columns of samples: arrays where all values are arrays or NumPy scalars of one dtype and shape, else lists.
 
+    Args:
+        samples: what a transform returned, n of them.
+        origin: where the i-th of these samples comes from.
+
     Raises:
-        ConfigError: a transform returned something that is no dict, or dicts of different columns.
+        TransformError: one is no dict, or has other columns than the first; names the sample.
     """
     first = samples[0]
-    if not isinstance(first, dict):
-        raise ConfigError(
-            f"transform returned {type(first).__name__}: batches() needs a dict of columns; iterate over samples instead"
-        )
-    for sample in samples:
-        if not isinstance(sample, dict) or sample.keys() != first.keys():
-            raise ConfigError("transform must return a dict of the same columns for every sample, for batches()")
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, dict):
+            raise returned_error(sample, origin(number))
+        if sample.keys() != first.keys():
+            columns, others = (", ".join(map(str, one)) or "none" for one in (sample, first))
+            raise transform_error(
+                f"returned the columns {columns}, and for sample {origin(0).sample} {others}: a batch needs the same columns "
+                "of every sample",
+                origin(number),
+            )
     return {name: _stack([sample[name] for sample in samples]) for name in first}
 
 

@@ -13,7 +13,7 @@ from stoker.cluster.coordination.recorded import Assignment
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
-from stoker.loader.ahead import Ahead, NothingYet
+from stoker.loader.ahead import END, Ahead, NothingYet
 from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.joining import join_run
@@ -88,7 +88,7 @@ class Leased:
     # -- delivering ------------------------------------------------------------------------------------------------
 
     def next(self) -> Any:
-        """The next sample, or batch; ``None`` when all of the epoch is committed, by whomever.
+        """The next sample, or batch; :data:`~stoker.loader.ahead.END` when all of the epoch is committed, by whomever.
 
         Raises:
             StalledError: what is left has failed too often; names it.
@@ -117,7 +117,7 @@ class Leased:
             if end == piece.end:
                 self._piece = None
             return piece.batch if piece.samples is None else piece.samples[begin - piece.begin]
-        return None
+        return END
 
     def prefetch(self, samples: int, timeout: float | None) -> int:
         """Have so many samples ready, or as many as the buffer holds or could be leased; returns how many are."""

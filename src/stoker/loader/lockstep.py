@@ -14,7 +14,7 @@ import numpy as np
 from stoker.concurrency.forks import reset_in_children
 from stoker.dataset.samples import SampleRun
 from stoker.errors import StateError
-from stoker.loader.ahead import Ahead
+from stoker.loader.ahead import END, Ahead
 from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.progress import StartingPoint
@@ -147,19 +147,19 @@ class Lockstep:
         return len(plan)
 
     def next(self) -> Any:
-        """The next sample, or batch; ``None`` at the epoch's end."""
+        """The next sample, or batch; :data:`~stoker.loader.ahead.END` at the epoch's end."""
         while True:
             for sample in self._part:
                 self.delivered += 1
                 return sample
             if self.finished:
-                return None
+                return END
             item = self._take()
             if item is None:
                 with self._lock:
                     self.finished = True
                 self._close_ahead()
-                return None
+                return END
             if item.batch is not None:
                 if item.filler:
                     self._fillers += 1

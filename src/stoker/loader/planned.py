@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from stoker.cluster.coordination.planlog import Generation, PlanLog, apportion
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
-from stoker.loader.ahead import Ahead
+from stoker.loader.ahead import END, Ahead
 from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.reading import Rows, in_order
@@ -89,10 +90,10 @@ class Planned:
 
     # -- delivering ------------------------------------------------------------------------------------------------
 
-    def next(self) -> Batch | None:
-        """This rank's part of the next global batch; ``None`` at the epoch's end."""
+    def next(self) -> Any:
+        """This rank's part of the next global batch; :data:`~stoker.loader.ahead.END` at the epoch's end."""
         if self.finished:
-            return None
+            return END
         with self._lock:
             buffer = self._buffer()
         try:
@@ -103,7 +104,7 @@ class Planned:
         if item is None:
             self.finished = True
             self.close()
-            return None
+            return END
         batch, count, end = item
         self.delivered += count
         self._position = end

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits, replayed
-from stoker.loader.ahead import Ahead
+from stoker.loader.ahead import END, Ahead
 from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.reading import Rows
@@ -55,12 +55,12 @@ class Replayed:
         return sum(-(-(end - begin) // size) for begin, end in self._ranges)
 
     def next(self) -> Any:
-        """The next sample, or batch; ``None`` at the end."""
+        """The next sample, or batch; :data:`~stoker.loader.ahead.END` at the end."""
         for sample in self._part:
             self.delivered += 1
             return sample
         if self.finished:
-            return None
+            return END
         try:
             item = self._buffer().take()
         except BaseException:
@@ -69,7 +69,7 @@ class Replayed:
         if item is None:
             self.finished = True
             self.close()
-            return None
+            return END
         found, count, whole = item
         if whole:
             self.delivered += count

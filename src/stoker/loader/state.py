@@ -208,6 +208,11 @@ def _fields(
         raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
+    consumed = state.get("consumed", {})
+    if not isinstance(consumed, Mapping) or not all(map(_is_count, consumed.values())):
+        raise StateError(
+            f"this state's 'consumed' should say how many samples of each stream were consumed, found {consumed!r}"
+        )
     if not 3 <= len(terms) <= 6:
         raise StateError(f"this state's terms must be three to six numbers, found {len(terms)}")
     return theirs, epoch, position, terms, inside

@@ -317,11 +317,15 @@ def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any
     """Token ids of each text; ``first`` is the number of the first among the documents of this rank's iteration."""
     try:
         found = tokenize(texts)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
         for number, text in enumerate(texts, first):
             try:
                 tokenize([text])
-            except Exception as alone:
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as alone:
                 raise _tokenizer_error(alone, f"document {number}") from alone
         raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
     if not hasattr(found, "__len__"):
@@ -331,7 +335,7 @@ def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any
     return found
 
 
-def _tokenizer_error(error: Exception, which: str) -> TransformError:
+def _tokenizer_error(error: BaseException, which: str) -> TransformError:
     return TransformError(f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}")
 
 
