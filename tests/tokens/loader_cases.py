@@ -32,6 +32,7 @@ class MemorySource:
     """
 
     name = "memory"
+    url = ""
     skipped: Sequence[SkippedFile] = ()
 
     def __init__(self, files: Sequence[Sequence[Sequence[int]]]) -> None:

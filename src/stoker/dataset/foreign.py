@@ -26,7 +26,8 @@ from stoker.dataset.foreign_shards import describe_file, packed_file, whole_file
 from stoker.dataset.foreign_survey import FetchedFiles, survey_files
 from stoker.dataset.index import Index
 from stoker.dataset.parquet_files import FoundFile, Source
-from stoker.dataset.place import Address, Place, address_of, default_cache
+from stoker.dataset.place import Address, Place, address_of, default_cache, origin_of
+from stoker.dataset.rewritten import version_of_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.compression import codec_of
 from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
@@ -149,7 +150,10 @@ def open_foreign(
         _remove_replaced(cache, known, facts, format)
     place = make_cache(directory or address.root, None if address.in_place else store, settings, index.file_sizes)
     place.early = cache.early
-    return Place(index, place, keep)
+    filled = [one for one in facts if one.samples]
+    listed = [(one.key, one.size, one.version) for one in filled]
+    listed += [(one.key, one.size, one.version) for owner in filled for one in owner.beside]
+    return Place(index, place, keep, origin=origin_of(source.root, storage_options), listed=version_of_files(listed))
 
 
 def _packed_files(reader: Any, files: Sequence[FoundFile], store: Store) -> list[FoundFile]:

@@ -38,9 +38,14 @@ class Origin:
     version: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def text(self) -> str:
+        """Text that is another for another dataset, whatever its version."""
+        return f"{self.url}\n{self.endpoint}"
+
+    @property
     def prefix(self) -> str:
         """12 hex digits that all versions of a dataset have in common."""
-        return hashlib.sha256(f"{self.url}\n{self.endpoint}".encode()).hexdigest()[:12]
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
     def same_place(self, other: Origin) -> bool:
         """Whether both are versions of one dataset."""

@@ -19,7 +19,8 @@ from stoker.dataset.parquet_files import FoundFile, Source, find_files, kinds_of
 from stoker.dataset.parquet_footers import BadFile, FooterReader
 from stoker.dataset.parquet_shards import describe_row_groups
 from stoker.dataset.parquet_side import load_facts, save_facts
-from stoker.dataset.place import Place, address_of
+from stoker.dataset.place import Place, address_of, origin_of
+from stoker.dataset.rewritten import version_of_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.parquet.facts import FileFacts
 from stoker.formats.parquet.predicate import Filters, Predicate
@@ -141,7 +142,8 @@ def open_parquet(
         _remove_replaced(cache, known, facts, index)
         with contextlib.suppress(OSError):
             cache.sweep()
-    return Place(index, cache, keep)
+    listed = version_of_files((one.key, one.size, one.version) for one in facts if len(one.rows))
+    return Place(index, cache, keep, origin=origin_of(source.root, storage_options), listed=listed)
 
 
 def index_parquet(remote: Files, **options: Any) -> Index:

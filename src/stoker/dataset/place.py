@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stoker.dataset.cache import CacheSettings, ShardCache
 from stoker.dataset.cache_directory import CacheDirectory, latest_version, refuse_dataset
@@ -17,6 +18,7 @@ from stoker.dataset.caches import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.dataset.missing import index_in
 from stoker.dataset.origin import Origin
+from stoker.dataset.rewritten import describe_version
 from stoker.dataset.version import IndexVersion, LoadedIndex, VersionWatch, read_index
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
@@ -39,12 +41,31 @@ class Place:
         keep: directories for what is computed from all of the dataset, the best first; the next serves where one can
             not be written to.
         version: text that is another for another version of the dataset; empty where the files' descriptions tell.
+        origin: where the dataset lies; ``None`` of samples that lie nowhere.
+        listed: of files without an index, text that is another if any of them changes.
     """
 
     index: Index
     cache: ShardCache
     keep: tuple[Path, ...] = ()
     version: str = ""
+    origin: Origin | None = None
+    listed: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where the dataset lies, for messages; empty of samples that lie nowhere."""
+        return "" if self.origin is None else redact_url(self.origin.url)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What identifies the data in a state; see docs/order.md."""
+        about: dict[str, Any] = {"fingerprint": self.index.fingerprint}
+        if content := self.index.content:
+            return about | {"content": content}
+        if self.origin is None:
+            return about
+        return about | describe_version(self.origin.text, self.version or self.listed)
 
     def limited(self, limit: int | None) -> Place:
         """The same place with another ``cache_limit``.
@@ -141,14 +162,17 @@ def open_place(
             beside = (base,) if local is not None else ()
             keep = (*beside, default_cache(os.path.realpath(base), None))
             cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, opened))
-            return Place(loaded.index, cache, keep, loaded.version.text)
+            return Place(
+                loaded.index, cache, keep, loaded.version.text, origin_of(address.source or address.root, None)
+            )
         # A remote is not written to: its shards are decompressed into a cache.
         base = default_cache(os.path.realpath(base), None)
     assert source is not None  # without a remote we have returned
     if local is not None:
         refuse_dataset((Path(os.path.expanduser(local)).absolute(), base), source)
     store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
-    loaded, directory, fresh = _load(store, base, origin_of(source, storage_options), load)
+    origin = origin_of(source, storage_options)
+    loaded, directory, fresh = _load(store, base, origin, load)
     index = loaded.index
     cache = make_cache(directory, store, settings, index.file_sizes, VersionWatch(store, loaded.version, opened))
     if cache.keeps:
@@ -159,7 +183,7 @@ def open_place(
     with contextlib.suppress(OSError):
         cache.sweep()
     keep = tuple(dict.fromkeys((directory.path, default_cache(source, storage_options))))
-    return Place(index, cache, keep, loaded.version.text)
+    return Place(index, cache, keep, loaded.version.text, origin)
 
 
 def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> Origin:

@@ -17,6 +17,7 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.cluster.coordination.assignment import Replay
 from stoker.cluster.coordination.recorded import Assignment
+from stoker.dataset.rewritten import check_versions, host_versions
 from stoker.errors import ConfigError, StateError
 from stoker.order.course import Course, Leg, Seat
 from stoker.order.native import NativeCourse
@@ -179,7 +180,9 @@ def replayed(
         StateError: it is of another data set, order or settings, or not of a whole epoch; says what differs.
         ConfigError: it needs a larger world.
     """
-    assignment.check({**course.as_dict(), "batch_size": batch_size})
+    ours = {**host_versions(course.as_dict(), course.urls), "batch_size": batch_size}
+    check_versions(assignment.identity, ours, course.urls, "assignment['identity']")
+    assignment.check(ours)
     if course.settings.partition.static and assignment.world_size != world_size:
         raise StateError(
             f"the recorded assignment is of a world of {assignment.world_size}, this one has {world_size} ranks, and parts "

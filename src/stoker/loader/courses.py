@@ -79,14 +79,7 @@ def _incumbent(streams: Streams, options: CourseOptions) -> IncumbentCourse:
     if named in SHUFFLES:
         shuffle["shuffle_algo"] = named
     about = [
-        (
-            name,
-            {
-                "fingerprint": place.index.fingerprint,
-                "samples": place.index.samples,
-                **({"content": content} if (content := place.index.content) else {}),
-            },
-        )
+        (name, {**place.about, "samples": place.index.samples})
         for name, place in zip(streams.names, streams.places, strict=True)
     ]
     return IncumbentCourse(
@@ -102,4 +95,5 @@ def _incumbent(streams: Streams, options: CourseOptions) -> IncumbentCourse:
             "batching_method": options.batching_method,
             "partition_algo": options.partition_algo or "relaxed",
         },
+        {name: place.url for name, place in zip(streams.names, streams.places, strict=True)},
     )

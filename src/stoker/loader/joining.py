@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.cluster.coordination import Coordination
+from stoker.dataset.rewritten import host_versions
 from stoker.errors import ConfigError
 from stoker.loader.adaptive import Splits
 from stoker.loader.config import StreamingConfig
@@ -46,7 +47,7 @@ def join_run(config: StreamingConfig, course: NativeCourse, splits: Splits) -> C
         world_size=config.world_size,
         positions=splits.parts if static else splits.total,
         lanes=None if static else lanes,
-        identity={**course.as_dict(), "batch_size": config.batch_size},
+        identity={**host_versions(course.as_dict(), course.urls), "batch_size": config.batch_size},
         settings=settings,
         commit_every=config.commit_every,
         patience=config.patience,

@@ -6,11 +6,13 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stoker.cluster.coordination import CommitRefusedError, Coordination, Progress, WorkerHealth
 from stoker.cluster.coordination.recorded import Assignment
 from stoker.concurrency.forks import reset_in_children
+from stoker.dataset.rewritten import check_versions, host_versions
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
 from stoker.loader.ahead import END, Ahead, NothingYet
@@ -300,6 +302,10 @@ class Leased:
                 coordination = join_run(self._config, self._course, self._splits)
                 try:
                     if restored is not None:
+                        run, urls = restored.state.get("identity"), self._course.urls
+                        if isinstance(run, Mapping):
+                            ours = host_versions(self._course.as_dict(), urls)
+                            check_versions(run, ours, urls, "checkpoint.state['identity']")
                         coordination.restore(dict(restored.state), rollback=rollback, attempt=attempt)
                     coordination.begin_epoch(self.epoch)
                 except BaseException:

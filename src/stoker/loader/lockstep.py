@@ -256,7 +256,7 @@ class Lockstep:
                 f"the checkpoint is of rank {checkpoint.rank} of {checkpoint.world_size}, this loader is rank {ours}: pass "
                 "any_rank=True if all ranks were in step when it was taken"
             )
-        point, course = read_state(checkpoint.state, self._course, self._seat)
+        point, course = read_state(checkpoint.state, self._course, self._seat, "checkpoint.state")
         if (checkpoint.epoch, checkpoint.position) != (point.epoch, point.position):
             raise StateError(
                 f"the checkpoint says epoch {checkpoint.epoch}, position {checkpoint.position}, and its state epoch "

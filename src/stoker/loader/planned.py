@@ -16,6 +16,7 @@ import numpy as np
 
 from stoker.cluster.coordination.planlog import Generation, PlanLog, apportion
 from stoker.concurrency.forks import reset_in_children
+from stoker.dataset.rewritten import check_versions, with_versions_of
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
 from stoker.loader.ahead import END, Ahead
@@ -223,6 +224,8 @@ class Planned:
                 f"of {config.world_size}: pass any_rank=True, as all ranks of a plan are in step"
             )
         ours, theirs = self._course.as_dict(), dict(checkpoint.state)
+        check_versions(theirs, ours, self._course.urls, "checkpoint.state")
+        theirs = with_versions_of(theirs, ours)
         written = theirs.pop("plan", None)
         for name in sorted({*ours, *theirs}):
             if ours.get(name) != theirs.get(name):

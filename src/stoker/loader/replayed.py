@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
+from stoker.dataset.rewritten import check_versions, with_versions_of
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits, replayed
 from stoker.loader.ahead import END, Ahead
@@ -121,8 +122,10 @@ class Replayed:
         Raises:
             StateError: it is of another kind, rank, dataset, order or assignment.
         """
-        ours = ("replay", self._config.rank, self._assignment.epoch, self._state())
-        theirs = (checkpoint.kind, checkpoint.rank, checkpoint.epoch, dict(checkpoint.state))
+        state = self._state()
+        check_versions(checkpoint.state, state, self._course.urls, "checkpoint.state")
+        ours = ("replay", self._config.rank, self._assignment.epoch, state)
+        theirs = (checkpoint.kind, checkpoint.rank, checkpoint.epoch, with_versions_of(checkpoint.state, state))
         for name, its, mine in zip(("kind", "rank", "epoch", "state"), theirs, ours, strict=True):
             if its != mine:
                 raise StateError(f"the checkpoint's {name} is {its!r}, that of this loader is {mine!r}")

@@ -62,9 +62,7 @@ def make_sources(
         first, end = int(offsets[number]), int(offsets[number + 1])
         chosen = [*stream.subsets, *(_of_stream(subset, first, end) for subset in subsets)]
         table = ShardTable(place.index.sizes)
-        about: dict[str, Any] = {"fingerprint": place.index.fingerprint, "samples": table.total}
-        if content := place.index.content:
-            about["content"] = content
+        about: dict[str, Any] = {**place.about, "samples": table.total}
         # As they are in this stream, whatever streams come before it.
         described = [subset.as_dict() for subset in chosen]
         if described:
@@ -77,6 +75,7 @@ def make_sources(
                 weight=StreamWeight(stream.proportion, stream.repeat, stream.choose),
                 about=about,
                 labels=_labels(place, partition, options),
+                url=place.url,
             )
         )
     return tuple(sources)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from stoker.dataset.rewritten import VERSIONS, check_versions, is_rewritten
 from stoker.errors import StateError
 from stoker.loader.progress import StartingPoint
 from stoker.order.course import Course, Leg, Seat, Terms
@@ -17,8 +18,10 @@ logger = logging.getLogger(__name__)
 STATE_VERSION: Final = 2
 _SAME_ORDER: Final = ("fingerprint", "subset", "block_size")
 """What decides the order of a stream's samples, of what a state says of it."""
+_SAME_CONTENT: Final = ("content", VERSIONS)
+"""What tells, beside that, whether the samples are the same ones."""
 _MOST_AWAY: Final = 256
-"""Streams that were left out of which states remember how far they had got: about 100 bytes each."""
+"""Streams that were left out of which states remember how far they had got: about 150 bytes each."""
 
 
 def leg_of(point: StartingPoint) -> Leg:
@@ -55,8 +58,16 @@ def make_state(course: Course, point: StartingPoint, seat: Seat) -> dict[str, An
     return state | course.write_foreign(leg, seat)
 
 
-def read_state(state: Mapping[str, Any], course: Course, seat: Seat) -> tuple[StartingPoint, Course]:
+def read_state(
+    state: Mapping[str, Any], course: Course, seat: Seat, what: str = "state"
+) -> tuple[StartingPoint, Course]:
     """Check a state against the dataset and settings at hand.
+
+    Args:
+        state: the state.
+        course: the order of the data at hand.
+        seat: who reads.
+        what: how the caller calls the state, for messages.
 
     Returns:
         Where to go on, and the course, which is another if the state's run had changed its streams before.
@@ -71,12 +82,14 @@ def read_state(state: Mapping[str, Any], course: Course, seat: Seat) -> tuple[St
             raise StateError(_NO_STATE)
         return StartingPoint(leg.epoch, leg.position, terms=leg.terms), course
     theirs, epoch, position, terms, inside = _fields(state)
-    said, changed = _compare(theirs, course.as_dict())
+    ours = course.as_dict()
+    said, changed = _compare(theirs, ours)
     if said:
         remedy = "Use the data and the settings that it was taken with"
         if changed:
             remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
         raise StateError(f"this state belongs to another order: {'; '.join(said)}. {remedy}")
+    check_versions(theirs, ours, course.urls, what)
     point = StartingPoint(epoch, position, terms=terms)
     if course.beyond(leg_of(point)):
         raise StateError(f"position {position} lies beyond the epoch of {course.epoch_size} samples")
@@ -87,8 +100,8 @@ def read_state(state: Mapping[str, Any], course: Course, seat: Seat) -> tuple[St
         return point, course
     samples, batch_size, world_size, per_node = inside
     # Which samples of a batch are a rank's depends on nodes only where the order is mosaicml-streaming's.
-    ours = seat.ranks_per_node if "like" in theirs["order"] else per_node
-    if (batch_size, world_size, per_node) != (seat.batch_size, seat.world_size, ours):
+    nodes = seat.ranks_per_node if "like" in theirs["order"] else per_node
+    if (batch_size, world_size, per_node) != (seat.batch_size, seat.world_size, nodes):
         raise StateError(
             f"this state was taken inside a batch, {samples} samples into it, with batch_size {batch_size} on {world_size} "
             f"ranks, {per_node} a node; here they are {seat.batch_size}, {seat.world_size} and {seat.ranks_per_node}. Take "
@@ -159,7 +172,9 @@ def read_changed(state: Mapping[str, Any], course: Course) -> tuple[StartingPoin
 
 def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:
     """What a state remembers of a stream that is left out, for it to go on where it was when it comes back."""
-    return {"name": name, "consumed": consumed} | {of: about[of] for of in _SAME_ORDER if about.get(of) is not None}
+    return {"name": name, "consumed": consumed} | {
+        of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT) if about.get(of) is not None
+    }
 
 
 def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]]]:
@@ -242,7 +257,7 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
                 "and sizes have other hashes"
             )
         else:
-            before, now = ({key: one[key] for key in one if key != "content"} for one in (it, its))
+            before, now = ({key: one[key] for key in one if key not in _SAME_CONTENT} for one in (it, its))
             said += _differences(before, now, f"{name}." if name else "")
     said += [f"stream {name!r} is gone" for name in gone] + [f"stream {name!r} is new" for name in new]
     several = max(len(their_streams), len(our_streams)) > 1
@@ -280,7 +295,9 @@ def _differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
 
 
 def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether a stream's samples come in the order in which they came; only how many an epoch has may differ."""
+    """Whether a stream has the samples that it had, in their order; only how many an epoch has may differ."""
+    if _written_anew(theirs, ours) or is_rewritten(theirs, ours):
+        return False
     return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in _SAME_ORDER)
 
 

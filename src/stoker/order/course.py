@@ -105,6 +105,11 @@ class Course(Protocol):
         """
         ...
 
+    @property
+    def urls(self) -> Mapping[str, str]:
+        """Where the streams' data is, by name, for messages; may lack any."""
+        ...
+
     def consumed(self, leg: Leg) -> dict[str, int]:
         """Stream name to how many samples of it are used up when the leg's epoch ends, or before it if it is whole."""
         ...

@@ -165,6 +165,11 @@ class NativeCourse:
             order["sampling_granularity"] = settings.sampling_granularity
         return {"streams": streams, "order": order}
 
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where the streams' data is, by name, for messages."""
+        return {source.name: source.url for source in self.sources}
+
     def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:
         """None: other programs' orders are others."""
         if "sample_in_epoch" in state:

@@ -33,6 +33,7 @@ class Source:
         weight: how much of it an epoch has.
         about: what identifies its data in a state; ``fingerprint`` decides its order.
         labels: a number for each sample of the table, where the partition needs a column.
+        url: where its data is, for messages.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Source:
     weight: StreamWeight = field(default_factory=StreamWeight)
     about: Mapping[str, Any] = field(default_factory=dict)
     labels: NDArray[Any] | None = None
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

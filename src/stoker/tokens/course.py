@@ -86,11 +86,19 @@ class TokenCourse:
         cells: what is divided.
         files: names of the files.
         settings: everything else.
+        url: where the data is, for messages.
     """
 
     def __init__(
-        self, name: str, about: Mapping[str, Any], cells: Cells, files: Sequence[str], settings: TokenSettings
+        self,
+        name: str,
+        about: Mapping[str, Any],
+        cells: Cells,
+        files: Sequence[str],
+        settings: TokenSettings,
+        url: str = "",
     ) -> None:
+        self._url = url
         self.name = name
         self.about = dict(about)
         self.cells = cells
@@ -159,6 +167,11 @@ class TokenCourse:
                 "partial": settings.partial,
             },
         }
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where the data is, for messages."""
+        return {self.name: self._url}
 
     def consumed(self, leg: Leg) -> dict[str, int]:  # noqa: ARG002
         """Nothing: every epoch has all of the data."""

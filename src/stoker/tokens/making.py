@@ -119,6 +119,7 @@ class Workshop:
                 remainder=remainder,
                 said=self._making.said(),
             ),
+            self.source.url,
         )
 
     def load(self, order: TokenOrder, last: Mapping[int, int], track: int, block: int) -> Block:

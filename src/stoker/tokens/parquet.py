@@ -61,8 +61,9 @@ class ParquetSource:
         ]
         self.groups = self._groups()
         self.name = os.path.basename(os.path.dirname(self.groups.files[0])) or "tokens"
+        self.url = place.url
         self.about: Mapping[str, Any] = {
-            "fingerprint": place.index.fingerprint,
+            **place.about,
             "column": self.column,
             "tokens": int(self.groups.tokens.sum()),
         }

@@ -12,6 +12,8 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
+from stoker.dataset.excerpts import version_of
+from stoker.dataset.rewritten import describe_version, version_of_files
 from stoker.errors import ConfigError
 from stoker.tokens.division import Groups
 from stoker.tokens.files import RawTokens
@@ -45,6 +47,11 @@ class TokenSource(Protocol):
     @property
     def name(self) -> str:
         """What states and messages call it."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where the files are, for messages."""
         ...
 
     @property
@@ -99,17 +106,25 @@ class _Mapped:
     """What sources of memory-mapped files have in common."""
 
     name: str
+    url: str
     groups: Groups
     skipped: Sequence[SkippedFile] = ()
     about: Mapping[str, Any]
 
     def _tell(self, kind: str, paths: Sequence[str], facts: Iterable[bytes]) -> None:
         digest = xxhash.xxh3_128()
-        for path, fact in zip(paths, facts, strict=True):
-            digest.update(f"{kind}\0{os.path.basename(path)}\0{os.path.getsize(path)}\0".encode())
+        states = [os.stat(path) for path in paths]
+        for path, status, fact in zip(paths, states, facts, strict=True):
+            digest.update(f"{kind}\0{os.path.basename(path)}\0{status.st_size}\0".encode())
             digest.update(fact)
-        self.name = os.path.basename(paths[0])
-        self.about = {"fingerprint": digest.hexdigest(), "tokens": int(self.groups.tokens.sum())}
+        real = [os.path.realpath(path) for path in paths]
+        files = [(path, status.st_size, version_of(status)) for path, status in zip(real, states, strict=True)]
+        self.name, self.url = os.path.basename(paths[0]), os.path.commonpath(real)
+        self.about = {
+            "fingerprint": digest.hexdigest(),
+            "tokens": int(self.groups.tokens.sum()),
+            **describe_version("\n".join(real), version_of_files(files)),
+        }
 
     def where(self, group: int) -> str:
         """See :class:`TokenSource`."""

@@ -15,6 +15,7 @@ from stoker.cluster.coordination.assignment import from_rows, partial, to_rows
 from stoker.cluster.coordination.errors import StaleCheckpointError
 from stoker.cluster.coordination.records import Epoch, History, Lane
 from stoker.cluster.coordination.rules import log_entries
+from stoker.dataset.rewritten import with_versions_of
 from stoker.errors import StateError
 
 __all__ = ["differences", "restored", "take", "uncommitted"]
@@ -94,6 +95,7 @@ def restored(
             raise
         raise StateError(f"not a checkpoint of a coordinated epoch: {error!r}") from error
     ours = {"epoch": wanted.number, "starts": wanted.starts, **dict(wanted.identity)}
+    theirs = with_versions_of(theirs, ours)
     if theirs != ours:
         raise StateError(
             f"the checkpoint is not of this epoch: {differences(theirs, ours, 'the checkpoint', 'this run')}"

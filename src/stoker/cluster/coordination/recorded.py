@@ -10,6 +10,7 @@ from typing import Any, Final
 from stoker.cluster.coordination.assignment import from_rows, to_rows
 from stoker.cluster.coordination.checkpoint import differences
 from stoker.cluster.coordination.records import Entry
+from stoker.dataset.rewritten import with_versions_of
 from stoker.errors import StateError
 
 __all__ = ["Assignment"]
@@ -66,7 +67,7 @@ class Assignment:
         Raises:
             StateError: it is another; says what differs.
         """
-        ours, theirs = _comparable(identity), _comparable(self.identity)
+        ours, theirs = _comparable(identity), _comparable(with_versions_of(self.identity, identity))
         if ours != theirs:
             said = differences(theirs, ours, "the recorded assignment", "this loader")
             raise StateError(f"the recorded assignment is of another data set, order or settings: {said}")

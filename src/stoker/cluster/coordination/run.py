@@ -17,6 +17,7 @@ from stoker.cluster.coordination.operations import Create, Get, Keys, Operation,
 from stoker.cluster.coordination.records import Entry, Epoch, Lane, LogChunk, Summary, Worker
 from stoker.cluster.coordination.rules import finished, first_lane, remaining, set_aside, stalled
 from stoker.cluster.coordination.store import CoordinationStore
+from stoker.dataset.rewritten import rewritten_streams, with_versions_of
 from stoker.errors import ConfigError, StateError
 
 __all__ = ["Progress", "RunRecords", "WorkerHealth", "perform"]
@@ -113,8 +114,16 @@ class RunRecords:
         if found is None:
             return wanted
         epoch: Epoch = found.value
-        if _agreed(epoch) != _agreed(wanted):
-            said = differences(_agreed(epoch), _agreed(wanted), "the run", "this worker")
+        ours = _agreed(wanted)
+        theirs = with_versions_of(_agreed(epoch), ours)
+        if theirs != ours:
+            anew = rewritten_streams(theirs.get("streams"), ours.get("streams"))
+            said = "; ".join(
+                [
+                    *(f"the files of stream {name!r} were written anew since the run began" for _, name in anew),
+                    differences(theirs, ours, "the run", "this worker"),
+                ]
+            )
             raise ConfigError(
                 f"this worker and its peers in run {self.keys.run!r} at {self.store.url} contradict each other: {said}: give "
                 f"all workers the same, or this run an id of its own"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import ConfigError
@@ -34,11 +34,13 @@ class IncumbentCourse:
         streams: for each stream, its name and what identifies its data and weight in a state.
         options: arguments of :meth:`IncumbentSettings.resolve <stoker.order.incumbent.IncumbentSettings.resolve>` beside the
             batch size: ``shuffle``, ``shuffle_algo``, ``shuffle_seed``, ``num_canonical_nodes``, ...
+        urls: where the streams' data is, by name, for messages.
     """
 
     mixture: Mixture
     streams: Sequence[tuple[str, Mapping[str, Any]]]
     options: Mapping[str, Any]
+    urls: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Bad settings are said at once, not when the first batch is asked for.

@@ -1,0 +1,145 @@
+"""Versions of streams in states, by which data that was rewritten in place since a state was taken is refused.
+
+A fingerprint holds no times of change, as a copy of a dataset must have the same. So a state's description of a stream also
+has ``versions``: a hash of the place that it was read from, and a hash of the version that was there. Only versions of one
+place are compared. Streams whose files all have hashes in the index have no such entry: ``content`` tells more there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from stoker.errors import StateError
+
+__all__ = [
+    "VERSIONS",
+    "check_versions",
+    "describe_version",
+    "host_versions",
+    "is_rewritten",
+    "rewritten_streams",
+    "version_of_files",
+    "with_versions_of",
+]
+
+VERSIONS: Final = "versions"
+"""The key, in the description of a stream."""
+_DIGITS: Final = 12
+
+
+def version_of_files(files: Iterable[tuple[str, int, str]]) -> str:
+    """A text that is another if any of the files changes.
+
+    Args:
+        files: name, bytes and version of each, as the listing tells them.
+    """
+    return _digest("\n".join([f"{name}\0{size}\0{version}" for name, size, version in files]))
+
+
+def describe_version(place: str, version: str) -> dict[str, Any]:
+    """The entry for the description of a stream: ``{"versions": {place: version}}``, as 12 hex digits each.
+
+    Args:
+        place: URL and endpoint, or the real path.
+        version: text that is another for another version; empty where there is none, which gives no entry.
+    """
+    return {VERSIONS: {_digest(place): _digest(version)}} if version else {}
+
+
+def rewritten_streams(theirs: Any, ours: Any) -> list[tuple[str, str]]:
+    """Streams that were read from the same place in another version: their names there and here.
+
+    Args:
+        theirs: ``streams`` of a state or of a run: descriptions by name; anything else has none.
+        ours: those of the course at hand.
+    """
+    return [(name, mine) for name, mine, it, its in _pairs(theirs, ours) if is_rewritten(it, its)]
+
+
+def is_rewritten(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether two descriptions of a stream are of one place, of one fingerprint, and of two versions."""
+    before, now = theirs.get(VERSIONS), ours.get(VERSIONS)
+    if theirs.get("fingerprint") != ours.get("fingerprint"):
+        return False
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return False
+    return any(before[place] != now[place] for place in before.keys() & now.keys())
+
+
+def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state or run says, with this course's versions in place of those that do not contradict them.
+
+    After this, both can be compared as they are.
+
+    Args:
+        theirs: has ``streams``, as :meth:`stoker.order.course.Course.as_dict` gives them.
+        ours: the same of this course.
+    """
+    streams = theirs.get("streams")
+    if not isinstance(streams, Mapping):
+        return dict(theirs)
+    changed = dict(streams)
+    for name, _, it, its in _pairs(streams, ours.get("streams")):
+        if not is_rewritten(it, its):
+            rest = {key: value for key, value in it.items() if key != VERSIONS}
+            changed[name] = rest | ({VERSIONS: its[VERSIONS]} if VERSIONS in its else {})
+    return {**theirs, "streams": changed}
+
+
+def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Mapping[str, str], what: str) -> None:
+    """See that no stream was rewritten since.
+
+    Args:
+        theirs: has ``streams``, as :meth:`stoker.order.course.Course.as_dict` gives them.
+        ours: the same of this course.
+        urls: where this course's streams are, by name.
+        what: the user's expression for ``theirs``, such as ``checkpoint.state``.
+
+    Raises:
+        StateError: one was; names it, its URL and the remedy.
+    """
+    taken = what.partition("[")[0].partition(".")[0]
+    for name, mine in rewritten_streams(theirs.get("streams"), ours.get("streams")):
+        where = f" at {urls[mine]}" if urls.get(mine) else ""
+        raise StateError(
+            f"stream {name!r}{where}: its files were written anew since this {taken} was taken, so other samples may come at "
+            "its positions. Read the data that it was taken with, such as from a copy; or, if the content is the same (the "
+            f"files were only copied or touched), remove {what}['streams'][{name!r}][{VERSIONS!r}]"
+        )
+
+
+def host_versions(described: Mapping[str, Any], urls: Mapping[str, str]) -> dict[str, Any]:
+    """A course's description in which versions of directories are compared on this machine only.
+
+    Workers on several machines may each have a copy of their own under one path, whose files have other times.
+
+    Args:
+        described: what :meth:`stoker.order.course.Course.as_dict` gave.
+        urls: where its streams are, by name.
+    """
+    streams = {}
+    for name, about in described["streams"].items():
+        streams[name] = dict(about)
+        if VERSIONS in about and "://" not in urls.get(name, ""):
+            host = socket.gethostname()
+            streams[name][VERSIONS] = {_digest(f"{place}\n{host}"): one for place, one in about[VERSIONS].items()}
+    return {**described, "streams": streams}
+
+
+def _pairs(theirs: Any, ours: Any) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
+    """Names and descriptions of the streams of both; where each has one, the names do not matter."""
+    if not isinstance(theirs, Mapping) or not isinstance(ours, Mapping):
+        return
+    alone = len(theirs) == len(ours) == 1
+    for name, it in theirs.items():
+        mine = next(iter(ours)) if alone else name
+        its = ours.get(mine)
+        if isinstance(it, Mapping) and isinstance(its, Mapping):
+            yield name, mine, it, its
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
