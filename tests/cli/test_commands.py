@@ -21,6 +21,7 @@ import pytest
 from packed_cases import tiny_image
 from stoker import MDSWriter, StreamingDataset, __version__
 from stoker.cli import COMMANDS, main
+from stoker.cli.arguments import with_options
 from stoker.cli.inspect import half_blocks
 from support import cache_of, environ, make_dataset
 
@@ -279,6 +280,67 @@ def test_help_and_a_wrong_flag_show_the_usage_of_the_command_itself(
         said = stoker(capsys, *words, *given, "--hepl", code=2)
         assert said.startswith(f"usage: {parser.prog} "), said
         assert f"{parser.prog}: error: unrecognized arguments: --hepl; did you mean '--help'?" in said
+
+
+def test_missing_words_name_what_is_needed_and_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "arguments are required: {list,prune,clear}" in stoker(capsys, "cache", code=2)
+    assert "arguments are required: {run,init,list,compare,report,size}" in stoker(capsys, "bench", code=2)
+    said = stoker(capsys, "bench", "run", code=2)
+    assert "arguments are required: WORKLOAD, --results" in said
+    said = stoker(capsys, "bench", "size", code=2)
+    assert "SECTION.KEY=VALUE" not in said.partition("error:")[2]
+
+
+def test_errors_name_options_for_the_arguments_of_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(
+        json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"the": 0}, "unk_token": "the"}})
+    )
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "a.jsonl").write_text('{"a": "the", "b": null}\n{"a": "the", "b": "the"}\n')
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+
+    def tokenize(source: str, target: str = "out") -> str:
+        return stoker(
+            capsys, "tokenize", tmp_path / source, tmp_path / target, "--tokenizer", tokenizer, "--processes", 1, code=1
+        )
+
+    assert "strict=False" in (said := tokenize("a.txt"))
+    assert said.endswith("(on the command line: --replace-bad-bytes for strict=False)\n")
+    (tmp_path / "a.txt").write_text("the")
+    assert tokenize("a.txt", "full").endswith("(on the command line: --exist-ok for exist_ok=True)\n")
+    (tmp_path / "b.jsonl").write_text('{"a": "the", "b": "the"}\n')
+    assert tokenize("b.jsonl").endswith("with column= (on the command line: --column NAME for column=)\n")
+    said = stoker(capsys, "convert", tmp_path / "a.jsonl", tmp_path / "mds", "--columns", "b=str", code=1)
+    assert "--fill NAME=VALUE for fill=" in said
+    assert "--drop-nulls for drop_nulls=True" in said
+    (tmp_path / "two").mkdir()
+    for name in ("a.npz", "b.jsonl"):
+        (tmp_path / "two" / name).write_text('{"a": 1}')
+    said = stoker(capsys, "inspect", tmp_path / "two", code=1)
+    assert "(on the command line: --format" in said
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("begin anew with resume=False (--restart)", ""),
+        ("resume=False", "--restart for resume=False"),
+        ("pass exist_ok=True or exist_ok=True", "--exist-ok for exist_ok=True"),
+        ("begin without exist_ok=False", ""),
+        ("http://a/b?column=5&column=6 a.column=7 --column=8 nothing=9", ""),
+        ("settings=1, format_options={1: 2}", "--format-option NAME=VALUE for format_options="),
+    ],
+)
+def test_only_arguments_that_the_command_has_are_translated(message: str, options: str) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--exist-ok", action="store_true")
+    parser.add_argument("--column", metavar="NAME")
+    parser.add_argument("--format-option", metavar="NAME=VALUE")
+    parser.add_argument("settings")
+    said = with_options(message, parser, {"resume=False": "--restart"})
+    assert said == message + (f" (on the command line: {options})" if options else "")
 
 
 def test_versions_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:

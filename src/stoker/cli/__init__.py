@@ -68,7 +68,7 @@ def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given
         code = chosen.run(chosen)
         sys.stdout.flush()
     except StokerError as error:
-        sys.stderr.write(f"stoker {name}: {error}\n")
+        sys.stderr.write(f"stoker {name}: {_told(error, parser, name, given)}\n")
         return ExitCode.FAILED
     except KeyboardInterrupt as error:
         sys.stderr.write(f"stoker {name}: interrupted{''.join(f'; {said}' for said in error.args)}\n")
@@ -93,13 +93,27 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
     return chosen
 
 
-def _refuse(parser: argparse.ArgumentParser, given: Sequence[str], left: Sequence[str]) -> NoReturn:
-    """End with the usage of the command that was asked for, not with that of ``stoker``."""
+def _told(error: StokerError, parser: argparse.ArgumentParser, name: str | None, given: Sequence[str]) -> str:
+    """What the command line says of an error: its message, and options for the arguments that it names."""
+    from stoker.cli.arguments import with_options
+
+    module = sys.modules.get(f"stoker.cli.{name}")
+    return with_options(str(error), _innermost(parser, given), getattr(module, "ARGUMENTS", {}))
+
+
+def _innermost(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command and its action that the words name."""
     for word in given:
         below = next((one for one in parser._actions if isinstance(one, argparse._SubParsersAction)), None)
         if below is None:
             break
         parser = below.choices.get(word, parser)
+    return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, given: Sequence[str], left: Sequence[str]) -> NoReturn:
+    """End with the usage of the command that was asked for, not with that of ``stoker``."""
+    parser = _innermost(parser, given)
     from stoker.arguments import nearest
 
     options = [name for action in parser._actions for name in action.option_strings if name.startswith("--")]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
-__all__ = ["byte_size", "count", "duration", "integer", "seconds"]
+__all__ = ["byte_size", "count", "duration", "integer", "seconds", "with_options"]
 
+# An argument of Python's in an error: `exist_ok=True`, `fill={...}`, `column=`. Not `s.fill=` nor `--fill=`.
+_ARGUMENT: Final = re.compile(r"(?<![\w.?&/-])([a-z]\w*)=(True|False)?")
 _TIMES: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -72,3 +74,32 @@ def duration(text: str) -> float:
     if match is None or match[2] not in _TIMES or not float(match[1]):
         raise argparse.ArgumentTypeError(f"must be a number above 0 with {', '.join(_TIMES)}, like 30d, got {text!r}")
     return float(match[1]) * _TIMES[match[2]]
+
+
+def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[str, str]) -> str:
+    """An error's message, with the command's options for the arguments of Python's that it names.
+
+    Args:
+        message: of an error that the library raised.
+        parser: of the command.
+        others: options of arguments whose names differ: the argument, or it with its value (``"strict=False"``), to what
+            to write instead.
+    """
+    known: dict[str, argparse.Action] = {}
+    for action in parser._actions:
+        if action.option_strings:
+            known[action.dest] = known[f"{action.dest}s"] = action
+    found: dict[str, str] = {}
+    for match in _ARGUMENT.finditer(message):
+        name, value = match[1], match[2] or ""
+        option = others.get(f"{name}={value}") or others.get(name)
+        if option is None and (action := known.get(name)) is not None:
+            takes = action.nargs != 0
+            if takes == (not value):  # a switch stands for True
+                metavar = f" {action.metavar}" if takes and isinstance(action.metavar, str) else ""
+                option = f"{action.option_strings[-1]}{metavar}" if takes or value == "True" else None
+        if option is not None and option.split()[0] not in message:
+            found[f"{name}={value}"] = option
+    if not found:
+        return message
+    return f"{message} (on the command line: {', '.join(f'{option} for {name}' for name, option in found.items())})"

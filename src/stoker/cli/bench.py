@@ -28,7 +28,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     one.add_argument(
         "workload", metavar="WORKLOAD", help="a YAML file, stoker's or DLIO's, or a name of stoker bench list"
     )
-    one.add_argument("settings", metavar="SECTION.KEY=VALUE", nargs="*", help="settings that go before the file's")
+    one.add_argument(
+        "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
+    )
     one.add_argument("--data", metavar="URL", help="the data set: a directory or URL, with train/ and valid/ below")
     one.add_argument("--results", metavar="DIR", required=True, help="a directory, new or empty")
     one.add_argument(
@@ -52,6 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_json(three)
     for more in (bench_compare, bench_report, bench_size):
         more.add(kinds)
+    kinds.metavar = f"{{{','.join(kinds.choices)}}}"
 
 
 def _stages(text: str) -> tuple[str, ...]:

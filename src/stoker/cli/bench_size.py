@@ -28,7 +28,9 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(metric.au), on data that is there: make it by stoker bench run --stages generate.",
     )
     parser.add_argument("workload", metavar="WORKLOAD", help="as of stoker bench run")
-    parser.add_argument("settings", metavar="SECTION.KEY=VALUE", nargs="*", help="settings that go before the file's")
+    parser.add_argument(
+        "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
+    )
     parser.add_argument("--data", metavar="URL", help="the data set: a directory or URL, with train/ below")
     parser.add_argument("--results", metavar="DIR", help="a directory, new or empty, for the results of all runs")
     parser.add_argument("--loader", metavar="NAME", help="the loader, as reader.loader")

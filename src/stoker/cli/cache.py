@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "in use.",
     )
     parser.set_defaults(run=run)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{list,prune,clear}")
     listing = actions.add_parser("list", help="what caches there are, of which dataset, how large, when last used")
     prune = actions.add_parser("prune", help="remove what was not used for the longest time")
     clear = actions.add_parser("clear", help="remove all that is not in use")

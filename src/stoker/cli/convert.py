@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from stoker.cli.amounts import bytes_text, seconds_text
 from stoker.cli.arguments import byte_size, count, integer
@@ -21,7 +21,14 @@ from stoker.cli.running import (
     storage_options,
 )
 
-__all__ = ["add", "run"]
+__all__ = ["ARGUMENTS", "add", "run"]
+
+ARGUMENTS: Final = {
+    "columns": "--columns NAME=TYPE,..., or --select NAME,... to read only some,",
+    "resume=False": "--restart",
+    "transform": "--map MODULE:FUNCTION",
+}
+"""Options for arguments that have another name in Python."""
 
 _EXAMPLES = """\
 examples:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from typing import get_args
+from typing import Final, get_args
 
 from stoker.cli.arguments import count, integer
 from stoker.cli.running import add_json, on_interrupt, print_json, shows_progress
 from stoker.tokens.tokenize import OutputFormat, tokenize
 
-__all__ = ["add", "run"]
+__all__ = ["ARGUMENTS", "add", "run"]
+
+ARGUMENTS: Final = {
+    "add_special_tokens": "--special-tokens",
+    "strict=False": "--replace-bad-bytes",
+}
+"""Options for arguments that have another name in Python."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
