@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from PIL import Image
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset
 from stoker.cli import main
-from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import open_store
 
 
@@ -127,3 +130,24 @@ def test_a_split_that_is_told_by_names_is_given_as_a_pattern(tmp_path: Path, roo
         with pytest.raises((ObjectNotFoundError, ConfigError)) as caught_other:
             StreamingDataset(remote=remote, format="parquet", split="other", storage_options=options)
         assert "pattern" not in str(caught_other.value)
+
+
+def test_a_directory_of_a_web_server_can_not_be_listed(tmp_path: Path) -> None:
+    class Quiet(http.server.SimpleHTTPRequestHandler):  # takes no ranges
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    (tmp_path / "data").mkdir()
+    write_parquet(tmp_path / "data")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/data"
+        for format_ in ("parquet", "json"):
+            with pytest.raises(StorageError, match=r"plain HTTP can not list\. Name the files"):
+                StreamingDataset(remote=url, format=format_, local=tmp_path / "cache")
+            with pytest.raises(ConfigError, match="plain HTTP can not list a directory"):
+                StreamingDataset(remote=f"{url}/", format=format_, local=tmp_path / "cache")
+        with pytest.raises(ObjectNotFoundError) as caught:
+            StreamingDataset(remote=url, local=tmp_path / "cache")
+        assert "of its 1 files" not in str(caught.value)
+        server.shutdown()

@@ -93,13 +93,21 @@ def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[
     for match in _ARGUMENT.finditer(message):
         name, value = match[1], match[2] or ""
         option = others.get(f"{name}={value}") or others.get(name)
-        if option is None and (action := known.get(name)) is not None:
-            takes = action.nargs != 0
-            if takes == (not value):  # a switch stands for True
-                metavar = f" {action.metavar}" if takes and isinstance(action.metavar, str) else ""
-                option = f"{action.option_strings[-1]}{metavar}" if takes or value == "True" else None
+        if option is None and name in known:
+            option = _option(known[name], value)
         if option is not None and option.split()[0] not in message:
             found[f"{name}={value}"] = option
     if not found:
         return message
     return f"{message} (on the command line: {', '.join(f'{option} for {name}' for name, option in found.items())})"
+
+
+def _option(action: argparse.Action, value: str) -> str | None:
+    """The option as it is written for an argument; ``None`` where it is a switch and the argument is not ``True``."""
+    if action.nargs == 0:
+        return action.option_strings[-1] if value == "True" else None
+    return (
+        f"{action.option_strings[-1]} {action.metavar}"
+        if isinstance(action.metavar, str)
+        else action.option_strings[-1]
+    )

@@ -84,7 +84,7 @@ def _told(store: Store) -> str:
     try:
         found = detect_named(store.url.rstrip("/")) or (detect_listed(listing, store.url) if listing else None)
     except ConfigError as error:
-        return f": {error}"
+        return f": {error}" if listing else ""
     if found is None:
         return ""
     if found.kind == "shards":

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from stoker.dataset.excerpts import version_of
 from stoker.dataset.splits import refuse_splits
 from stoker.dataset.unfinished import NOTE, counted_files
+from stoker.display import redact_url
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StorageError
 from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
@@ -236,6 +237,10 @@ def _one(text: str) -> Source:
         return _wild(text)
     if head.startswith(("http://", "https://")):  # which can not be listed
         parent, _, name = text.rpartition("/")
+        if not name:
+            raise ConfigError(
+                f"{redact_url(text)}: plain HTTP can not list a directory. Name the files, in a list if several"
+            )
         return Source(parent, keys=(name,))
     return Source(text.rstrip("/"))
 

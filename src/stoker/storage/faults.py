@@ -214,7 +214,11 @@ def _without_status(name: str, text: str) -> Fault:
     if "content-length" in lowered or "content length" in lowered:
         return Fault("other", "the server does not say how long the object is (no Content-Length)")
     if name in ("NotImplementedError", "NotSupportedError") or "non-partial" in lowered:
-        return Fault("other", "the server does not support this request (no ranges?)")
+        return Fault(
+            "other",
+            "the server answers no ranges of bytes, which is also so for a directory of a web server: plain HTTP can not "
+            "list. Name the files, and see that the server takes ranges (python -m http.server does not)",
+        )
     kind_match = _HTTP_KIND.search(text)
     kind = kind_match[1] if kind_match else ""
     if kind == "Timeout" or "TimedOut" in text:
