@@ -12,6 +12,7 @@ from broken import shard_files, write, write_others
 
 from s3server import Bucket
 from stoker import StreamingDataset
+from stoker.cli import main
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.labels import column_labels
 from stoker.dataset.place import open_place
@@ -186,6 +187,23 @@ def test_what_was_kept_of_a_dataset_read_in_place_is_listed_and_goes(home: Path,
     prune_caches(everything=True)
     assert list_caches() == []
     assert list(home.iterdir()) == []
+
+
+def test_a_dataset_that_is_read_in_place_is_listed_and_cleared_in_the_same_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    write("mds", tmp_path / "data")
+    column_labels(open_place(None, tmp_path / "data", None, settings=CacheSettings()), "id", "classes")
+    assert main(["cache", "list", str(tmp_path / "data")]) == 0
+    assert "no copies: left alone" in capsys.readouterr().out
+    assert main(["cache", "clear", str(tmp_path / "data")]) == 0
+    said = capsys.readouterr().out
+    assert "data holds no copies, as a dataset that is read in place, and is left alone" in said
+    assert f"lies in {tmp_path / 'data' / '.stoker'}, which may be removed" in said
+    shutil.rmtree(tmp_path / "data" / ".stoker")
+    assert list_caches([tmp_path / "data"]) == []
+    assert sum(1 for _ in read(None, local=tmp_path / "data")) == 60
 
 
 def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -105,7 +105,14 @@ def _print(caches: list[CacheFacts]) -> None:
     for cache in caches:
         used = "never" if cache.used is None else f"{seconds_text(max(0.0, now - cache.used))} ago"
         state = "in use" if cache.in_use or cache.downloads else ""
-        row = (cache.path, cache.origin or "unknown", bytes_text(cache.bytes), f"{cache.files:,}", used, state)
+        row = (
+            cache.path,
+            cache.origin or "no copies: left alone",
+            bytes_text(cache.bytes),
+            f"{cache.files:,}",
+            used,
+            state,
+        )
         table.add_row(*(Text(escape(text)) for text in row))
     table.add_section()
     table.add_row("", "", bytes_text(sum(cache.bytes for cache in caches)), "", "", "")

@@ -138,7 +138,10 @@ def prune_caches(
     for root in roots:
         origin = read_origin(root / PRIVATE)
         if origin is None or not is_cache_directory(root) or _is_same(origin.url, root):
-            notes.append(f"{root} is no cache that stoker made, and is left alone")
+            notes.append(
+                f"{root} holds no copies, as a dataset that is read in place, and is left alone. What stoker worked out from "
+                f"it lies in {root / PRIVATE}, which may be removed"
+            )
             continue
         found = list(_shard_files(root))
         files += found
