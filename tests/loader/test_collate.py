@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
+import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +46,58 @@ def test_what_torch_refuses_stays_a_list() -> None:
     assert collate([b"1", b"2"]) == [b"1", b"2"]
     with pytest.raises(ConfigError, match="different columns"):
         collate([{"a": 1}, {"b": 1}])
-    with pytest.raises(RuntimeError):
-        collate([{"a": np.ones(2)}, {"a": np.ones(3)}])
+
+
+UNLIKE: list[tuple[list[Any], str]] = [
+    ([1, None, 2], r"column 'c': a batch of int, None \(null\) makes"),
+    ([0.5, None], "float, None"),
+    ([True, None], "bool, None"),
+    ([None, None], r"a batch of None \(null\) makes"),
+    ([np.ones(2), np.ones(3)], r"float64 arrays of shape \(2,\), float64 arrays of shape \(3,\)"),
+    ([np.ones(2), None], "float64 arrays"),
+    ([torch.ones(2), torch.ones(3)], "torch.float32 arrays"),
+    ([np.float32(1), None], "float32, None"),
+    ([[1, 2], [3]], "lists of 2, lists of 1"),
+    ([[1, 2], None], "lists of 2, None"),
+    ([[1, 2], [3, None]], r"column 'c'\[1\]: a batch of int, None"),
+    ([{"a": 1}, {"b": 1}], "dicts with a, dicts with b"),
+    ([{"a": 1}, None], "dicts with a, None"),
+    ([{"a": 1}, {"a": None}], r"column 'c'.a: a batch of int, None"),
+    ([1, "text"], "int, str"),
+    ([1, Decimal(1), None], "int, Decimal, None"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), UNLIKE, ids=range(len(UNLIKE)))
+def test_unlike_values_are_refused_by_column_in_any_order(values: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"{message}.*columnar=True.*collate_fn=.*transform="):
+        collate([{"id": 1, "c": value} for value in values])
+    for order in itertools.permutations(values):
+        with pytest.raises(ConfigError, match="column 'c'"):
+            collate([{"id": 1, "c": value} for value in order])
+
+
+LISTS: list[list[Any]] = [["a", None], [Decimal(1), None], [b"a", None], [dt.date(2024, 1, 1), None]]
+
+
+@pytest.mark.parametrize("values", LISTS, ids=["text", "decimals", "bytes", "dates"])
+def test_nulls_among_values_that_are_lists_anyway_stay(values: list[Any]) -> None:
+    for order in itertools.permutations(values):
+        assert collate([{"c": value} for value in order]) == {"c": list(order)}
+        assert collate([{"c": {"d": value}} for value in order]) == {"c": {"d": list(order)}}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_column_with_nulls_is_refused_by_name_in_workers_too(tmp_path: Path, workers: int) -> None:
+    lines = [{"y": None if number % 4 == 0 else number, "tags": ["a"] * (number % 3)} for number in range(16)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for column in ("y", "tags"):
+        dataset = StreamingDataset(remote=str(tmp_path), format="jsonl", columns=[column], batch_size=4)
+        with pytest.raises(ConfigError, match=f"column '{column}': a batch of .*columnar=True"):
+            list(StreamingDataLoader(dataset, num_workers=workers))
+        batches = list(StreamingDataLoader(dataset, num_workers=workers, columnar=True))
+        assert [one for batch in batches for one in batch[column]] == [line[column] for line in lines]
 
 
 @pytest.mark.processes

@@ -26,21 +26,25 @@ def collate(samples: list[Any]) -> Any:
     Columns of equally shaped arrays are stacked by NumPy, in a loader worker straight into the shared memory that carries
     them to the main process. Everything else is left to ``default_collate``; ``bytes`` and other objects that it refuses
     stay lists.
+
+    Raises:
+        ConfigError: samples have different columns, or a column's values make no tensor together: numbers or arrays with
+            nulls among them, nulls alone, arrays or lists of different shapes. Names the column.
     """
     first = samples[0]
     if not isinstance(first, dict):
         if any(sample is None or isinstance(sample, dict) for sample in samples):
-            raise _unlike(samples)
-        return _collate_values(samples)
+            raise _unlike_samples(samples)
+        return _collate_values(samples, "of samples")
     names = first.keys()
     if any(not isinstance(sample, dict) or sample.keys() != names for sample in samples):
         if not all(isinstance(sample, dict) for sample in samples):
-            raise _unlike(samples)
+            raise _unlike_samples(samples)
         raise ConfigError(f"samples of one batch have different columns, the first has {', '.join(map(str, names))}")
-    return {name: _collate_values([sample[name] for sample in samples]) for name in names}
+    return {name: _collate_values([sample[name] for sample in samples], repr(name)) for name in names}
 
 
-def _unlike(samples: list[Any]) -> TransformError:
+def _unlike_samples(samples: list[Any]) -> TransformError:
     """The error of samples of which some are dicts and some are not, or that are ``None``."""
     number, found = next((i, sample) for i, sample in enumerate(samples) if not isinstance(sample, dict))
     what = "None" if found is None else f"a {type(found).__name__}"
@@ -169,19 +173,67 @@ def _as_tensor(column: Array) -> Any:
     return out
 
 
-def _collate_values(values: list[Any]) -> Any:
-    from torch.utils.data import default_collate
-
+def _collate_values(values: list[Any], column: str) -> Any:
     first = values[0]
+    kind = type(first)
     if isinstance(first, np.ndarray):
         stacked = _stack(values)
-        return default_collate(values) if stacked is None else stacked
-    if isinstance(first, bytes | memoryview):
+        if stacked is not None:
+            return stacked
+    elif isinstance(first, str | bytes | memoryview):
+        if len(set(map(type, values))) > 1 and any(map(_makes_tensor, values)):
+            raise _unlike(values, column)
         return values
+    elif kind is dict or kind is list or kind is tuple:
+        # As default_collate does, but an error within names the field.
+        if any(type(value) is not kind or len(value) != len(first) for value in values):
+            raise _unlike(values, column)
+        if kind is not dict:
+            return [_collate_values(list(ones), f"{column}[{at}]") for at, ones in enumerate(zip(*values, strict=True))]
+        if any(value.keys() != first.keys() for value in values):
+            raise _unlike(values, column)
+        return {name: _collate_values([value[name] for value in values], f"{column}.{name}") for name in first}
+    from torch.utils.data import default_collate
+
     try:
         return default_collate(values)
-    except TypeError:
-        return values
+    except Exception as error:
+        # Whether a batch is refused must not depend on which of its values comes first.
+        if (
+            isinstance(error, TypeError)
+            and not any(map(_makes_tensor, values))
+            and any(one is not None for one in values)
+        ):
+            return values
+        raise _unlike(values, column) from error
+
+
+def _makes_tensor(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, int | float | torch.Tensor) or type(value) in (dict, list, tuple)
+
+
+def _unlike(values: list[Any], column: str) -> ConfigError:
+    shown = list(dict.fromkeys(map(_described, values)))
+    return ConfigError(
+        f"column {column}: a batch of {', '.join(shown[:4])}{', ...' if len(shown) > 4 else ''} makes no tensor. "
+        "StreamingDataLoader(columnar=True) hands such columns out as lists, collate_fn= can pad values, and the dataset's "
+        "transform= can fill or leave them out"
+    )
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", ())
+    if shape and hasattr(value, "dtype"):
+        return f"{value.dtype} arrays of shape {tuple(shape)}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}s of {len(value)}"
+    if isinstance(value, dict):
+        return f"dicts with {', '.join(map(str, value)) or 'no keys'}"
+    return "None (null)" if value is None else type(value).__name__
 
 
 def _stack(values: list[Any]) -> Any | None:
