@@ -191,6 +191,8 @@ class StreamingDataset(TorchIterable[Any]):
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if not 0 < download_timeout < float("inf"):
+            raise ConfigError(f"download_timeout is seconds above 0, got {download_timeout}")
         length = None if epoch_size is None else parse_count(epoch_size)
         if length == 0:
             raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
@@ -331,7 +333,12 @@ class StreamingDataset(TorchIterable[Any]):
         Args:
             ids: sample ids; negative ones count from the end.
             columns: names to read; default, those of the dataset.
+
+        Raises:
+            ConfigError: ``columns`` is a string.
         """
+        if isinstance(columns, str):
+            raise ConfigError(f"columns must be a list of names; for a single one, write columns=[{columns!r}]")
         wanted = self.columns if columns is None else columns
         shards, rows = self._table.locate(self._ids(ids))
         if not len(rows):

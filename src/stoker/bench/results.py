@@ -170,4 +170,5 @@ def _said(ranks: int, hosts: Sequence[str], launcher: str, compute: str) -> str:
     accelerators = f"{ranks} {'simulated ' if compute == 'simulated' else ''}accelerator{'s' if ranks != 1 else ''}"
     if len(hosts) == 1 and ranks > 1:
         return f"{accelerators}, all on one host ({launcher}): its network, memory and processors are shared by all of them"
-    return f"{accelerators} on {len(hosts)} host{'s' if len(hosts) != 1 else ''} ({launcher}), up to {each} each"
+    most = f", up to {each} each" if len(hosts) > 1 else ""
+    return f"{accelerators} on {len(hosts)} host{'s' if len(hosts) != 1 else ''} ({launcher}){most}"

@@ -228,6 +228,13 @@ class Session:
         if taken < 0:
             return replace(begun, position=samples, partial=0)
         plan = self.course.run(leg_of(begun), seat).plan
+        # With what ranks repeat to be equally many.
+        most = max(self.course.epoch_size - begun.position, len(plan) * seat.batch_size * seat.world_size)
+        if taken > most:
+            raise StateError(
+                f"num_samples={samples}: epoch {begun.epoch} has {most + samples - taken} at most; count the samples of the "
+                "current epoch alone, over all ranks"
+            )
         try:
             position = plan.position_at(taken)
         except ConfigError as error:

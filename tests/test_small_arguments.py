@@ -1,0 +1,44 @@
+"""Arguments of a dataset whose type fits, and whose value makes no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stoker import StreamingDataset
+from stoker.errors import ConfigError, StateError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    pq.write_table(pa.table({"y": range(1000)}), tmp_path / "data.parquet")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("samples", [1001, 1002, 2500])
+@pytest.mark.parametrize("batch_size", [1, 10])
+def test_a_state_after_more_samples_than_the_epoch_has_is_refused(data: str, samples: int, batch_size: int) -> None:
+    dataset = StreamingDataset(remote=data, format="parquet", batch_size=batch_size)
+    with pytest.raises(StateError, match=f"num_samples={samples}: epoch 0 has 1000 at most"):
+        dataset.state_dict(num_samples=samples)
+    assert dataset.state_dict(num_samples=1000)["epoch"] == 1
+    dataset.load_state_dict(dataset.state_dict(num_samples=400))
+    assert dataset.state_dict(num_samples=600, from_beginning=False)["epoch"] == 1
+    with pytest.raises(StateError, match="epoch 0 has 600 at most"):
+        dataset.state_dict(num_samples=610, from_beginning=False)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf")])
+def test_a_timeout_is_seconds_above_zero_for_local_data_too(data: str, seconds: float) -> None:
+    with pytest.raises(ConfigError, match="download_timeout is seconds above 0"):
+        StreamingDataset(remote=data, format="parquet", download_timeout=seconds)
+
+
+def test_columns_to_read_are_a_list(data: str) -> None:
+    dataset = StreamingDataset(remote=data, format="parquet")
+    with pytest.raises(ConfigError, match=r"columns=\['y'\]"):
+        dataset.read([1], columns="y")
+    assert list(dataset.read([1], columns=["y"])["y"]) == [1]
