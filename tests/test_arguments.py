@@ -20,6 +20,7 @@ from tokenizers.models import WordLevel
 import stoker
 from stoker import Encoding, KeepIds, MDSWriter, RoundRobin, StreamingDataset, World
 from stoker.errors import ConfigError, StokerError
+from stoker.formats.mds.encodings import registry
 from stoker.generate import DatasetSpec
 from stoker.tokens import MegatronWriter, Ragged
 
@@ -242,6 +243,12 @@ def test_the_table_has_all_that_is_public() -> None:
             if inspect.isfunction(getattr(module, one)) and hasattr(getattr(module, one), "__wrapped__")
         }
         assert functions <= {case.rpartition(".")[2] for case in CASES}
+
+
+@pytest.fixture(autouse=True)
+def _no_encodings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {**registry._registered})
+    monkeypatch.setattr(registry, "_cache", {**registry._cache})
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -124,7 +124,16 @@ __all__ = [
     "register_encoding",
     "train_validation_split",
 ]
-if not TYPE_CHECKING and find_spec("torch") is None:
+
+
+def _has_torch() -> bool:
+    try:
+        return find_spec("torch") is not None
+    except ImportError:  # an import hook that keeps it out
+        return False
+
+
+if not TYPE_CHECKING and not _has_torch():
     __all__.remove("StreamingDataLoader")  # noqa: PYI056 - so that a star import works without torch
 
 

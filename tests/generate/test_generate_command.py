@@ -66,7 +66,7 @@ def test_it_makes_what_the_library_makes_and_says_so(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said_in_one_line_and_by_the_exit_code(tmp_path: Path) -> None:
     _, said = stoker(tmp_path / "data", "--format", "parqet", code=1)
-    assert said.startswith("stoker generate: format='parqet' is unknown: did you mean 'parquet'")
+    assert said.startswith("stoker generate: format 'parqet' is unknown; did you mean 'parquet'?")
     assert said.count("\n") == 1
     for bad in (["--files", "0"], ["--host-rank", "3/3"], ["--record-bytes", "x"], ["--dims", "a"], ["--content", "x"]):
         stoker(tmp_path / "data", *bad, code=2)

@@ -221,7 +221,7 @@ def test_names_tell_split_folder_and_number() -> None:
     [
         ({"format": "parket"}, "did you mean 'parquet'"),
         ({"files": 0}, "files=0"),
-        ({"files": True}, "files=True"),
+        ({"files": True}, "files must be an integer, got True"),
         ({"record_bytes": 10, "dims": (3,)}, "give one"),
         ({"record_bytes": 10, "dtype": "float32"}, "no multiple of the 4 bytes"),
         ({"dtype": "complex64"}, "'complex64' is unknown"),

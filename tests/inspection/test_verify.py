@@ -245,7 +245,7 @@ def test_a_count_that_is_not_the_shards_is_found(tmp_path: Path) -> None:
 
 
 def test_offsets_that_run_backwards_are_found_without_hashes(tmp_path: Path) -> None:
-    write("mds", tmp_path)
+    write("mds", tmp_path, hashes=())
     victim = tmp_path / "shard.00001.mds"
     flip(victim, 4 + 4 * 3 + 2, 0x7F)
     report = verify(tmp_path)
@@ -254,7 +254,7 @@ def test_offsets_that_run_backwards_are_found_without_hashes(tmp_path: Path) -> 
 
 
 def image_dataset(root: Path, numbers: range = range(10)) -> None:
-    with MDSWriter({"image": "jpeg", "label": "int"}, root, size_limit=3000) as writer:
+    with MDSWriter({"image": "jpeg", "label": "int"}, root, size_limit=3000, hashes=()) as writer:
         for number in numbers:
             writer.write({"image": tiny_image(number, "jpeg"), "label": number})
 
@@ -438,7 +438,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_report_is_plain_json(tmp_path: Path) -> None:
-    write("mds", tmp_path)
+    write("mds", tmp_path, hashes=())
     flip(tmp_path / "shard.00000.mds", 0)
     found: dict[str, Any] = json.loads(json.dumps(verify(tmp_path).as_dict()))
     assert found["ok"] is False

@@ -147,6 +147,9 @@ def test_a_mixture_on_ranks(tmp_path: Path, options: dict[str, Any], ranks: int)
         check_pass(IncumbentPlan(mixture, settings, world), 2, *first[rank][0])
         plan = IncumbentPlan(mixture, settings.resumed(read), world, read.epoch, read.sample_in_epoch)
         batches, states = second[rank][0]
-        assert batches_of(plan, 2) == batches
+        ours = batches_of(plan, 2)
+        assert ours[: len(batches)] == batches
+        # A rank that has a batch less than rank 0 there repeats one sample here, so that all end together.
+        assert len(ours) == len(batches) or (rank and [len(batch) for batch in ours[len(batches) :]] == [1])
         # States are rank 0's; others differ from it where they have fewer batches.
-        check_pass(plan, 2, batches, states if rank == 0 else [])
+        check_pass(plan, 2, ours, states if rank == 0 else [])

@@ -15,7 +15,7 @@ from typing import Any
 from stoker import Contiguous, RoundRobin, StreamingDataset
 from stoker.cluster.coordination import Settings
 from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
-from support import check_sample
+from support import cache_of, check_sample
 
 BASES = {"elastic": None, "contiguous": Contiguous(), "round_robin": RoundRobin()}
 
@@ -42,7 +42,7 @@ def main(told: dict[str, Any]) -> None:
     if told.get("replication", 1) > 1:
         # All have what they are to hold for others before the work begins.
         loader.prefetch(1)
-        _wait(lambda: all((Path(told["cache"]) / name).exists() for name in told["held"]), 60)
+        _wait(lambda: all((cache_of(Path(told["cache"])) / name).exists() for name in told["held"]), 60)
     os.write(out, b"ready\n")
     _wait(Path(told["start"]).exists, 120)
     fetched = loader.get_stats().bytes_fetched

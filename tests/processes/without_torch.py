@@ -22,7 +22,7 @@ class Blocker(MetaPathFinder):
 def main(data: str, folder: str) -> None:
     sys.meta_path.insert(0, Blocker())
     from stoker import StreamingDataset, World
-    from support import check_batch, check_sample, make_dataset
+    from support import cache_of, check_batch, check_sample, make_dataset
 
     make_dataset(Path(folder) / "data", 100)
     written = StreamingDataset(local=Path(folder) / "data")
@@ -37,7 +37,7 @@ def main(data: str, folder: str) -> None:
     begun = [check_sample(sample) for sample in islice(running, 80)]
     rest: list[int] = []
     for rank in range(2):
-        other = StreamingDataset(local=Path(folder) / "cache", world=World(rank, 2), **options)
+        other = StreamingDataset(local=cache_of(Path(folder) / "cache"), world=World(rank, 2), **options)
         other.load_state_dict(dataset.state_dict())
         rest += [check_sample(sample) for sample in other]
     assert sorted(begun + rest) == sorted(ids)

@@ -19,7 +19,7 @@ from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.loader.metrics import METRICS, observe_with_opentelemetry, prometheus_text, register_with_prometheus
 from stoker.loader.stats import StreamStats, percentile
 from stoker.shards import StreamingConfig, StreamingShardLoader
-from support import make_dataset
+from support import cache_of, make_dataset
 
 SAMPLES = 200
 
@@ -110,7 +110,7 @@ def test_all_who_wait_for_a_shard_hear_that_it_can_not_be_had_and_may_ask_again(
 def test_a_shard_that_was_corrupt_on_the_way_counts_as_a_retry(remote: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     list(StreamingDataset(remote=remote, local=cache))
-    victim = sorted(cache.glob("shard.*"))[1]
+    victim = sorted(cache_of(cache).glob("shard.*"))[1]
     victim.write_bytes(b"\xff" * victim.stat().st_size)
     dataset = StreamingDataset(remote=remote, local=cache)
     assert len(list(dataset)) == SAMPLES

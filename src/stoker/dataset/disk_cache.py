@@ -32,7 +32,7 @@ from stoker.dataset.cache_directory import CacheDirectory
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import check_file, fetch_part
 from stoker.dataset.inuse import hold
-from stoker.dataset.origin import PRIVATE
+from stoker.dataset.origin import PRIVATE, remove_origin_part
 from stoker.dataset.room import PART, Room, claim, part_name, release, remove_unlocked
 from stoker.dataset.unpacking import unpack_file
 from stoker.dataset.version import VersionWatch
@@ -395,7 +395,7 @@ class DiskCache(ShardCache):
         """Remove part files whose process is gone."""
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(self._private)):
-                if entry.name.endswith(PART):
+                if entry.name.endswith(PART) and not remove_origin_part(self._private / entry.name):
                     remove_unlocked(self._private / entry.name)
 
 

@@ -16,7 +16,7 @@ from stoker.dataset.room import PART, PRIVATE
 from stoker.errors import CacheError
 from stoker.storage.files import CACHE_MARK, make_own_directory, open_own, read_regular
 
-__all__ = ["ORIGIN_NAME", "PRIVATE", "Origin", "make_private", "read_origin", "write_origin"]
+__all__ = ["ORIGIN_NAME", "PRIVATE", "Origin", "make_private", "read_origin", "remove_origin_part", "write_origin"]
 
 ORIGIN_NAME: Final = CACHE_MARK
 """Name of the note in it."""
@@ -97,6 +97,19 @@ def write_origin(private: Path, origin: Origin) -> None:
         raise CacheError(
             f"the cache {private.parent} is one of {found.url}, not of {origin.url}: choose another local="
         )
+
+
+def remove_origin_part(path: Path) -> bool:
+    """Remove a file in which a note was made, if it is a second name of the note; whether it was one.
+
+    A process that was killed leaves it so. Whoever uses the cache has the note locked, and with it this name of it.
+    """
+    note = path.parent / ORIGIN_NAME
+    with contextlib.suppress(OSError):
+        if path.name.startswith(f"{ORIGIN_NAME}.") and os.path.samestat(os.lstat(path), os.lstat(note)):
+            os.unlink(path)
+            return True
+    return False
 
 
 def make_private(directory: Path, url: str) -> Path:

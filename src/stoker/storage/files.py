@@ -13,8 +13,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self
 
-import numpy as np
-
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
 __all__ = [
@@ -296,6 +294,8 @@ class MappedFile(mmap.mmap):
     _file: tuple[int, int]
 
     def __new__(cls, descriptor: int, start: int, end: int, path: str, status: os.stat_result) -> Self:
+        import numpy as np  # who only looks at URLs does without
+
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self = super().__new__(cls, -1, end - start, flags=flags, prot=mmap.PROT_READ)
         self.path, self._end, self._file = path, end, (status.st_dev, status.st_ino)
