@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -42,3 +44,9 @@ def test_columns_to_read_are_a_list(data: str) -> None:
     with pytest.raises(ConfigError, match=r"columns=\['y'\]"):
         dataset.read([1], columns="y")
     assert list(dataset.read([1], columns=["y"])["y"]) == [1]
+
+
+@pytest.mark.parametrize("index", [True, np.bool_(True), 1.0, "1"])
+def test_a_truth_value_is_no_index(data: str, index: Any) -> None:
+    with pytest.raises(TypeError, match="an index is an int, a slice or an array of ints, got"):
+        StreamingDataset(remote=data, format="parquet")[index]

@@ -321,10 +321,10 @@ class StreamingDataset(TorchIterable[Any]):
             return self._samples(np.arange(*index.indices(self.size), dtype=np.int64))
         if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
             return self._samples(self._ids(index))
-        try:
-            number = operator.index(index)
-        except TypeError:
-            raise TypeError(f"an index is an int, a slice or an array of ints, got {type(index).__name__}") from None
+        # A truth value has an __index__, too.
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(f"an index is an int, a slice or an array of ints, got {type(index).__name__}")
+        number = operator.index(index)
         return self._samples(self._ids([number]))[0]
 
     def read(self, ids: Sequence[int] | NDArray[np.integer[Any]], columns: Sequence[str] | None = None) -> Batch:
