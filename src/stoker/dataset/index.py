@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.errors import IndexFileError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.entries import column_names, entry_of, identity_of
+from stoker.formats.entries import check_empty, column_names, entry_of, identity_of
 from stoker.formats.hashing import fastest_hash
 from stoker.formats.registry import format_names, get_format
 from stoker.types import Ids
@@ -67,6 +67,7 @@ class Index:
 
         Raises:
             IndexFileError: not an index, not version 2, or an entry is incomplete, contradictory or unsafe.
+            CorruptDataError: a shard of 0 samples is too large to have none.
             FormatError: a shard's format or a column's encoding is unknown.
         """
         with _collector_paused():
@@ -220,6 +221,8 @@ def _parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInf
         if not isinstance(name, str) or name not in format_names():
             raise IndexFileError(f"{here}: shard format {name!r} is unknown; known: {', '.join(format_names())}")
         info = get_format(name).parse_shard(entry, here)
+        if not info.samples:
+            check_empty(info, here)
         if info.format != "mds":  # MDS shares the specs of equal columns itself
             key = repr(info.spec)
             info = ShardInfo(

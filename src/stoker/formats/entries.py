@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Final
 
-from stoker.errors import FormatError
+from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FileInfo, ShardInfo
 
-__all__ = ["column_names", "entry_of", "identity_of", "roles_of"]
+__all__ = ["check_empty", "column_names", "entry_of", "identity_of", "roles_of"]
 
+_HEAD: Final = 8  # count and offset
 _SETTINGS = ("hashes", "size_limit")
 _ONE_FILE = ("files", "images", "jpeg", "mds", "parquet", "png")
 
@@ -39,6 +41,31 @@ def entry_of(info: ShardInfo) -> dict[str, Any]:
         entry[f"raw_{role}"] = _file(info.raw[number])
         entry[f"zip_{role}"] = _file(info.zip[number]) if info.zip else None
     return entry
+
+
+def check_empty(info: ShardInfo, where: str) -> None:
+    """See that a shard of no samples is as large as such a shard is: a reader never opens it.
+
+    Its header, the only file of MDS and the meta file of others, is ``u32 0 | u32 offset | config JSON``, and the config is
+    the shard's entry without its count and files.
+
+    Args:
+        info: a shard of 0 samples.
+        where: names its entry in errors.
+
+    Raises:
+        CorruptDataError: its header has another size, so there are samples, or the config is another.
+    """
+    if info.format != "mds" and len(info.raw) != 2:
+        return
+    left_out = {"samples"} | {f"{kind}_{role}" for kind in ("raw", "zip") for role in roles_of(info.format)}
+    config = {name: value for name, value in entry_of(info).items() if name not in left_out}
+    header, size = info.raw[-1], _HEAD + len(json.dumps(config, sort_keys=True).encode())
+    if header.bytes != size:
+        raise CorruptDataError(
+            f"{where}: the index says 0 samples, but {header.basename} has {header.bytes} bytes, and of a shard without "
+            f"samples {size}: its samples would be missing. Make the index anew from the shards: stoker verify --repair"
+        )
 
 
 def identity_of(info: ShardInfo) -> dict[str, Any]:
