@@ -45,7 +45,7 @@ class Origin:
     @property
     def prefix(self) -> str:
         """12 hex digits that all versions of a dataset have in common."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+        return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()[:12]
 
     def same_place(self, other: Origin) -> bool:
         """Whether both are versions of one dataset."""

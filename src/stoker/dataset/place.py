@@ -250,7 +250,9 @@ def caches_home() -> Path:
 def default_cache(url: str, options: StorageOptions | None, purpose: str = "") -> Path:
     """A directory of the user's own for this URL and endpoint, and this purpose."""
     endpoint = "" if is_local(url) is not None else open_store(url, options).endpoint()
-    return caches_home() / hashlib.sha256(f"{url}\n{endpoint}\n{purpose}".encode()).hexdigest()[:24]
+    return (
+        caches_home() / hashlib.sha256(f"{url}\n{endpoint}\n{purpose}".encode(errors="surrogatepass")).hexdigest()[:24]
+    )
 
 
 def _same(first: Path, second: Path) -> bool:

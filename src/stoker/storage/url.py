@@ -171,6 +171,12 @@ def check_prefix(prefix: str) -> str:
 
 
 def _local(text: str) -> Location:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{text!r} is no path: {error.object[error.start]!r} is no character of a file's name."
+        ) from error
     path = os.path.abspath(os.path.expanduser(text))
     return Location("file", "", "", path)
 

@@ -1,0 +1,54 @@
+"""Paths whose bytes are not UTF-8, which Python holds as lone surrogates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import MDSWriter, StreamingDataset
+from stoker.errors import ConfigError
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> str:
+    return os.path.join(tmp_path, os.fsdecode(b"odd \xff\xfe"))
+
+
+def test_files_below_a_path_of_other_bytes_are_read(odd: str, tmp_path: Path) -> None:
+    os.makedirs(odd)
+    np.save(os.path.join(odd, "a.npy"), np.arange(3))
+    for options in ({}, {"local": tmp_path / "cache"}, {"cache": "memory"}):
+        found = StreamingDataset(remote=odd, format="npy", **options)
+        assert [int(sample["data"]) for sample in found] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_shards_are_written_to_and_cached_in_a_path_of_other_bytes(odd: str, compression: str | None) -> None:
+    with MDSWriter({"row": "int"}, out=odd, compression=compression) as out:
+        for row in range(5):
+            out.write({"row": row})
+    for found in (
+        StreamingDataset(remote=odd),
+        StreamingDataset(local=odd),
+        StreamingDataset(remote=odd, local=odd + "cache"),
+    ):
+        assert [int(sample["row"]) for sample in found] == list(range(5))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path: StreamingDataset(remote=path),
+        lambda path: StreamingDataset(local=path),
+        lambda path: MDSWriter({"row": "int"}, out=path),
+    ],
+)
+def test_what_can_be_no_path_is_refused(use: Callable[[str], Any], tmp_path: Path) -> None:
+    path = os.path.join(tmp_path, "\ud800")
+    with pytest.raises(ConfigError, match="is no path"):
+        use(path)
