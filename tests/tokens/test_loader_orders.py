@@ -331,6 +331,11 @@ def test_all_ranks_take_the_same_number_of_steps(
         with pytest.raises(ConfigError, match="part without samples"):
             [len(loader) for loader in loaders]
         return
+    if not any(map(len, loaders)):
+        for loader in loaders:
+            with pytest.raises(ConfigError, match="no batch for any of"):
+                list(loader)
+        return
     batches = [list(loader) for loader in loaders]
     assert len({len(own) for own in batches}) == 1
     rows = Counter(row for own in batches for row in rows_of(own))

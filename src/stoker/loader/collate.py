@@ -29,7 +29,7 @@ def collate(samples: list[Any]) -> Any:
 
     Raises:
         ConfigError: samples have different columns, or a column's values make no tensor together: numbers or arrays with
-            nulls among them, nulls alone, arrays or lists of different shapes. Names the column.
+            nulls among them, arrays or lists of different shapes. Names the column.
     """
     first = samples[0]
     if not isinstance(first, dict):
@@ -199,11 +199,8 @@ def _collate_values(values: list[Any], column: str) -> Any:
         return default_collate(values)
     except Exception as error:
         # Whether a batch is refused must not depend on which of its values comes first.
-        if (
-            isinstance(error, TypeError)
-            and not any(map(_makes_tensor, values))
-            and any(one is not None for one in values)
-        ):
+        # Nulls alone stay a list: of a text column they are no fault, and of numbers nobody can take them for a tensor.
+        if isinstance(error, TypeError) and not any(map(_makes_tensor, values)):
             return values
         raise _unlike(values, column) from error
 
