@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import MDSWriter, StreamingDataset
+from stoker import JSONWriter, MDSWriter, Stratified, StreamingDataset, Where, World
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.cache_directory import is_cache_directory
 from stoker.dataset.labels import column_labels
 from stoker.dataset.place import default_cache, open_place
-from stoker.errors import ConfigError, DatasetChangedError, StateError
+from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StateError
 from stoker.storage import Store, open_store
 from support import cache_of
 
@@ -278,6 +279,169 @@ def test_a_touched_index_that_has_hashes_is_the_same_version(tmp_path: Path) -> 
     dataset = StreamingDataset(local=tmp_path / "remote")
     (tmp_path / "remote" / "index.json").touch()
     assert tags(dataset) == {1}
+
+
+# -- files of the same sizes and times ------------------------------------------------------------------------------------
+
+
+def same_times(folder: Path) -> None:
+    """What reproducible builds and archives leave: one time for all files."""
+    for path in folder.iterdir():
+        os.utime(path, ns=(10**18, 10**18))
+
+
+def replace_files(folder: Path, by: Path, how: str) -> None:
+    """Put other files of the same names, sizes and times in a folder: by rename, or over those that are there."""
+    for path in sorted(by.iterdir()):
+        shutil.copy2(path, folder / ".new" if how == "rename" else folder / path.name)
+        if how == "rename":
+            os.rename(folder / ".new", folder / path.name)
+
+
+@pytest.mark.parametrize("how", ["rename", "overwrite"])
+@pytest.mark.parametrize("form", ["mds", "no index", "json", "parquet"])
+@pytest.mark.parametrize("local", [False, True])
+def test_files_of_the_same_sizes_and_times_are_another_version(
+    tmp_path: Path, form: str, local: bool, how: str
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for tag in (1, 2):
+        folder = tmp_path / str(tag)
+        if form == "parquet":
+            folder.mkdir()
+            table = pa.table(
+                {"tag": np.full(SAMPLES, tag), "id": np.arange(SAMPLES), "third": (np.arange(SAMPLES) + tag) % 3}
+            )
+            pq.write_table(
+                table, folder / "a.parquet", compression="none", use_dictionary=False, write_statistics=False
+            )
+        else:
+            writer = JSONWriter if form == "json" else MDSWriter
+            with writer({"tag": "int", "id": "int", "third": "int"}, folder, size_limit=600, hashes=()) as out:
+                for number in range(SAMPLES):
+                    out.write({"tag": tag, "id": number, "third": (number + tag) % 3})
+            if form != "mds":
+                (folder / "index.json").unlink()
+        same_times(folder)
+    options: dict[str, Any] = {"remote": str(tmp_path / "data"), "local": tmp_path / "cache" if local else None}
+    if form != "mds":
+        options["format"] = "mds" if form == "no index" else form
+    shutil.copytree(tmp_path / "1", tmp_path / "data")
+    for tag in (1, 2):
+        if tag == 2:
+            replace_files(tmp_path / "data", tmp_path / "2", how)
+        assert tags(StreamingDataset(**options)) == {tag}
+        kept = list(StreamingDataset(**options, subset=Where("third", "==", 2)))
+        assert sorted(int(row["id"]) for row in kept) == [n for n in range(SAMPLES) if (n + tag) % 3 == 2]
+        # By its labels, each rank has as many samples of each class.
+        ranks = [StreamingDataset(**options, partition=Stratified("third"), world=World(rank, 2)) for rank in range(2)]
+        for rank in ranks:
+            counts = Counter(int(row["third"]) for row in rank)
+            assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@HASHES
+@pytest.mark.parametrize("how", ["disk", "memory", "in place"])
+def test_a_change_in_the_middle_of_a_run_that_leaves_sizes_and_times_is_an_error(
+    tmp_path: Path, hashes: Any, how: str
+) -> None:
+    for tag in (1, 2):
+        write(str(tmp_path / str(tag)), tag, hashes=hashes, samples=10 * SAMPLES)
+        same_times(tmp_path / str(tag))
+    shutil.copytree(tmp_path / "1", tmp_path / "data")
+    rows = iter(StreamingDataset(**_options(tmp_path, how), predownload=1))
+    next(rows)
+    replace_files(tmp_path / "data", tmp_path / "2", "rename")
+    seen: list[int] = []
+    with pytest.raises(DatasetChangedError, match="Open the dataset again"):
+        seen.extend(int(row["tag"]) for row in rows)
+    assert set(seen) <= {1}
+
+
+@HASHES
+@pytest.mark.parametrize("how", ["disk", "memory", "in place"])
+@pytest.mark.parametrize("times", ["new", "old"])
+def test_one_shard_that_is_replaced_just_after_the_opening_is_an_error(
+    tmp_path: Path, hashes: Any, how: str, times: str
+) -> None:
+    for name, tag in (("data", 1), ("other", 2)):
+        write(str(tmp_path / name), tag, hashes=hashes, samples=10 * SAMPLES)
+    same_times(tmp_path / "other")
+    rows = iter(StreamingDataset(**_options(tmp_path, how), predownload=1))
+    next(rows)
+    shard = sorted((tmp_path / "data").glob("*.mds"))[-2]
+    (shutil.copy if times == "new" else shutil.copy2)(tmp_path / "other" / shard.name, tmp_path / "new")
+    os.rename(tmp_path / "new", shard)
+    seen: list[int] = []
+    # What is fetched to disk is told by its hash, as damage is.
+    error = CorruptDataError if hashes and how == "disk" else DatasetChangedError
+    with pytest.raises(error, match=shard.name):
+        seen.extend(int(row["tag"]) for row in rows)
+    assert set(seen) == {1}
+
+
+@pytest.mark.parametrize("how", ["disk", "memory", "in place"])
+def test_links_and_modes_of_files_are_no_change_where_there_are_hashes(tmp_path: Path, how: str) -> None:
+    write(str(tmp_path / "data"), 1, hashes=["xxh3_64"])
+    dataset = StreamingDataset(**_options(tmp_path, how), predownload=1)
+    for path in (tmp_path / "data").iterdir():
+        os.link(path, tmp_path / f"backup of {path.name}")
+        path.chmod(0o444)
+    assert tags(dataset) == {1}
+
+
+def test_links_and_modes_are_no_change_of_a_parquet_file_or_of_an_index_without_hashes(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write(str(tmp_path / "data"), 1)
+    (tmp_path / "files").mkdir()
+    pq.write_table(pa.table({"tag": np.full(SAMPLES, 1), "id": np.arange(SAMPLES)}), tmp_path / "files" / "a.parquet")
+    opened = [
+        StreamingDataset(local=tmp_path / "data"),
+        StreamingDataset(remote=str(tmp_path / "files"), format="parquet"),
+        StreamingDataset(remote=str(tmp_path / "files"), format="parquet", local=tmp_path / "cache"),
+    ]
+    for path in (tmp_path / "data" / "index.json", tmp_path / "files" / "a.parquet"):
+        os.link(path, tmp_path / f"backup of {path.name}")
+        path.chmod(0o444)
+    assert [tags(dataset) for dataset in opened] == [{1}, {1}, {1}]
+
+
+def test_a_status_that_changed_without_hashes_is_an_error_that_says_so(tmp_path: Path) -> None:
+    write(str(tmp_path / "data"), 1)
+    dataset = StreamingDataset(local=tmp_path / "data")
+    for path in (tmp_path / "data").glob("*.mds"):
+        path.chmod(0o444)
+    with pytest.raises(DatasetChangedError, match="or only its status, as by chmod or a hard link"):
+        list(dataset)
+    assert tags(StreamingDataset(local=tmp_path / "data")) == {1}
+
+
+@pytest.mark.parametrize("hashes", [(), ("xxh3_64",)], ids=["plain", "hashed"])
+def test_a_compressed_shard_that_is_replaced_where_it_is_read_in_place_is_an_error(tmp_path: Path, hashes: Any) -> None:
+    for name, tag in (("data", 1), ("other", 2)):
+        write(str(tmp_path / name), tag, hashes=hashes, samples=10 * SAMPLES, compression="zstd")
+    rows = iter(StreamingDataset(local=tmp_path / "data", predownload=1))
+    next(rows)
+    shard = sorted((tmp_path / "data").glob("*.zstd"))[-2]
+    assert shard.stat().st_size == (tmp_path / "other" / shard.name).stat().st_size
+    shutil.copy2(tmp_path / "other" / shard.name, shard)
+    with pytest.raises(CorruptDataError if hashes else DatasetChangedError, match=shard.name):
+        list(rows)
+
+
+def _options(folder: Path, how: str) -> dict[str, Any]:
+    """How the dataset ``data`` in a folder is read."""
+    remote = str(folder / "data")
+    options: dict[str, dict[str, Any]] = {
+        "disk": {"remote": remote, "local": folder / "cache"},
+        "memory": {"remote": remote, "cache": "memory"},
+        "in place": {"local": remote},
+    }
+    return options[how]
 
 
 # -- states ------------------------------------------------------------------------------------------------------------

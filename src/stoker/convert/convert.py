@@ -23,7 +23,7 @@ from stoker.convert.sinks import LISTED, check_columns
 from stoker.convert.task import totals
 from stoker.convert.transform import Transform, identity_of, load_transform
 from stoker.convert.work import FILES, begin, done_before, finish, unfinished
-from stoker.dataset.jobrecord import check_unchanged
+from stoker.dataset.jobrecord import check_unchanged, stable_versions
 from stoker.errors import ConfigError
 from stoker.order.line import ShuffleName
 from stoker.storage import is_local
@@ -193,11 +193,12 @@ def convert(
             f"{WORK}/files/" if settings.format in LISTED and is_local(target) is not None else "",
             digest(about),
         )
-        about[FILES] = digest(list(opened.versions.items()))
+        versions = stable_versions(opened.versions)
+        about[FILES] = digest(list(versions.items()))
         resumed, retried = job.tasks, 0
         told = done_before(job, about, resume=resume)
         if told is None:
-            notes = begin(job, about, opened.versions, resume=resume)
+            notes = begin(job, about, versions, resume=resume)
             resumed = len(notes)
             retried = _run(job, notes, workers, engine, processes, progress)
             check_unchanged(

@@ -191,6 +191,22 @@ class ShardCache(ABC):
         if self.watch is not None and self._hash_of(file) is None:
             self.watch.check_fetched(info)
 
+    def _check_opened(self, file: FileInfo, data: Buffer, info: ObjectInfo) -> None:
+        """See that a file that was just mapped where it lies is of the version that was opened."""
+        if self.watch is None:
+            return
+        name = fastest_hash(file.hashes)
+        if name is None or not self.watch.is_newer(info):
+            self.watch.check_fetched(info)
+            return
+        # Its bytes may be the same, as after chmod or a hard link: the hash tells.
+        where = self.root / file.basename
+        try:
+            self._check_digest(file, name, hash_hex(name, data), where)
+        except CorruptDataError as error:
+            self.watch.changed(f"{where} was written after the dataset was opened", error)
+        self.watch.look()
+
     def _check_size(self, file: FileInfo, size: int) -> None:
         """Check a whole file of the store by its size."""
         assert self.store is not None

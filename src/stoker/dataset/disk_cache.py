@@ -48,6 +48,7 @@ from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
 from stoker.formats.hashing import fastest_hash, new_hash
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.files import MappedFile, make_own_directory, map_open_file, open_own, open_regular, read_regular
+from stoker.storage.local import file_info
 from stoker.types import Buffer
 
 __all__ = ["DiskCache"]
@@ -105,15 +106,15 @@ class DiskCache(ShardCache):
         """See :class:`~stoker.dataset.cache.ShardCache`: the files are mapped."""
         files: list[Buffer] = []
         for file in info.raw:
-            data = self._map(self.root / file.basename, file)
-            if data is None:
+            found = self._map(self.root / file.basename, file)
+            if found is None:
                 return None
+            data, status = found
+            if self.store is None and not info.zip:
+                self._check_opened(file, data, file_info(file.basename, status))
             files.append(data)
-        if self.store is None and self.watch is not None:
-            for file in () if info.zip else info.raw:
-                self.watch.check_opened(file.basename)
-            if info.zip:
-                self.watch.look()
+        if self.store is None and self.watch is not None and info.zip:
+            self.watch.look()
         return files
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:
@@ -261,6 +262,9 @@ class DiskCache(ShardCache):
             where = self.store.url_of(packed.basename)
             data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
+        elif self.store is None:
+            # After it was read, so that one that was replaced before is noticed.
+            arrived = self._guard(lambda: file_info(packed.basename, os.stat(kept)), "read from")
         try:
             raw = self._decompressed(info, number, data, where, bytearray)
         except CorruptDataError:
@@ -314,7 +318,8 @@ class DiskCache(ShardCache):
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def _map(self, path: Path, file: FileInfo) -> Buffer | None:
+    def _map(self, path: Path, file: FileInfo) -> tuple[Buffer, os.stat_result] | None:
+        """A file's bytes and status; ``None`` if it is missing or has a wrong size."""
         try:
             descriptor, status = open_regular(path)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -332,15 +337,15 @@ class DiskCache(ShardCache):
             if file.part is not None and file.part.in_place and file.whole != UNKNOWN:
                 first, end = file.part.window
             if end <= first:
-                return b""
+                return b"", status
             if self.store is None:
-                return map_open_file(descriptor, first, end, str(path), status)
+                return map_open_file(descriptor, first, end, str(path), status), status
             mapped = MappedFile(descriptor, first, end, str(path), status)
             hold(self.root, file.basename, mapped)
             if self.settings.limit is not None:
                 with contextlib.suppress(OSError):
                     os.utime(descriptor)  # eviction goes by this time
-            return mapped
+            return mapped, status
         except OSError as error:
             if isinstance(error, StokerError):
                 raise

@@ -22,8 +22,9 @@ from stoker.errors import (
 from stoker.formats.base import FilePart
 from stoker.storage import Store, is_local
 from stoker.storage.files import open_own
+from stoker.storage.versions import local_version, same_version
 
-__all__ = ["check_file", "fetch_part", "plan_requests", "version_of"]
+__all__ = ["check_file", "fetch_part", "plan_requests"]
 
 # Bytes between ranges are fetched and thrown away where that saves a request: at most so many in a row, and at most this
 # part of what is needed.
@@ -97,11 +98,6 @@ def plan_requests(part: FilePart) -> Iterator[tuple[int, int, list[tuple[int, in
         yield together[0][0], together[-1][1], together
 
 
-def version_of(status: os.stat_result) -> str:
-    """What tells a local file from one that replaces it."""
-    return str(status.st_mtime_ns)
-
-
 def _replaced(where: str | Path, problem: str) -> CorruptDataError:
     """The error for a file that is not the one that was indexed."""
     return CorruptDataError(
@@ -118,7 +114,7 @@ def check_file(path: Path, status: os.stat_result, part: FilePart) -> None:
     """
     if status.st_size != part.size:
         raise _replaced(path, f"it has {status.st_size} bytes, and had {part.size}")
-    if part.version and version_of(status) != part.version:
+    if part.version and not same_version(part.version, local_version(status)):
         raise _replaced(path, "it was written to since")
 
 
@@ -146,7 +142,7 @@ def _fetch(
         info = store.head(part.key)
         if info.size != part.size:
             raise _replaced(store.url_of(part.key), f"it has {info.size} bytes, and had {part.size}") from error
-        if part.version and info.version != part.version:
+        if part.version and not same_version(part.version, info.version):
             raise _replaced(store.url_of(part.key), "its ETag or time of change is another") from error
         raise
     pieces = [data[first - start : last - start] for first, last in wanted]

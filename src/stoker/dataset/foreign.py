@@ -229,10 +229,10 @@ def _remove_replaced(
     cache: ShardCache, known: Mapping[str, ForeignFile], facts: Sequence[ForeignFile], name: str
 ) -> None:
     """Remove what the cache holds of files that were replaced or are gone since the last start."""
-    current = {(one.key, one.size, one.version, one.beside) for one in facts}
+    current = {one.mark for one in facts}
     names: set[str] | None = None
     for one in known.values():
-        if (one.key, one.size, one.version, one.beside) in current:
+        if one.mark in current:
             continue
         if names is None:
             names = set(cached_names(name, facts))

@@ -54,6 +54,11 @@ class ForeignFile:
     beside: tuple[FoundFile, ...] = ()
     unpacked: int | None = None
 
+    @property
+    def mark(self) -> tuple[tuple[str, int, str], ...]:
+        """What tells the file, and those beside it, from files that replace them between two runs."""
+        return FoundFile(self.key, self.size, self.version).mark, *(one.mark for one in self.beside)
+
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]:
     """Files by key, from the first of the directories that knows them; empty where none does."""

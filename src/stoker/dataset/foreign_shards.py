@@ -13,6 +13,7 @@ from stoker.errors import CorruptDataError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ShardInfo
 from stoker.formats.compression import codec_of
 from stoker.formats.survey import PieceDetail
+from stoker.storage.versions import stable_version
 
 __all__ = ["describe_file", "packed_file", "whole_file"]
 
@@ -106,4 +107,4 @@ def _cached(file: FoundFile) -> str:
 
 def _mark(file: FoundFile) -> str:
     """What tells a file from one that replaces it, as a part of a name."""
-    return hashlib.blake2b(f"{file.version}\0{file.size}".encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(f"{stable_version(file.version)}\0{file.size}".encode(), digest_size=8).hexdigest()

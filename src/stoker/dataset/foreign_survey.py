@@ -58,7 +58,7 @@ def survey_files(
 
     def survey(file: FoundFile) -> ForeignFile:
         old, more = known.get(file.key), beside.get(file.key, ())
-        if old is not None and (old.size, old.version, old.beside) == (file.size, file.version, more):
+        if old is not None and old.mark == (file.mark, *(one.mark for one in more)):
             return old
         where = store.url_of(file.key)
         source: ByteSource = StoreSource(store, file.key, file.size, where)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.dataset.excerpts import version_of
 from stoker.errors import AccessDeniedError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.storage import Store, is_local
 from stoker.storage.local import remove_unfinished
+from stoker.storage.versions import local_version, same_version, stable_version
 
 __all__ = [
     "JobRecord",
@@ -27,6 +27,7 @@ __all__ = [
     "file_versions",
     "read_record",
     "remove_partial_files",
+    "stable_versions",
     "write_record",
 ]
 
@@ -39,7 +40,7 @@ _NAMED: Final = 5
 
 
 def file_version(size: int, version: str) -> str:
-    """What changes when a file is replaced, of its size and what its store tells."""
+    """What changes when a file is replaced, of its size and what its store tells; see :mod:`stoker.storage.versions`."""
     return f"{size} {version}"
 
 
@@ -58,7 +59,7 @@ def file_versions(store: Store, keys: Iterable[str]) -> dict[str, str]:
                 status = os.stat(os.path.join(folder, key))
             except OSError:
                 continue
-            found[key] = file_version(status.st_size, version_of(status))
+            found[key] = file_version(status.st_size, local_version(status))
         return found
     if len(wanted) > _FEW and not store.url.startswith(("http://", "https://")):  # which can not be listed
         try:
@@ -78,12 +79,17 @@ def _head(store: Store, key: str) -> str | None:
     return file_version(info.size, info.version)
 
 
+def stable_versions(versions: Mapping[str, str]) -> dict[str, str]:
+    """The same versions as a record keeps them: without what may differ once a file system was mounted again."""
+    return {key: stable_version(version) for key, version in versions.items()}
+
+
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Says which files were changed, are gone, or are new; empty where none is."""
     told = [
         f"{key} was changed" if key in before and key in now else f"{key} is {'new' if key in now else 'gone'}"
         for key in sorted({**before, **now})
-        if before.get(key) != now.get(key)
+        if key not in before or key not in now or not same_version(before[key], now[key])
     ]
     return ", ".join(told[:_NAMED]) + (f", and {len(told) - _NAMED} more" if len(told) > _NAMED else "")
 

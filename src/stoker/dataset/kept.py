@@ -31,6 +31,7 @@ from stoker.dataset.place import Place
 from stoker.dataset.room import claim, part_name, release
 from stoker.errors import CacheError, StorageFullError
 from stoker.storage.files import open_regular
+from stoker.storage.versions import stable_version
 from stoker.types import Array
 
 __all__ = ["Kept", "Sink", "keep"]
@@ -152,7 +153,7 @@ def _digest(place: Place, kind: str, recipe: Mapping[str, Any]) -> str:
             if file.hashes:
                 hashes.update(repr(sorted(file.hashes.items())).encode())
             if file.part is not None:
-                hashes.update(file.part.version.encode())
+                hashes.update(stable_version(file.part.version).encode())
     text = json.dumps([kind, recipe, place.index.fingerprint, hashes.hexdigest(), place.version], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(text.encode())
 

@@ -163,7 +163,7 @@ def _facts(
     fresh: list[FileFacts | BadFile | None] = []
     for file in files:
         one = known.get(file.key)
-        fresh.append(one if one is not None and (one.size, one.version) == (file.size, file.version) else None)
+        fresh.append(one if one is not None and _mark(one) == file.mark else None)
     missing = [place for place, one in enumerate(fresh) if one is None]
     read = reader.read(
         [files[place] for place in missing], [dict(constants[place]) for place in missing], skip_bad=skip_bad
@@ -220,14 +220,18 @@ def _compare(first: Mapping[str, str], other: Mapping[str, str], one: str, two: 
             )
 
 
+def _mark(one: FileFacts) -> tuple[str, int, str]:
+    return FoundFile(one.key, one.size, one.version).mark
+
+
 def _remove_replaced(
     cache: ShardCache, known: Mapping[str, FileFacts], facts: Sequence[FileFacts], index: Index
 ) -> None:
     """Remove what the cache holds of files that were replaced or are gone since the last start."""
-    current = {one.key: (one.size, one.version) for one in facts}
+    current = {one.key: _mark(one) for one in facts}
     names: set[str] | None = None
     for key, one in known.items():
-        if current.get(key) == (one.size, one.version):
+        if current.get(key) == _mark(one):
             continue
         names = set(index.file_sizes()) if names is None else names
         with contextlib.suppress(OSError):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from stoker.dataset.excerpts import version_of
 from stoker.dataset.splits import refuse_splits
 from stoker.dataset.unfinished import NOTE, counted_files
 from stoker.display import redact_url
@@ -20,6 +19,7 @@ from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
 from stoker.storage.files import check_regular, walk_files
 from stoker.storage.local import file_error
+from stoker.storage.versions import local_version, stable_version
 
 __all__ = [
     "SUFFIXES",
@@ -59,6 +59,11 @@ class FoundFile:
     key: str
     size: int
     version: str
+
+    @property
+    def mark(self) -> tuple[str, int, str]:
+        """What tells the file from one that replaces it between two runs."""
+        return self.key, self.size, stable_version(self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +306,7 @@ def list_files(source: Source, store: Store) -> Iterator[FoundFile]:
         raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
     try:
         for key, status in walk_files(str(directory)):
-            yield FoundFile(key, status.st_size, version_of(status))
+            yield FoundFile(key, status.st_size, local_version(status))
     except StorageError:
         raise
     except OSError as error:
@@ -337,7 +342,7 @@ def look_at(source: Source, key: str) -> FoundFile:
     except OSError as error:
         raise ObjectNotFoundError(f"{path}: {error.strerror}: check the list of files", url=str(path)) from None
     check_regular(path, status)
-    return FoundFile(key, status.st_size, version_of(status))
+    return FoundFile(key, status.st_size, local_version(status))
 
 
 def is_hidden(key: str) -> bool:

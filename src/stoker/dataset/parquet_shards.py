@@ -11,6 +11,7 @@ import numpy as np
 from stoker.errors import CorruptDataError
 from stoker.formats.base import FileInfo, FilePart, ShardInfo
 from stoker.formats.parquet.facts import COMPRESSED, MAGIC, START, FileFacts, RowGroup
+from stoker.storage.versions import stable_version
 
 __all__ = ["describe_row_groups"]
 
@@ -97,6 +98,8 @@ def _file(facts: FileFacts, places: Sequence[int]) -> FileInfo:
         in_place=False,
         head=MAGIC,  # to pyarrow a dictionary that begins at the first byte is none, so nothing does
     )
-    digest = hashlib.sha256(repr((part.size, part.version, part.starts, part.ends)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        repr((part.size, stable_version(part.version), part.starts, part.ends)).encode()
+    ).hexdigest()[:16]
     name = f"{facts.key}/{facts.numbers[places[0]]}-{facts.numbers[places[-1]]}-{digest}.chunks"
     return FileInfo(name, len(MAGIC) + int((lasts - firsts).sum()), _NO_HASHES, part)

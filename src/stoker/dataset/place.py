@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.dataset.missing import index_in
 from stoker.dataset.origin import Origin
 from stoker.dataset.rewritten import describe_version
-from stoker.dataset.version import IndexVersion, LoadedIndex, VersionWatch, read_index
+from stoker.dataset.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
@@ -153,7 +152,7 @@ def open_place(
     """
     address = address_of(remote, local, split, storage_options)
     source, base = address.source, address.root
-    opened = time.time_ns()
+    opened = opening_time(base if address.source is None else address.source)
     if address.in_place:
         store = open_store(base)
         loaded = index_in(store, load)

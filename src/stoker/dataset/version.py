@@ -7,6 +7,8 @@ replaces or removes the index before the first shard, or writes shards that are 
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -25,11 +27,16 @@ from stoker.errors import (
 )
 from stoker.formats.hashing import fastest_hash
 from stoker.storage import ObjectInfo, Store, is_local
+from stoker.storage.versions import same_version, stable_version
 
-__all__ = ["IndexVersion", "LoadedIndex", "VersionWatch", "read_index", "version_of_listing"]
+__all__ = ["IndexVersion", "LoadedIndex", "VersionWatch", "opening_time", "read_index", "version_of_listing"]
 
 # By how much clocks of a store and of its readers may differ, in nanoseconds.
 _SKEW: Final = 5_000_000_000
+# CLOCK_REALTIME_COARSE of Linux, which Python has no name for.
+_COARSE_CLOCK: Final = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
+# Milliseconds until that clock ticks, at most, and some more.
+_MOST_WAITS: Final = 20
 # An object store's index is asked for again after so many seconds, where the times of objects tell nothing.
 _SELDOM: Final = 5.0
 
@@ -43,7 +50,7 @@ class IndexVersion:
         hashed: whether every shard has a hash, so that the digest tells all.
         size: bytes of the index.
         etag: of the index, as the store tells it; empty where it does not.
-        modified: when the index was written, in nanoseconds since 1970 by the store's clock; 0 where it does not tell.
+        modified: when the index was written, see :class:`~stoker.storage.ObjectInfo`; 0 where the store does not tell.
         files: of a dataset without an index, what the listing said of each shard's file: bytes, ETag and time.
     """
 
@@ -57,7 +64,7 @@ class IndexVersion:
     @property
     def text(self) -> str:
         """Text that is another for another version."""
-        return self.digest if self.hashed else f"{self.digest} {self.size} {self.etag} {self.modified}"
+        return self.digest if self.hashed else f"{self.digest} {self.size} {stable_version(self.etag)} {self.modified}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -82,6 +89,22 @@ class LoadedIndex:
     version: IndexVersion
 
 
+def opening_time(url: str | os.PathLike[str]) -> int:
+    """Now, in nanoseconds since 1970, by the clock of the store at a URL as far as it can be known.
+
+    Local files get their times from a clock that ticks every few milliseconds, some from a finer one. By the time that is
+    returned, which may take a tick, files written before the call are not later, and files written after it not earlier.
+    """
+    begun = time.time_ns()
+    if is_local(url) is not None:
+        for _ in range(_MOST_WAITS):
+            now = time.clock_gettime_ns(_COARSE_CLOCK)
+            if now >= begun:
+                return now
+            time.sleep(0.001)
+    return begun
+
+
 def read_index(store: Store) -> LoadedIndex:
     """Read and check a dataset's index.
 
@@ -103,7 +126,8 @@ def version_of_listing(index: Index, listing: Mapping[str, ObjectInfo]) -> Index
     """
     names = [file.basename for shard in index.shards for file in shard.stored]
     files = {name: (listing[name].size, listing[name].version, listing[name].modified) for name in names}
-    return IndexVersion(_digest(repr(sorted(files.items())).encode() + index.to_json()), hashed=False, files=files)
+    stable = [(name, size, stable_version(version), time) for name, (size, version, time) in sorted(files.items())]
+    return IndexVersion(_digest(repr(stable).encode() + index.to_json()), hashed=False, files=files)
 
 
 class VersionWatch:
@@ -112,13 +136,15 @@ class VersionWatch:
     Args:
         store: where the dataset is.
         version: what was opened.
-        opened: when, in nanoseconds since 1970, by this machine's clock: before the index was read.
+        opened: when, see :func:`opening_time`: before the index was read.
     """
 
     def __init__(self, store: Store, version: IndexVersion, opened: int) -> None:
         self.version = version
         self._store = store
         self._opened = opened
+        # Local files and this process share a clock.
+        self._skew = 0 if is_local(store.url) is not None else _SKEW
         self._stamps = is_local(store.url) is None and not store.url.startswith("http")
         self._same = (version.size, version.etag, version.modified)
         self._looked = -_SELDOM
@@ -144,27 +170,22 @@ class VersionWatch:
         """
         version, where = self.version, self._store.url_of(info.key)
         if version.files:
-            if version.files.get(info.key) != (info.size, info.version, info.modified):
-                self._changed(f"{where} is not the file that was listed: its size, ETag or time of change is another")
+            if not _same(version.files.get(info.key), _stamp(info)):
+                self.changed(f"{where} is not the file that was listed: its size, ETag or time of change is another")
             return
         # An object store gives its own time to whatever is put; files and what a web server has keep times of before.
         older = self._stamps and 0 < info.modified < version.modified
         self.look(seldom=older)
-        if info.modified > max(version.modified, self._opened + _SKEW):
-            self._changed(f"{where} was written after the dataset was opened, while its {INDEX_NAME} is as it was")
+        if self.is_newer(info):
+            also = (
+                "" if self._skew else ", or only its status, as by chmod or a hard link, and there is no hash to tell"
+            )
+            self.changed(f"{where} was written after the dataset was opened, while its {INDEX_NAME} is as it was{also}")
 
-    def check_opened(self, key: str) -> None:
-        """See that a file that was just mapped where it lies is of this version.
-
-        Raises:
-            DatasetChangedError: it is not.
-        """
-        try:
-            info = self._store.head(key)
-        except ObjectNotFoundError:  # gone since
-            self.look()
-            return
-        self.check_fetched(info)
+    def is_newer(self, info: ObjectInfo) -> bool:
+        """Whether a file was written after both the dataset's opening and its index."""
+        late = info.modified > self.version.modified and info.modified >= self._opened + self._skew
+        return late and not self.version.files
 
     def look(self, *, cause: BaseException | None = None, seldom: bool = False) -> None:
         """See that the index is still the one that was opened.
@@ -187,17 +208,17 @@ class VersionWatch:
         where = self._store.url_of(INDEX_NAME)
         try:
             stamp = _stamp(self._index_info())
-            if stamp == self._same and any(stamp[1:]):
+            if _same(self._same, stamp) and any(stamp[1:]):
                 return
             # Where the store tells nothing but a size, or the index was only copied or touched, its bytes tell.
-            if self.version.hashed or stamp == self._same:
+            if self.version.hashed or _same(self._same, stamp):
                 data, info = self._store.read(INDEX_NAME, max_bytes=MOST_BYTES)
                 if _digest(data) == self.version.digest:
                     self._same = _stamp(info)
                     return
         except ObjectNotFoundError:
-            self._changed(f"{where} is gone, as a writer that replaces the dataset leaves it", cause)
-        self._changed(f"{where} was written anew", cause)
+            self.changed(f"{where} is gone, as a writer that replaces the dataset leaves it", cause)
+        self.changed(f"{where} was written anew", cause)
 
     def explain(self, error: BaseException) -> None:
         """Raise what explains a failed fetch, if the dataset was written anew; otherwise do nothing.
@@ -220,7 +241,12 @@ class VersionWatch:
         except StorageError:  # a server that answers no HEAD
             return self._store.read(INDEX_NAME, max_bytes=MOST_BYTES)[1]
 
-    def _changed(self, what: str, cause: BaseException | None = None) -> NoReturn:
+    def changed(self, what: str, cause: BaseException | None = None) -> NoReturn:
+        """Raise the error that says what changed.
+
+        Raises:
+            DatasetChangedError: always.
+        """
         raise DatasetChangedError(
             f"{self._store.url_of('')} changed after it was opened: {what}. Its shards can not be told from those of the "
             "version that was opened. Open the dataset again; a run that began with the old version can not go on with "
@@ -230,6 +256,13 @@ class VersionWatch:
 
 def _stamp(info: ObjectInfo) -> tuple[int, str, int]:
     return info.size, info.version, info.modified
+
+
+def _same(before: tuple[int, str, int] | None, now: tuple[int, str, int]) -> bool:
+    """Whether a file is still the one that was opened. What a version tells of a local file has its times."""
+    if before is None or before[0] != now[0] or not same_version(before[1], now[1]):
+        return False
+    return before[2] == now[2] or before[1] != now[1]
 
 
 def _hashed(index: Index) -> bool:

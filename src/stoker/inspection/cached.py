@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from stoker.dataset.foreign import open_foreign
 from stoker.dataset.index import INDEX_NAME, Index
 from stoker.dataset.parquet import open_parquet
 from stoker.dataset.place import origin_of
-from stoker.dataset.version import VersionWatch, read_index
+from stoker.dataset.version import VersionWatch, opening_time, read_index
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
@@ -85,7 +84,7 @@ def _open(
     url: str, root: Path, format_name: str | None, settings: Mapping[str, Any], options: StorageOptions | None
 ) -> tuple[Index, ShardCache, str | None]:
     """The dataset's index and the cache; neither is changed by it where there is an index.json."""
-    opened = time.time_ns()
+    opened = opening_time(url)
     name = format_name or detect(url, options).format or "mds"
     if name == "mds":  # as format= calls shards with an index.json
         store = open_store(url, options)

@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stoker.errors import (
@@ -21,8 +22,9 @@ from stoker.storage.copying import copy_all, copy_hashed, copy_part, fill, write
 from stoker.storage.files import open_regular, walk_files
 from stoker.storage.stream import Made
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
+from stoker.storage.versions import local_version, same_version
 
-__all__ = ["LocalStore", "file_error", "remove_unfinished", "write_all"]
+__all__ = ["LocalStore", "file_error", "file_info", "remove_unfinished", "write_all"]
 
 _TEMPORARY = ".stoker-put-"
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
@@ -39,7 +41,7 @@ class LocalStore:
         path = self._path(key)
         with _errors(path), _open(path) as (fd, size):
             check_size(size, max_bytes, path)
-            info = _info(key, os.fstat(fd))
+            info = file_info(key, os.fstat(fd))
             return _read(fd, 0, size), info
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
@@ -66,7 +68,6 @@ class LocalStore:
         source = self._path(key)
         with _errors(source), _open(source) as (fd, size):
             check_size(size, max_bytes, source)
-            modified = os.fstat(fd)
             with _errors(str(path)):
                 target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
@@ -77,7 +78,8 @@ class LocalStore:
                 finally:
                     os.close(target)
             told = "" if digest is None else str(digest.hexdigest())
-            return ObjectInfo(key, done, _version(modified), modified.st_mtime_ns, told)
+            # Asked last, as the file may be written over meanwhile.
+            return replace(file_info(key, os.fstat(fd)), size=done, digest=told)
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         source = self._path(key)
@@ -125,7 +127,7 @@ class LocalStore:
         found: list[ObjectInfo] = []
         with _errors(root):
             for name, status in walk_files(root, lambda name: not name.startswith(_TEMPORARY)):
-                found.append(_info(os.path.relpath(f"{root}/{name}", self._root), status))
+                found.append(file_info(os.path.relpath(f"{root}/{name}", self._root), status))
         yield from sorted(found, key=lambda info: info.key)
 
     def head(self, key: str) -> ObjectInfo:
@@ -134,7 +136,7 @@ class LocalStore:
             status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
-        return _info(key, status)
+        return file_info(key, status)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -241,16 +243,14 @@ def _open(path: str) -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
-def _info(key: str, status: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(key, status.st_size, _version(status), status.st_mtime_ns)
-
-
-def _version(status: os.stat_result) -> str:
-    return str(status.st_mtime_ns)
+def file_info(key: str, status: os.stat_result) -> ObjectInfo:
+    """What a store tells of a local file."""
+    # Some file systems keep no time of a change of status.
+    return ObjectInfo(key, status.st_size, local_version(status), status.st_ctime_ns or status.st_mtime_ns)
 
 
 def _check_version(fd: int, version: str, path: str) -> None:
-    if version and _version(os.fstat(fd)) != version:
+    if version and not same_version(version, local_version(os.fstat(fd))):
         raise StorageError(f"{path}: the file was written to since its version {version}.", url=path)
 
 

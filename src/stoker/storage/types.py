@@ -42,10 +42,12 @@ class ObjectInfo:
     Attributes:
         key: relative to the store's root.
         size: bytes.
-        version: what changes when the object is replaced: its ETag, or the time of a file's last change; empty where
-            the store tells none. Two infos of the same key and size are equal whatever their versions and times.
+        version: what changes when the object is replaced: its ETag, or of a local file what
+            :func:`stoker.storage.versions.local_version` gives; empty where the store tells none. Two infos of the same
+            key and size are equal whatever their versions and times.
         modified: when it was last written, by the store's clock, in nanoseconds since 1970; 0 where the store does not tell.
-            Object stores give whole seconds or milliseconds.
+            Object stores give whole seconds or milliseconds. Of a local file it is the time of its last change of status,
+            which nobody can set.
         digest: of what was downloaded, in hex, where it was asked for.
     """
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, Literal
 
-from stoker.dataset.excerpts import version_of
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.jobrecord import file_version
 from stoker.dataset.parquet_files import check_exists
@@ -20,6 +19,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotF
 from stoker.formats.jsonl import lines_remedy
 from stoker.storage.files import is_in_cache, open_regular, read_regular, walk_files
 from stoker.storage.local import file_error
+from stoker.storage.versions import local_version
 
 __all__ = ["SourceFile", "TextBlock", "Texts", "find_texts"]
 
@@ -330,7 +330,7 @@ def _source(path: str) -> SourceFile:
         status = os.stat(path)
     except OSError as error:
         raise file_error(error, path) from error
-    return SourceFile(path, status.st_size, file_version(status.st_size, version_of(status)))
+    return SourceFile(path, status.st_size, file_version(status.st_size, local_version(status)))
 
 
 def _text_column(schema: Any, wanted: str | None, path: str) -> str:

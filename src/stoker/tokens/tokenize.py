@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.dataset.jobrecord import JobRecord, check_unchanged
+from stoker.dataset.jobrecord import JobRecord, check_unchanged, stable_versions
 from stoker.errors import ConfigError
 from stoker.tokens.encoding import make_job, tokenized
 from stoker.tokens.ragged import Ragged
@@ -203,7 +203,8 @@ def tokenize(
 
 def _record(texts: Texts, settings: dict[str, Any]) -> JobRecord:
     """The job: everything that the output depends on."""
-    about = {**settings, "files": texts.versions, "kind": texts.kind, "column": texts.column, "strict": texts.strict}
+    files = stable_versions(texts.versions)
+    about = {**settings, "files": files, "kind": texts.kind, "column": texts.column, "strict": texts.strict}
     return JobRecord(hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
 
 
