@@ -362,7 +362,7 @@ def test_a_change_in_the_middle_of_a_run_that_leaves_sizes_and_times_is_an_error
 
 @HASHES
 @pytest.mark.parametrize("how", ["disk", "memory", "in place"])
-@pytest.mark.parametrize("times", ["new", "old"])
+@pytest.mark.parametrize("times", ["new", "old", "link"])
 def test_one_shard_that_is_replaced_just_after_the_opening_is_an_error(
     tmp_path: Path, hashes: Any, how: str, times: str
 ) -> None:
@@ -372,7 +372,10 @@ def test_one_shard_that_is_replaced_just_after_the_opening_is_an_error(
     rows = iter(StreamingDataset(**_options(tmp_path, how), predownload=1))
     next(rows)
     shard = sorted((tmp_path / "data").glob("*.mds"))[-2]
-    (shutil.copy if times == "new" else shutil.copy2)(tmp_path / "other" / shard.name, tmp_path / "new")
+    if times == "link":
+        (tmp_path / "new").symlink_to(tmp_path / "other" / shard.name)
+    else:
+        (shutil.copy if times == "new" else shutil.copy2)(tmp_path / "other" / shard.name, tmp_path / "new")
     os.rename(tmp_path / "new", shard)
     seen: list[int] = []
     # What is fetched to disk is told by its hash, as damage is.

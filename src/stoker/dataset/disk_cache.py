@@ -111,7 +111,7 @@ class DiskCache(ShardCache):
                 return None
             data, status = found
             if self.store is None and not info.zip:
-                self._check_opened(file, data, file_info(file.basename, status))
+                self._check_opened(file, data, file_info(file.basename, status, self.root / file.basename))
             files.append(data)
         if self.store is None and self.watch is not None and info.zip:
             self.watch.look()
@@ -264,7 +264,7 @@ class DiskCache(ShardCache):
             self._count(Count.BYTES_FETCHED, len(data))
         elif self.store is None:
             # After it was read, so that one that was replaced before is noticed.
-            arrived = self._guard(lambda: file_info(packed.basename, os.stat(kept)), "read from")
+            arrived = self._guard(lambda: file_info(packed.basename, os.stat(kept), kept), "read from")
         try:
             raw = self._decompressed(info, number, data, where, bytearray)
         except CorruptDataError:

@@ -41,7 +41,7 @@ class LocalStore:
         path = self._path(key)
         with _errors(path), _open(path) as (fd, size):
             check_size(size, max_bytes, path)
-            info = file_info(key, os.fstat(fd))
+            info = file_info(key, os.fstat(fd), path)
             return _read(fd, 0, size), info
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
@@ -79,7 +79,7 @@ class LocalStore:
                     os.close(target)
             told = "" if digest is None else str(digest.hexdigest())
             # Asked last, as the file may be written over meanwhile.
-            return replace(file_info(key, os.fstat(fd)), size=done, digest=told)
+            return replace(file_info(key, os.fstat(fd), source), size=done, digest=told)
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         source = self._path(key)
@@ -136,7 +136,7 @@ class LocalStore:
             status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
-        return file_info(key, status)
+        return file_info(key, status, path)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -243,10 +243,15 @@ def _open(path: str) -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
-def file_info(key: str, status: os.stat_result) -> ObjectInfo:
-    """What a store tells of a local file."""
-    # Some file systems keep no time of a change of status.
-    return ObjectInfo(key, status.st_size, local_version(status), status.st_ctime_ns or status.st_mtime_ns)
+def file_info(key: str, status: os.stat_result, path: str | os.PathLike[str] | None = None) -> ObjectInfo:
+    """What a store tells of a local file; with its path also when a symbolic link there was made."""
+    modified = status.st_ctime_ns or status.st_mtime_ns  # some file systems keep no time of a change of status
+    if path is not None:
+        with contextlib.suppress(OSError):  # gone since
+            link = os.lstat(path)
+            if stat.S_ISLNK(link.st_mode):
+                modified = max(modified, link.st_ctime_ns)
+    return ObjectInfo(key, status.st_size, local_version(status), modified)
 
 
 def _check_version(fd: int, version: str, path: str) -> None:
