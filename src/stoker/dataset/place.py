@@ -41,7 +41,7 @@ class Place:
             not be written to.
         version: text that is another for another version of the dataset; empty where the files' descriptions tell.
         origin: where the dataset lies; ``None`` of samples that lie nowhere.
-        listed: of files without an index, text that is another if any of them changes.
+        listed: text for states that is another if the index or, without one, any file is written anew.
     """
 
     index: Index
@@ -64,7 +64,7 @@ class Place:
             return about | {"content": content}
         if self.origin is None:
             return about
-        return about | describe_version(self.origin.text, self.version or self.listed)
+        return about | describe_version(self.origin.text, self.listed)
 
     def limited(self, limit: int | None) -> Place:
         """The same place with another ``cache_limit``.
@@ -162,7 +162,12 @@ def open_place(
             keep = (*beside, default_cache(os.path.realpath(base), None))
             cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, opened))
             return Place(
-                loaded.index, cache, keep, loaded.version.text, origin_of(address.source or address.root, None)
+                loaded.index,
+                cache,
+                keep,
+                loaded.version.text,
+                origin_of(address.source or address.root, None),
+                listed=loaded.version.written,
             )
         # A remote is not written to: its shards are decompressed into a cache.
         base = default_cache(os.path.realpath(base), None)
@@ -182,7 +187,7 @@ def open_place(
     with contextlib.suppress(OSError):
         cache.sweep()
     keep = tuple(dict.fromkeys((directory.path, default_cache(source, storage_options))))
-    return Place(index, cache, keep, loaded.version.text, origin)
+    return Place(index, cache, keep, loaded.version.text, origin, loaded.version.written)
 
 
 def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> Origin:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from stoker.errors import StateError
+from stoker.storage.versions import written_version
 
 __all__ = [
     "VERSIONS",
@@ -36,7 +37,7 @@ def version_of_files(files: Iterable[tuple[str, int, str]]) -> str:
     Args:
         files: name, bytes and version of each, as the listing tells them.
     """
-    return _digest("\n".join([f"{name}\0{size}\0{version}" for name, size, version in files]))
+    return _digest("\n".join([f"{name}\0{size}\0{written_version(version)}" for name, size, version in files]))
 
 
 def describe_version(place: str, version: str) -> dict[str, Any]:

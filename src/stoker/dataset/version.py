@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 import xxhash
 
 from stoker.dataset.index import INDEX_NAME, MOST_BYTES, Index
+from stoker.dataset.rewritten import version_of_files
 from stoker.errors import (
     AccessDeniedError,
     DatasetChangedError,
@@ -27,7 +28,7 @@ from stoker.errors import (
 )
 from stoker.formats.hashing import fastest_hash
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.versions import same_version, stable_version
+from stoker.storage.versions import same_version, stable_version, written_version
 
 __all__ = ["IndexVersion", "LoadedIndex", "VersionWatch", "opening_time", "read_index", "version_of_listing"]
 
@@ -65,6 +66,15 @@ class IndexVersion:
     def text(self) -> str:
         """Text that is another for another version."""
         return self.digest if self.hashed else f"{self.digest} {self.size} {stable_version(self.etag)} {self.modified}"
+
+    @property
+    def written(self) -> str:
+        """The same for states: a local copy whose files have the same times of writing has the same."""
+        if self.hashed:
+            return self.digest
+        if self.files:
+            return version_of_files((name, size, version) for name, (size, version, _) in sorted(self.files.items()))
+        return f"{self.digest} {self.size} {written_version(self.etag) or self.modified}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final
 
-__all__ = ["local_version", "same_version", "stable_version"]
+__all__ = ["local_version", "same_version", "stable_version", "written_version"]
 
 _LOCAL: Final = re.compile(r"(?P<time>.*file:-?\d+):(?P<change>-?\d+)(?::(?P<inode>\d+))?", re.DOTALL)
 
@@ -24,6 +24,12 @@ def stable_version(version: str) -> str:
     """A version without the inode, for names and records that outlive a run: mounted again, a file may have another inode."""
     found = _LOCAL.fullmatch(version)
     return version if found is None else f"{found['time']}:{found['change']}"
+
+
+def written_version(version: str) -> str:
+    """A version without what copying a file with its time of writing changes, for states, which a copy must go on from."""
+    found = _LOCAL.fullmatch(version)
+    return version if found is None else found["time"]
 
 
 def same_version(before: str, now: str) -> bool:

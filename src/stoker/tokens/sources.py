@@ -12,9 +12,9 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
-from stoker.dataset.excerpts import version_of
 from stoker.dataset.rewritten import describe_version, version_of_files
 from stoker.errors import ConfigError
+from stoker.storage.versions import local_version
 from stoker.tokens.division import Groups
 from stoker.tokens.files import RawTokens
 from stoker.tokens.megatron import MegatronFile
@@ -118,7 +118,7 @@ class _Mapped:
             digest.update(f"{kind}\0{os.path.basename(path)}\0{status.st_size}\0".encode())
             digest.update(fact)
         real = [os.path.realpath(path) for path in paths]
-        files = [(path, status.st_size, version_of(status)) for path, status in zip(real, states, strict=True)]
+        files = [(path, status.st_size, local_version(status)) for path, status in zip(real, states, strict=True)]
         self.name, self.url = os.path.basename(paths[0]), os.path.commonpath(real)
         self.about = {
             "fingerprint": digest.hexdigest(),
