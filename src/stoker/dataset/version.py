@@ -28,7 +28,7 @@ from stoker.errors import (
 )
 from stoker.formats.hashing import fastest_hash
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.versions import same_version, stable_version, written_version
+from stoker.storage.versions import is_local_version, same_version, stable_version
 
 __all__ = ["IndexVersion", "LoadedIndex", "VersionWatch", "opening_time", "read_index", "version_of_listing"]
 
@@ -72,9 +72,13 @@ class IndexVersion:
         """The same for states: a local copy whose files have the same times of writing has the same."""
         if self.hashed:
             return self.digest
-        if self.files:
-            return version_of_files((name, size, version) for name, (size, version, _) in sorted(self.files.items()))
-        return f"{self.digest} {self.size} {written_version(self.etag) or self.modified}"
+        files = self.files or {INDEX_NAME: (self.size, self.etag, self.modified)}
+        # An object of the same bytes has the same ETag, so its time tells; a local file's version has a time already.
+        told = version_of_files(
+            (name, size, version if is_local_version(version) else f"{version} {modified}")
+            for name, (size, version, modified) in sorted(files.items())
+        )
+        return told if self.files else f"{self.digest} {told}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

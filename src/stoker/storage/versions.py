@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final
 
-__all__ = ["local_version", "same_version", "stable_version", "written_version"]
+__all__ = ["is_local_version", "local_version", "same_version", "stable_version", "written_version"]
 
 _LOCAL: Final = re.compile(r"(?P<time>.*file:-?\d+):(?P<change>-?\d+)(?::(?P<inode>\d+))?", re.DOTALL)
 
@@ -18,6 +18,11 @@ def local_version(status: os.stat_result) -> str:
     the last change of status, which every write and nearly every rename moves.
     """
     return f"file:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}"
+
+
+def is_local_version(version: str) -> bool:
+    """Whether a version is one that :func:`local_version` gave."""
+    return _LOCAL.fullmatch(version) is not None
 
 
 def stable_version(version: str) -> str:
