@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import StreamingDataset
+from stoker import Stream, StreamingDataset
 from stoker.errors import ConfigError, StateError
 
 
@@ -50,3 +50,22 @@ def test_columns_to_read_are_a_list(data: str) -> None:
 def test_a_truth_value_is_no_index(data: str, index: Any) -> None:
     with pytest.raises(TypeError, match="an index is an int, a slice or an array of ints, got"):
         StreamingDataset(remote=data, format="parquet")[index]
+
+
+def test_columns_to_read_are_some(data: str) -> None:
+    with pytest.raises(ConfigError, match="columns is empty: name at least one, or leave it out"):
+        StreamingDataset(remote=data, format="parquet", columns=[])
+
+
+@pytest.mark.parametrize("value", [3, 1.5, b"eu", ["eu"]])
+def test_a_storage_option_of_another_type_is_named(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"storage_options\['region'\] is a .*: give a string"):
+        StreamingDataset(remote="s3://bucket/data", storage_options={"region": value})
+
+
+@pytest.mark.parametrize("remote", ["az://box/data?sig=SECRET", ["https://user:SECRET@host/a.parquet"]])
+def test_a_stream_shows_no_secret_of_its_url(remote: Any) -> None:
+    shown = repr(Stream(remote, name="mine", format="parquet"))
+    assert "SECRET" not in shown
+    assert "name='mine'" in shown
+    assert "data" in shown or "a.parquet" in shown

@@ -455,6 +455,8 @@ class StreamingDataset(TorchIterable[Any]):
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 
     def _check_columns(self, columns: Sequence[str] | None) -> None:
+        if columns is not None and not columns:
+            raise ConfigError("columns is empty: name at least one, or leave it out for all")
         unknown = set(columns or ()) - set(self.index.columns)
         if unknown:
             raise ConfigError(f"columns: {unknown_name('column', min(unknown), self.index.columns)}")

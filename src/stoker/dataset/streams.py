@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from stoker.dataset.pool import ShardPool
 from stoker.dataset.shares import share_limit
 from stoker.dataset.streamnames import stream_names
 from stoker.dataset.subsets import Subset, as_subsets
+from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.formats.parquet.predicate import Filters
@@ -103,6 +104,14 @@ class Stream:
             raise ConfigError(f"{where}: download_timeout is seconds above 0, got {self.download_timeout}")
         as_subsets(self.subset)
         check_format(self.format, self.remote, self.filters, self.on_bad_files, self.format_options, where)
+
+    def __repr__(self) -> str:
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.repr and one.name != "_"}
+        if isinstance(self.remote, str):  # it may hold a password or a signature, which opening refuses
+            given["remote"] = redact_url(self.remote)
+        elif isinstance(self.remote, Sequence):
+            given["remote"] = [redact_url(os.fspath(one)) for one in self.remote]
+        return f"Stream({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"
 
     @property
     def subsets(self) -> tuple[Subset, ...]:

@@ -214,6 +214,8 @@ def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             continue
         if name == "retry_config":
             raise ConfigError("storage_options['retry_config'] is not used: pass retry= (a RetryPolicy) instead.")
+        if name not in _CLIENT_OPTIONS and not (isinstance(value, str | bool) or callable(value)):
+            raise ConfigError(f"storage_options[{name!r}] is a {type(value).__name__}: give a string, or True or False")
         (client if name in _CLIENT_OPTIONS else config)[name] = value
     return config, client
 
