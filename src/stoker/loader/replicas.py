@@ -82,7 +82,8 @@ class Replicas:
                     return
                 if cache.open(info) is not None:
                     continue
-                if not cache.fetch(info, wait=False, room=False):
+                # Whoever else fetches it is waited for: without that, "busy" would read as "no room", and end all of this.
+                if not cache.fetch(info, room=False):
                     logger.info("the cache has no room for more replicas")
                     return
                 rows.counts.add(Count.REPLICATED_SHARDS, 1)
