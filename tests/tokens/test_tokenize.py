@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -573,6 +574,9 @@ def test_bad_files_are_told_of(tmp_path: Path, tokenizer_file: Path) -> None:
         attempt("a.jsonl.gz", gzip.compress(b'{"text": "the"}\n')[:-9])
     with pytest.raises(CorruptDataError, match="can not be unpacked"):
         attempt("b.jsonl.gz", b'{"text": "the"}\n')
+    packed = gzip.compress(random.Random(0).randbytes(3000).hex().encode())
+    with pytest.raises(CorruptDataError, match=r"c\.jsonl\.gz can not be unpacked"):
+        attempt("c.jsonl.gz", packed[:20] + bytes(40) + packed[60:])
     with pytest.raises(FormatError, match=r"a\.txt is not UTF-8 .* strict=False"):
         attempt("a.txt", b"caf\xe9")
     with pytest.raises(ConfigError, match="is packed: unpack it first"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stoker.arguments import nearest
 from stoker.bench.dlio_keys import KEYS
-from stoker.bench.schema import Node, flat, merge, nearest
+from stoker.bench.schema import Node, flat, merge
 from stoker.errors import ConfigError
 
 __all__ = ["from_dlio", "is_dlio"]

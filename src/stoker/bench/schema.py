@@ -6,7 +6,6 @@ The dataclasses are the only description there is: the commented file of ``stoke
 
 from __future__ import annotations
 
-import difflib
 import math
 import types
 import typing
@@ -15,6 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, Literal, TypeVar
 
+from stoker.arguments import nearest
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
@@ -26,7 +26,6 @@ __all__ = [
     "build",
     "flat",
     "merge",
-    "nearest",
     "setting",
     "tree_of",
 ]
@@ -129,12 +128,6 @@ def flat(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
         yield path, node
 
 
-def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """A phrase that names the known name that is most like ``name``; empty where none is."""
-    close = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def build(cls: type[T], node: Node, path: str = "") -> T:
     """A dataclass of what was given; defaults for the rest.
 
@@ -152,7 +145,7 @@ def build(cls: type[T], node: Node, path: str = "") -> T:
         full = f"{path}.{name}" if path else name
         if name not in known:
             raise ConfigError(
-                f"{inner.where}: {full} is no setting{nearest(name, known)} "
+                f"{inner.where}: {full} is no setting{nearest(name, known) or '.'} "
                 f"{path or 'a workload'} has {', '.join(sorted(known))}"
             )
         metadata = known[name].metadata

@@ -20,13 +20,12 @@ from typing import Any, Final
 from stoker.dataset.origin import make_private
 from stoker.dataset.parquet_files import FoundFile
 from stoker.dataset.room import part_name, release, try_lock
-from stoker.storage.files import open_own, read_regular
+from stoker.storage.files import PRIVATE, open_own, read_regular
 
 __all__ = ["ForeignFile", "load_facts", "parse_facts", "save_facts"]
 
 logger = logging.getLogger(__name__)
 
-_PRIVATE: Final = ".stoker"
 _VERSION: Final = 3
 
 
@@ -64,7 +63,7 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]
     """Files by key, from the first of the directories that knows them; empty where none does."""
     for directory in directories:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-            found = parse_facts(read_regular(directory / _PRIVATE / name))
+            found = parse_facts(read_regular(directory / PRIVATE / name))
             if found:
                 return found
     return {}

@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from stoker.storage.files import MappedFile
+from stoker.storage.files import PRIVATE, MappedFile
 
 __all__ = ["Users", "hold"]
 
-_PRIVATE: Final = ".stoker"
 _NAME: Final = "in_use"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
@@ -95,7 +94,7 @@ class Users:
         for root in path.parents:
             if root not in self._descriptors:
                 with contextlib.suppress(OSError):
-                    self._descriptors[root] = os.open(root / _PRIVATE / _NAME, _READ)
+                    self._descriptors[root] = os.open(root / PRIVATE / _NAME, _READ)
                 self._descriptors.setdefault(root, None)
             descriptor = self._descriptors[root]
             if descriptor is not None and _is_locked(descriptor, _place_of(path.relative_to(root).as_posix())):
@@ -119,7 +118,7 @@ def _place_of(name: str) -> int:
 
 def _open(root: Path) -> int | None:
     """The file of locks, made if need be; ``None`` where it is not there and can not be made."""
-    path = root / _PRIVATE / _NAME
+    path = root / PRIVATE / _NAME
     for flags in (_READ, _READ | os.O_CREAT):
         try:
             return os.open(path, flags, 0o666)

@@ -30,13 +30,12 @@ from stoker.dataset.origin import make_private
 from stoker.dataset.place import Place
 from stoker.dataset.room import claim, part_name, release
 from stoker.errors import CacheError, StorageFullError
-from stoker.storage.files import open_regular
+from stoker.storage.files import PRIVATE, open_regular
 from stoker.storage.versions import stable_version
 from stoker.types import Array
 
 __all__ = ["Kept", "Sink", "keep"]
 
-_PRIVATE: Final = ".stoker"
 _MAGIC: Final = b"stoker\0\1"
 _HEADER: Final = 512
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -128,11 +127,11 @@ def keep(
     name = f"{kind}.{quote(label, safe='')[:80]}.{digest}"
     url = place.cache.store.url if place.cache.store is not None else os.path.realpath(place.cache.root)
     for directory in place.keep:
-        found = _load(directory / _PRIVATE / name, digest)
+        found = _load(directory / PRIVATE / name, digest)
         if found is not None:
             return found
     for directory in place.keep:
-        private = directory / _PRIVATE
+        private = directory / PRIVATE
         if _writable(directory, url):
             return _make(private, name, digest, place.cache.settings.stall_timeout, make)
     raise CacheError(

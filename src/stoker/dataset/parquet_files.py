@@ -14,11 +14,11 @@ from urllib.parse import unquote
 from stoker.dataset.splits import refuse_splits
 from stoker.dataset.unfinished import NOTE, counted_files
 from stoker.display import redact_url
-from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError, StorageError
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.checks import check_basename
 from stoker.storage import Store, is_local
 from stoker.storage.files import check_regular, walk_files
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 from stoker.storage.versions import local_version, stable_version
 
 __all__ = [
@@ -304,13 +304,9 @@ def list_files(source: Source, store: Store) -> Iterator[FoundFile]:
         return
     if not directory.is_dir():
         raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
-    try:
+    with file_errors(directory):
         for key, status in walk_files(str(directory)):
             yield FoundFile(key, status.st_size, local_version(status))
-    except StorageError:
-        raise
-    except OSError as error:
-        raise file_error(error, str(error.filename or directory)) from error
 
 
 def read_listed(store: Store, read: Callable[[], _T]) -> _T:

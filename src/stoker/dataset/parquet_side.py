@@ -27,14 +27,13 @@ from stoker.dataset.origin import make_private
 from stoker.dataset.room import part_name, release, try_lock
 from stoker.formats.parquet.facts import FIELDS, FileFacts
 from stoker.formats.parquet.schema import ColumnSchema, FileSchema
-from stoker.storage.files import open_own, read_regular
+from stoker.storage.files import PRIVATE, open_own, read_regular
 from stoker.types import Array
 
 __all__ = ["load_facts", "parse_facts", "save_facts"]
 
 logger = logging.getLogger(__name__)
 
-_PRIVATE: Final = ".stoker"
 _VERSION: Final = 2
 _DIGEST: Final = 16
 # Whatever NumPy and zipfile make of archives of others.
@@ -45,7 +44,7 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, FileFacts]:
     """Key to facts of each file, from the first of the directories that has them; empty where none has."""
     for directory in directories:
         with contextlib.suppress(OSError):
-            found = parse_facts(read_regular(directory / _PRIVATE / name))
+            found = parse_facts(read_regular(directory / PRIVATE / name))
             if found:
                 return found
     return {}

@@ -9,12 +9,13 @@ from typing import Any, Final, NoReturn
 from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import FileInfo
 from stoker.formats.compression import parse_compression
+from stoker.storage.files import PRIVATE
 
 __all__ = [
     "MAX_OFFSET",
+    "check_basename",
     "check_memory",
     "most_unpacked",
-    "check_basename",
     "parse_files",
     "parse_samples",
     "parse_settings",
@@ -24,12 +25,13 @@ __all__ = [
 ]
 
 MAX_OFFSET: Final = (1 << 32) - 1
+"""Largest offset that a shard's header can hold, and so the largest raw file, in bytes."""
+
 # What is decoded and unpacked always, however few bytes it is stored as, and how many times its bytes besides.
 _ALWAYS_DECODED: Final = 1 << 30
 _DECODED_RATIO: Final = 16
 _ALWAYS_UNPACKED: Final = 1 << 28
 _UNPACKED_RATIO: Final = 64
-"""Largest offset that a shard's header can hold, and so the largest raw file, in bytes."""
 
 _MAX_FILE = 1 << 40  # of compressed files, which have no offsets of their own
 _NO_HASHES: Final[Mapping[str, str]] = {}
@@ -153,7 +155,7 @@ def check_basename(basename: str) -> str | None:
         return "it begins with a drive or scheme"
     if any(part in ("", ".", "..") for part in basename.split("/")):
         return "it holds an empty part, '.' or '..'"
-    if basename.split("/", maxsplit=1)[0] == ".stoker":
+    if basename.split("/", maxsplit=1)[0] == PRIVATE:
         return "stoker's caches use that directory themselves"
     return None
 

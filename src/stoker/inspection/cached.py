@@ -24,6 +24,7 @@ from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
 from stoker.inspection.problems import Problem, VerifyReport
 from stoker.inspection.repair import fetch_again
 from stoker.storage import open_store
+from stoker.storage.files import PRIVATE
 from stoker.types import StorageOptions
 
 __all__ = ["verify_cache"]
@@ -163,6 +164,4 @@ def _size(root: Path, info: ShardInfo) -> int:
 def _strange(root: Path, known: set[str]) -> list[str]:
     """Files of the cache that are none of the dataset's."""
     names = (item.key for item in open_store(root).list())
-    return sorted(
-        name for name in names if name not in known and name != INDEX_NAME and ".stoker" not in name.split("/")
-    )
+    return sorted(name for name in names if name not in known and name != INDEX_NAME and PRIVATE not in name.split("/"))

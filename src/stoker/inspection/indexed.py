@@ -16,6 +16,7 @@ from stoker.formats.compression import parse_compression
 from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
 from stoker.inspection.problems import Problem
 from stoker.storage import Store
+from stoker.storage.files import PRIVATE
 from stoker.types import Buffer
 
 __all__ = ["plan_index"]
@@ -140,6 +141,6 @@ def _sizes(store: Store, index: Index) -> dict[str, int]:
 def _is_ours(key: str, known: Iterable[str]) -> bool:
     """Whether a file that is no shard's belongs there all the same: indexes, and what caches keep."""
     folder, _, name = key.rpartition("/")
-    if key == INDEX_NAME or key.startswith(f"{INDEX_NAME}.damaged") or ".stoker" in key.split("/"):
+    if key == INDEX_NAME or key.startswith(f"{INDEX_NAME}.damaged") or PRIVATE in key.split("/"):
         return True
     return name == INDEX_NAME and any(one.startswith(f"{folder}/") for one in known)

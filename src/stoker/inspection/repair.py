@@ -7,7 +7,6 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 from urllib.parse import quote
 
 from stoker.dataset.cache import ShardCache
@@ -16,12 +15,10 @@ from stoker.dataset.rebuild import rebuild_index
 from stoker.errors import ObjectNotFoundError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.storage import Store
-from stoker.storage.files import make_own_directory
+from stoker.storage.files import PRIVATE, make_own_directory
 from stoker.types import StorageOptions
 
 __all__ = ["fetch_again", "rebuild"]
-
-_PRIVATE: Final = ".stoker"
 
 
 def rebuild(store: Store, options: StorageOptions | None) -> tuple[str, ...]:
@@ -67,7 +64,7 @@ def fetch_again(
         Whether they are whole now, and a sentence about it.
     """
     info = shards[0]
-    private = cache.root / _PRIVATE
+    private = cache.root / PRIVATE
     moved: list[tuple[Path, Path]] = []
 
     def put_back() -> None:

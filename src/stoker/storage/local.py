@@ -14,6 +14,7 @@ from pathlib import Path
 from stoker.errors import (
     AccessDeniedError,
     ObjectNotFoundError,
+    StokerError,
     StorageError,
     StorageFullError,
     StorageTimeoutError,
@@ -24,7 +25,7 @@ from stoker.storage.stream import Made
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
 from stoker.storage.versions import local_version, same_version
 
-__all__ = ["LocalStore", "file_error", "file_info", "remove_unfinished", "write_all"]
+__all__ = ["LocalStore", "file_error", "file_errors", "file_info", "remove_unfinished", "write_all"]
 
 _TEMPORARY = ".stoker-put-"
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
@@ -39,14 +40,14 @@ class LocalStore:
 
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         path = self._path(key)
-        with _errors(path), _open(path) as (fd, size):
+        with file_errors(path), _open(path) as (fd, size):
             check_size(size, max_bytes, path)
             info = file_info(key, os.fstat(fd), path)
             return _read(fd, 0, size), info
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
         path = self._path(key)
-        with _errors(path), _open(path) as (fd, size):
+        with file_errors(path), _open(path) as (fd, size):
             for start, end in zip(starts, ends, strict=True):
                 check_range(start, end, size, path)
             parts: list[BufferLike] = [_read(fd, start, end - start) for start, end in zip(starts, ends, strict=True)]
@@ -55,7 +56,7 @@ class LocalStore:
 
     def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int:
         path = self._path(key)
-        with _errors(path), _open(path) as (fd, size):
+        with file_errors(path), _open(path) as (fd, size):
             if start is None and size != len(into):
                 return size
             first = start or 0
@@ -66,9 +67,9 @@ class LocalStore:
 
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         source = self._path(key)
-        with _errors(source), _open(source) as (fd, size):
+        with file_errors(source), _open(source) as (fd, size):
             check_size(size, max_bytes, source)
-            with _errors(str(path)):
+            with file_errors(path):
                 target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
                     digest = None if new_hash is None else new_hash()
@@ -83,9 +84,9 @@ class LocalStore:
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         source = self._path(key)
-        with _errors(source), _open(source) as (fd, size):
+        with file_errors(source), _open(source) as (fd, size):
             check_range(start, end, size, source)
-            with _errors(str(path)):
+            with file_errors(path):
                 target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 try:
                     copy_part(fd, target, start, end, at)
@@ -101,7 +102,7 @@ class LocalStore:
         self._appear(key, write)
 
     def put_file(self, key: str, path: Path) -> None:
-        with _errors(str(path)), _open(str(path)) as (source, _):
+        with file_errors(path), _open(str(path)) as (source, _):
 
             def write(fd: int) -> None:
                 copy_all(source, fd)
@@ -125,14 +126,14 @@ class LocalStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         root = self._path(prefix) if prefix else self._root
         found: list[ObjectInfo] = []
-        with _errors(root):
+        with file_errors(root):
             for name, status in walk_files(root, lambda name: not name.startswith(_TEMPORARY)):
                 found.append(file_info(os.path.relpath(f"{root}/{name}", self._root), status))
         yield from sorted(found, key=lambda info: info.key)
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
-        with _errors(path):
+        with file_errors(path):
             status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise _not_a_file(path)
@@ -140,7 +141,7 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with _errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with file_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
     def _path(self, key: str) -> str:
@@ -154,7 +155,7 @@ class LocalStore:
         """
         path = self._path(key)
         folder = os.path.dirname(path)
-        with _errors(path):
+        with file_errors(path):
             if os.path.isdir(path):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             os.makedirs(folder, exist_ok=True)
@@ -194,7 +195,7 @@ def remove_unfinished(folder: Path) -> None:
     Only for a folder that nobody else writes to: a file that is being written can not be told apart.
     """
     for path in folder.glob(f"{_TEMPORARY}*"):
-        with _errors(str(path)):
+        with file_errors(path):
             path.unlink(missing_ok=True)
 
 
@@ -224,13 +225,23 @@ def file_error(error: OSError, path: str) -> StorageError:
 
 
 @contextlib.contextmanager
-def _errors(path: str) -> Iterator[None]:
+def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn each ``OSError`` of the block into stoker's error for a file; stoker's own errors pass.
+
+    Args:
+        path: the file, or the directory that holds the files which the block uses.
+
+    Raises:
+        StorageError: the block failed on a file; names the file below ``path`` that the system names, else ``path``.
+    """
     try:
         yield
-    except StorageError:
+    except StokerError:
         raise
     except OSError as error:
-        raise file_error(error, path) from None
+        name, inner = os.fspath(path), error.filename
+        blamed = inner if isinstance(inner, str) and inner.startswith(f"{name}/") else name
+        raise file_error(error, blamed) from error
 
 
 @contextlib.contextmanager

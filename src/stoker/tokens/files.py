@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import DTypeLike
 
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError
+from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import files
 from stoker.storage.files import MappedFile, check_mapped
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 from stoker.tokens.ragged import Ragged
 from stoker.types import Array
 
@@ -84,11 +84,5 @@ class RawTokens:
 
 def map_file(path: str) -> MappedFile | bytes:
     """The bytes of a regular file, read-only; errors are stoker's own."""
-    try:
+    with file_errors(path):
         return files.map_file(path)
-    except StokerError:
-        raise
-    except FileNotFoundError:
-        raise ObjectNotFoundError(f"{path} does not exist", url=path) from None
-    except OSError as error:
-        raise file_error(error, path) from None

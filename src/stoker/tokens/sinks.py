@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +18,10 @@ from stoker.arguments import unknown_name
 from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, remove_partial_files, write_record
 from stoker.dataset.writers import MDSWriter
-from stoker.errors import ConfigError, CorruptDataError, SourceChangedError, StokerError
+from stoker.errors import ConfigError, CorruptDataError, SourceChangedError
 from stoker.storage import Store, is_local, open_store
 from stoker.storage.files import make_own_directory, open_own
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 from stoker.tokens.ragged import Ragged
 
 __all__ = ["MDSSink", "ParquetSink", "Sink", "finished_before"]
@@ -77,17 +77,6 @@ def _other(record: JobRecord, job: JobRecord, what: str, remedy: str) -> ConfigE
     told += [f"files were changed since: {files}"] if files else []
     error = SourceChangedError if files else ConfigError
     return error(f"{what} of other files or with other settings ({'; '.join(told)}): {remedy}")
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """What fails inside of writing to a directory, as stoker's errors."""
-    try:
-        yield
-    except StokerError:
-        raise
-    except OSError as error:  # pyarrow's are such, too
-        raise file_error(error, str(path)) from error
 
 
 def _count_shards(dst: str) -> int:
@@ -165,7 +154,7 @@ class ParquetSink:
                 f"{dst}: Parquet is written to a directory; copy it then, or write MDS, which goes to a URL"
             )
         self._target = Path(os.path.abspath(local))
-        with _writing(self._target):
+        with file_errors(self._target):
             _check_target(self._target, exist_ok)
         values = pa.field("element", pa.from_numpy_dtype(dtype), nullable=False)
         self._type = pa.list_(values)
@@ -185,7 +174,7 @@ class ParquetSink:
         self._done: list[str] = []
         self.blocks = 0
         self._work = self._target.with_name(f".{self._target.name}.partial")
-        with _writing(self._work):
+        with file_errors(self._work):
             self._lock = self._open_work(resume)
 
     @property
@@ -199,7 +188,7 @@ class ParquetSink:
         Raises:
             StorageError: they can not be written, as the disk is full, say.
         """
-        with _writing(self._work):
+        with file_errors(self._work):
             self._write(documents)
 
     def _write(self, documents: Ragged) -> None:
@@ -224,7 +213,7 @@ class ParquetSink:
         Raises:
             StorageError: it can not be written.
         """
-        with _writing(self._work):
+        with file_errors(self._work):
             self._finish()
         os.close(self._lock)
 

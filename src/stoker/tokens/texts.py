@@ -7,6 +7,7 @@ import glob
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, Literal
@@ -15,10 +16,10 @@ from stoker.dataset.index import INDEX_NAME
 from stoker.dataset.jobrecord import file_version
 from stoker.dataset.parquet_files import check_exists
 from stoker.dataset.splits import refuse_splits
-from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError, StorageError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.formats.jsonl import lines_remedy
 from stoker.storage.files import is_in_cache, open_regular, read_regular, walk_files
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 from stoker.storage.versions import local_version
 
 __all__ = ["SourceFile", "TextBlock", "Texts", "find_texts"]
@@ -177,25 +178,18 @@ class Texts:
         first = 0
         packed = file.path.lower().endswith(".gz")
         key = self.column
-        try:
-            with _opened(file.path, packed) as opened:
-                while lines := _unpacked_lines(opened, file.path) if packed else opened.readlines(_BLOCK):
-                    if key is None and (found := next((line for line in lines if line.strip()), None)) is not None:
-                        key = _text_key(found, file.path)
-                    size = sum(map(len, lines))
-                    # What is packed is worth about a third.
-                    yield TextBlock(file.path, first, lines, key or "text", size // 3 if packed else size)
-                    first += len(lines)
-        except (gzip.BadGzipFile, EOFError) as error:
-            raise CorruptDataError(f"{file.path} can not be unpacked ({error}): is it whole?") from error
-        except OSError as error:
-            raise file_error(error, file.path) from error
+        with file_errors(file.path), _opened(file.path, packed) as opened:
+            while lines := _unpacked_lines(opened, file.path) if packed else opened.readlines(_BLOCK):
+                if key is None and (found := next((line for line in lines if line.strip()), None)) is not None:
+                    key = _text_key(found, file.path)
+                size = sum(map(len, lines))
+                # What is packed is worth about a third.
+                yield TextBlock(file.path, first, lines, key or "text", size // 3 if packed else size)
+                first += len(lines)
 
     def _whole(self, file: SourceFile) -> Iterator[TextBlock]:
-        try:
+        with file_errors(file.path):
             data = read_regular(file.path)
-        except OSError as error:
-            raise file_error(error, file.path) from error
         try:
             text = data.decode("utf-8", "strict" if self.strict else "replace")
         except UnicodeDecodeError as error:
@@ -221,12 +215,8 @@ def find_texts(src: str | os.PathLike[str], *, column: str | None, strict: bool)
     if os.path.isfile(source):
         found = [source]
     elif os.path.isdir(source):
-        try:
+        with file_errors(source):
             found = [os.path.join(source, name) for name, _ in walk_files(source, _is_shown)]
-        except StorageError:
-            raise
-        except OSError as error:
-            raise file_error(error, source) from error
         found = _of_directory(found, source)
     else:
         found = [path for path in _matches(source) if os.path.isfile(path)]
@@ -292,7 +282,13 @@ def _unpacked_lines(opened: Any, path: str) -> list[bytes]:
     """Lines of a compressed file, about a block; a plain one's take no more memory than the file has bytes."""
     lines: list[bytes] = []
     size = 0
-    while size < _BLOCK and (line := opened.readline(_LONGEST_LINE + 1)):
+    while size < _BLOCK:
+        try:
+            line = opened.readline(_LONGEST_LINE + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise CorruptDataError(f"{path} can not be unpacked ({error}): is it whole?") from error
+        if not line:
+            break
         if len(line) > _LONGEST_LINE:
             raise CorruptDataError(
                 f"{path} has a line of more than {_LONGEST_LINE:,} bytes: damaged, or made to fill memory; if it is right, "
@@ -326,10 +322,8 @@ def _refuse_packed(paths: list[str]) -> None:
 
 
 def _source(path: str) -> SourceFile:
-    try:
+    with file_errors(path):
         status = os.stat(path)
-    except OSError as error:
-        raise file_error(error, path) from error
     return SourceFile(path, status.st_size, file_version(status.st_size, local_version(status)))
 
 

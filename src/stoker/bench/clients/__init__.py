@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
+from stoker.arguments import nearest
 from stoker.bench.clients.base import Client, ClientMaker, Place
-from stoker.bench.schema import nearest
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage import is_local
 
@@ -39,7 +39,9 @@ def find_client(name: str, url: str) -> ClientMaker:
     if name == "auto":
         name = "buffered" if is_local(url) else "obstore"
     if name not in CLIENTS:
-        raise ConfigError(f"there is no storage client {name!r}{nearest(name, CLIENTS)} There are {', '.join(CLIENTS)}")
+        raise ConfigError(
+            f"there is no storage client {name!r}{nearest(name, CLIENTS) or '.'} There are {', '.join(CLIENTS)}"
+        )
     module, made = CLIENTS[name]
     client: Any = getattr(importlib.import_module(module), made)()
     missing = client.available()

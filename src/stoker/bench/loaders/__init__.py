@@ -6,9 +6,9 @@ import importlib
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.arguments import nearest
 from stoker.bench.clients import find_client
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport, LoaderUnderTest, OpenLoader
-from stoker.bench.schema import nearest
 from stoker.bench.workload import Workload
 from stoker.errors import ConfigError, MissingPackageError
 
@@ -70,7 +70,7 @@ def get_loader(name: str) -> LoaderUnderTest:
             raise ConfigError(f"the loader {name!r} of {entry.value} can not be loaded: {error!r}") from error
     else:
         raise ConfigError(
-            f"there is no loader {name!r}{nearest(name, loader_names())} There are {', '.join(loader_names())}"
+            f"there is no loader {name!r}{nearest(name, loader_names()) or '.'} There are {', '.join(loader_names())}"
         )
     if not isinstance(loader, LoaderUnderTest):
         raise ConfigError(f"{name!r} is no loader: it needs name, available() and open(job)")
