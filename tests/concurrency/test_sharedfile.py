@@ -138,6 +138,17 @@ def _take(file: SharedFile) -> None:
         pass
 
 
+def test_a_claim_stays_when_the_process_closes_another_descriptor_of_the_file() -> None:
+    file = SharedFile("test-kept-claims", 4096)
+    assert file.claim(0)
+    file.map(4096).close()
+    os.close(os.open(f"/proc/self/fd/{file._file}", os.O_RDWR))
+    child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(file.claim(0) + 2 * file.claim(1)))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 2
+
+
 def test_a_number_is_claimed_by_one_process_until_it_ends() -> None:
     file = SharedFile("test-claims", 4096)
     context = multiprocessing.get_context("fork")

@@ -17,6 +17,7 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
+from stoker.concurrency.bytelocks import lock_byte
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import StokerError
 
@@ -76,12 +77,12 @@ class SharedFile:
                 self._held = False
 
     def claim(self, number: int) -> bool:
-        """Claim a number for this process, until it ends; whether no other process has it. Nobody waits."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-        except OSError:
-            return False
-        return True
+        """Claim a number for this process, until it ends; whether no other process has it. Nobody waits.
+
+        Raises:
+            StokerError: ``/proc`` is not mounted.
+        """
+        return lock_byte(self._own_description(), number, "exclusive")
 
     def after_fork(self) -> None:
         """In a forked child: leave the parent's lock alone. A description of its own is opened when it is needed."""

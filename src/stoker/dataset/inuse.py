@@ -1,20 +1,17 @@
 """Which files of a cache are in use, told to other processes by locks that cost no descriptor for each file.
 
 A cache has one file ``.stoker/in_use``, of no bytes. A process that has files of the cache mapped holds it open once, with
-a shared lock on one byte for each of them, whose place is a hash of the file's name. Locks belong to the open file
-(``F_OFD_SETLK``), so the kernel drops them with the process, however it ends. Who wants to remove a file asks whether its
-byte is locked, and locks nothing. So readers wait for nobody; who maps a file just before it is removed can read it all the
-same.
+a shared lock on one byte for each of them, whose place is a hash of the file's name. The kernel drops the locks with the
+process, however it ends. Who wants to remove a file asks whether its byte is locked, and locks nothing. So readers wait for
+nobody; who maps a file just before it is removed can read it all the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
-import struct
 import threading
 import weakref
 from collections import deque
@@ -22,15 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from stoker.concurrency.bytelocks import is_byte_locked, lock_byte, unlock_byte
 from stoker.storage.files import PRIVATE, MappedFile
 
 __all__ = ["Users", "hold"]
 
 _NAME: Final = "in_use"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
-# File systems without such locks are treated as if nobody else were there.
-_NO_LOCKS: Final = frozenset([errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 
 
 @dataclass(slots=True)
@@ -68,7 +63,7 @@ def hold(root: Path, name: str, file: MappedFile) -> None:
             held = _held[root] = _Held(descriptor)
         maps = held.maps.get(place, 0)
         if not maps:
-            _set(held.descriptor, fcntl.F_RDLCK, place)
+            lock_byte(held.descriptor, place, "shared")
         held.maps[place] = maps + 1
         weakref.finalize(file, _drop, root, place).atexit = False
     _settle()
@@ -97,7 +92,7 @@ class Users:
                     self._descriptors[root] = os.open(root / PRIVATE / _NAME, _READ)
                 self._descriptors.setdefault(root, None)
             descriptor = self._descriptors[root]
-            if descriptor is not None and _is_locked(descriptor, _place_of(path.relative_to(root).as_posix())):
+            if descriptor is not None and is_byte_locked(descriptor, _place_of(path.relative_to(root).as_posix())):
                 return True
         return False
 
@@ -128,24 +123,6 @@ def _open(root: Path) -> int | None:
     return None
 
 
-def _set(descriptor: int, kind: int, place: int) -> None:
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-
-
-def _is_locked(descriptor: int, place: int) -> bool:
-    try:
-        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return False
-    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
-
-
 def _drop(root: Path, place: int) -> None:
     """A map is gone."""
     _dropped.append((root, place))
@@ -165,7 +142,7 @@ def _settle() -> None:
                 if held.maps[place]:
                     continue
                 del held.maps[place]
-                _set(held.descriptor, fcntl.F_UNLCK, place)
+                unlock_byte(held.descriptor, place)
                 if not held.maps:
                     del _held[root]
                     os.close(held.descriptor)
@@ -188,7 +165,7 @@ def _after_fork_in_child() -> None:
         held.descriptor = mine
         for place in held.maps:
             with contextlib.suppress(OSError):
-                _set(mine, fcntl.F_RDLCK, place)
+                lock_byte(mine, place, "shared")
     _settle()
 
 

@@ -1,0 +1,66 @@
+"""Locks of single bytes of a file, which belong to an open file description (``F_OFD_SETLK``).
+
+The kernel drops them when the last descriptor of that description is closed, so at the latest with the process, however it
+ends. Locks of ``lockf`` belong to the process: it loses them as soon as it closes any descriptor or map of the file. On a
+file system without such locks no byte is ever locked.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from typing import Final, Literal
+
+__all__ = ["is_byte_locked", "lock_byte", "unlock_byte"]
+
+_NO_LOCKS: Final = frozenset([errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+_FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_KINDS: Final = {"shared": fcntl.F_RDLCK, "exclusive": fcntl.F_WRLCK}
+
+
+def lock_byte(descriptor: int, place: int, kind: Literal["shared", "exclusive"]) -> bool:
+    """Lock the byte at offset ``place``, without waiting; whether it is locked now.
+
+    Args:
+        descriptor: of the file; open for reading if ``shared``, for writing if ``exclusive``.
+        place: offset in the file; the file need not be that long.
+        kind: ``shared`` locks exclude ``exclusive`` ones, ``exclusive`` locks exclude all.
+
+    Raises:
+        OSError: the descriptor is closed, or not open for what ``kind`` needs.
+    """
+    try:
+        return _ask(descriptor, fcntl.F_OFD_SETLK, _KINDS[kind], place) != fcntl.F_UNLCK
+    except (BlockingIOError, PermissionError):  # EAGAIN and EACCES, as the file system likes
+        return False
+
+
+def unlock_byte(descriptor: int, place: int) -> None:
+    """Unlock the byte at offset ``place``, if the description has a lock there.
+
+    Raises:
+        OSError: the descriptor is closed.
+    """
+    _ask(descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
+
+
+def is_byte_locked(descriptor: int, place: int) -> bool:
+    """Whether another open file description has any lock on the byte at offset ``place``.
+
+    Raises:
+        OSError: the descriptor is closed.
+    """
+    return _ask(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, place) != fcntl.F_UNLCK
+
+
+def _ask(descriptor: int, command: int, kind: int, place: int) -> int:
+    """Have the kernel carry out a command; the kind of lock in its answer, ``F_UNLCK`` where there are no locks."""
+    try:
+        found = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return fcntl.F_UNLCK
+        raise
+    return int(_FLOCK.unpack(found)[0])
