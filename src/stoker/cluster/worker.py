@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from types import FrameType
 
-from stoker.dataset.failures import apply_transform
+from stoker.concurrency.usercode import in_user_code
 
 __all__ = ["LoaderWorker"]
 
@@ -34,17 +33,7 @@ class LoaderWorker:
         """
         data = sys.modules.get("torch.utils.data")
         info = None if data is None else data.get_worker_info()
-        if info is None or _in_transform():
+        if info is None or in_user_code():
             return cls()
         # DataLoader draws a base seed each time it starts workers and gives worker w that plus w.
         return cls(int(info.id), int(info.num_workers), int(info.seed) - int(info.id))
-
-
-def _in_transform() -> bool:
-    """Whether the caller is part of a transform. Looked up on the stack, so that a transform costs nothing for it."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is apply_transform.__code__:
-            return True
-        frame = frame.f_back
-    return False

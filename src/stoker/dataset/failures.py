@@ -12,16 +12,25 @@ from typing import Any
 
 import numpy as np
 
+from stoker.concurrency.usercode import calls_user_code
 from stoker.dataset.pool import ShardPool
 from stoker.errors import CorruptDataError, DecodeError, StokerError, TransformError
 from stoker.formats.registry import get_format
 from stoker.types import Ids, Sample, Transform
 
-__all__ = ["Origin", "apply_transform", "decode_error", "origin_at", "origin_of", "returned_error", "transform_error"]
+__all__ = [
+    "SampleLocation",
+    "apply_transform",
+    "decode_error",
+    "location_at",
+    "location_of",
+    "returned_error",
+    "transform_error",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SampleLocation:
     """Where a sample comes from; attributes are those of :class:`~stoker.errors.SampleError`."""
 
     url: str | None
@@ -34,19 +43,20 @@ class Origin:
         return f"{lies} (sample {self.sample})"
 
 
-def origin_of(pool: ShardPool, shard: int, row: int) -> Origin:
+def location_of(pool: ShardPool, shard: int, row: int) -> SampleLocation:
     """Where the sample in a row of a shard lies."""
     url = pool.cache_of(shard).describe(pool.index.shards[shard])
-    return Origin(url, shard, row, int(pool.index.sizes[:shard].sum()) + row)
+    return SampleLocation(url, shard, row, int(pool.index.sizes[:shard].sum()) + row)
 
 
-def origin_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> Origin:
+def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleLocation:
     """Where the n-th of the samples at ``(shards[i], rows[i])`` lies."""
-    return origin_of(pool, int(shards[number]), int(rows[number]))
+    return location_of(pool, int(shards[number]), int(rows[number]))
 
 
+@calls_user_code
 def apply_transform(
-    transform: Transform, samples: Iterator[Sample], remaining: Iterator[Any], origin: Callable[[int], Origin]
+    transform: Transform, samples: Iterator[Sample], remaining: Iterator[Any], origin: Callable[[int], SampleLocation]
 ) -> Iterator[Any]:
     """What a transform makes of samples, each when it is asked for.
 
@@ -74,7 +84,7 @@ def apply_transform(
         yield made
 
 
-def returned_error(made: object, origin: Origin) -> TransformError:
+def returned_error(made: object, origin: SampleLocation) -> TransformError:
     """The error of a transform that returned something else than a dict where a batch of columns is made."""
     what = "None" if made is None else f"a {type(made).__name__}"
     return transform_error(
@@ -84,7 +94,7 @@ def returned_error(made: object, origin: Origin) -> TransformError:
     )
 
 
-def transform_error(what: str, origin: Origin) -> TransformError:
+def transform_error(what: str, origin: SampleLocation) -> TransformError:
     """The error of a transform for a sample.
 
     Args:
@@ -123,7 +133,7 @@ def decode_error(
             column, why = found
             if _is_known(why):
                 return why, why.__cause__
-            origin = origin_of(pool, shard, row)
+            origin = location_of(pool, shard, row)
             named = DecodeError(
                 _message(origin, column, why),
                 url=origin.url,
@@ -164,14 +174,14 @@ def _failure(
     return None, together
 
 
-def _message(origin: Origin, column: str | None, why: Exception) -> str:
+def _message(origin: SampleLocation, column: str | None, why: Exception) -> str:
     text = str(why)
     if isinstance(why, CorruptDataError) and text.startswith(str(origin.url)):
         return f"{text} ({_place(origin, column)})"
     return f"{origin.url}, {_place(origin, column)}: {_told(why)}"
 
 
-def _place(origin: Origin, column: str | None) -> str:
+def _place(origin: SampleLocation, column: str | None) -> str:
     place = f"row {origin.row}, sample {origin.sample}"
     return place if column is None else f"{place}, column {column!r}"
 

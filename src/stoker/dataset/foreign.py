@@ -27,13 +27,13 @@ from stoker.dataset.foreign_survey import FetchedFiles, survey_files
 from stoker.dataset.index import Index
 from stoker.dataset.parquet_files import FoundFile, Source
 from stoker.dataset.place import Address, Place, address_of, default_cache, origin_of
-from stoker.dataset.rewritten import version_of_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.compression import codec_of
 from stoker.formats.onefile import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
 from stoker.formats.survey import check_names, file_suffixes, only_settings
 from stoker.storage import RetryPolicy, Store, is_local, open_store
+from stoker.storage.recorded_versions import version_of_files
 from stoker.types import StorageOptions
 
 __all__ = ["cached_names", "open_foreign"]

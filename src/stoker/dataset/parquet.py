@@ -20,11 +20,11 @@ from stoker.dataset.parquet_footers import BadFile, FooterReader
 from stoker.dataset.parquet_shards import describe_row_groups
 from stoker.dataset.parquet_side import load_facts, save_facts
 from stoker.dataset.place import Place, address_of, origin_of
-from stoker.dataset.rewritten import version_of_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.parquet.facts import FileFacts
 from stoker.formats.parquet.predicate import Filters, Predicate
 from stoker.storage import RetryPolicy, Store, open_store
+from stoker.storage.recorded_versions import version_of_files
 from stoker.types import StorageOptions
 
 __all__ = ["Files", "OnBadFiles", "index_parquet", "open_parquet"]

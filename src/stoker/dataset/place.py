@@ -17,12 +17,12 @@ from stoker.dataset.caches import make_cache
 from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.dataset.missing import index_in
 from stoker.dataset.origin import Origin
-from stoker.dataset.rewritten import describe_version
 from stoker.dataset.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
 from stoker.storage.files import read_regular
+from stoker.storage.recorded_versions import describe_version
 from stoker.types import StorageOptions
 
 __all__ = ["Address", "Place", "address_of", "caches_home", "default_cache", "open_place", "origin_of"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.dataset.failures import apply_transform, decode_error, origin_at
+from stoker.dataset.failures import apply_transform, decode_error, location_at
 from stoker.dataset.pool import ShardPool
 from stoker.formats.base import ShardReader
 from stoker.formats.merge import check_types, scatter
@@ -85,7 +85,7 @@ def iterate_samples(
     if transform is None:
         return run
 
-    origin = partial(origin_at, pool, shards, rows)
+    origin = partial(location_at, pool, shards, rows)
     return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
 
 

@@ -18,7 +18,6 @@ from typing import Any, Final, NoReturn
 import xxhash
 
 from stoker.dataset.index import INDEX_NAME, MOST_BYTES, Index
-from stoker.dataset.rewritten import version_of_files
 from stoker.errors import (
     AccessDeniedError,
     DatasetChangedError,
@@ -28,6 +27,7 @@ from stoker.errors import (
 )
 from stoker.formats.hashing import fastest_hash
 from stoker.storage import ObjectInfo, Store, is_local
+from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.versions import is_local_version, same_version, stable_version
 
 __all__ = ["IndexVersion", "LoadedIndex", "VersionWatch", "opening_time", "read_index", "version_of_listing"]

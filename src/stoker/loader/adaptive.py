@@ -17,12 +17,12 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.cluster.coordination.assignment import Replay
 from stoker.cluster.coordination.recorded import Assignment
-from stoker.dataset.rewritten import check_versions, host_versions
 from stoker.errors import ConfigError, StateError
 from stoker.order.course import Course, Leg, Seat
 from stoker.order.native import NativeCourse
 from stoker.order.partition import Elastic, Partition
 from stoker.order.parts import PART_BITS, DealtPlan, PartPlan
+from stoker.storage.recorded_versions import check_versions, host_versions
 from stoker.types import Ids
 
 __all__ = ["Adaptive", "Splits", "adaptive_course", "planned_course"]

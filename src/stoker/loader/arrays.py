@@ -12,7 +12,7 @@ import xxhash
 
 from stoker.dataset.compare import null_mask, without_nulls
 from stoker.dataset.counts import Counts
-from stoker.dataset.failures import Origin, apply_transform
+from stoker.dataset.failures import SampleLocation, apply_transform
 from stoker.dataset.labels import hash_column, null_error
 from stoker.errors import ConfigError
 from stoker.loader.columns import stack_samples
@@ -173,9 +173,9 @@ class ArrayRows:
         self.counts.waited(took)
 
 
-def _origin(rows: Ids, number: int) -> Origin:
+def _origin(rows: Ids, number: int) -> SampleLocation:
     row = int(rows[number])
-    return Origin(None, None, row, row)
+    return SampleLocation(None, None, row, row)
 
 
 def _column(name: str, values: Any) -> Column:

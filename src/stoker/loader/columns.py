@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.dataset.failures import Origin, returned_error, transform_error
+from stoker.dataset.failures import SampleLocation, returned_error, transform_error
 from stoker.types import Batch, Column
 
 __all__ = ["split_batch", "stack_samples"]
@@ -25,7 +25,7 @@ def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
     return batches
 
 
-def stack_samples(samples: Sequence[Any], origin: Callable[[int], Origin]) -> Batch:
+def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation]) -> Batch:
     """Columns of samples: arrays where all values are arrays or NumPy scalars of one dtype and shape, else lists.
 
     Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stoker.cluster.coordination import Coordination
-from stoker.dataset.rewritten import host_versions
 from stoker.errors import ConfigError
 from stoker.loader.adaptive import Splits
 from stoker.loader.config import StreamingConfig
 from stoker.loader.replicas import lanes_held
 from stoker.order.native import NativeCourse
+from stoker.storage.recorded_versions import host_versions
 
 __all__ = ["join_run"]
 

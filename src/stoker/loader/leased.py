@@ -12,7 +12,6 @@ from typing import Any, Final
 from stoker.cluster.coordination import CommitRefusedError, Coordination, Progress, WorkerHealth
 from stoker.cluster.coordination.recorded import Assignment
 from stoker.concurrency.forks import reset_in_children
-from stoker.dataset.rewritten import check_versions, host_versions
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
 from stoker.loader.ahead import END, Ahead, NothingYet
@@ -24,6 +23,7 @@ from stoker.loader.reading import Rows
 from stoker.loader.replicas import Replicas
 from stoker.loader.splitreader import Piece, SplitReader
 from stoker.order.native import NativeCourse
+from stoker.storage.recorded_versions import check_versions, host_versions
 
 __all__ = ["Leased"]
 

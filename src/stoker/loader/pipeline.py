@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from stoker.dataset.failures import origin_at
+from stoker.dataset.failures import location_at
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import SampleRun, distinct, iterate_samples, read_samples
 from stoker.dataset.threads import Threads
@@ -117,7 +117,7 @@ class Pipeline:
     def _read_batches(self, chunk: _Chunk) -> list[Batch]:
         if self._settings.transform is not None:
             batch = stack_samples(
-                list(self._sample_run(chunk).samples), partial(origin_at, self._pool, chunk.shards, chunk.rows)
+                list(self._sample_run(chunk).samples), partial(location_at, self._pool, chunk.shards, chunk.rows)
             )
         else:
             batch = read_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)

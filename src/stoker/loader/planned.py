@@ -16,7 +16,6 @@ import numpy as np
 
 from stoker.cluster.coordination.planlog import Generation, PlanLog, apportion
 from stoker.concurrency.forks import reset_in_children
-from stoker.dataset.rewritten import check_versions, with_versions_of
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits
 from stoker.loader.ahead import END, Ahead
@@ -24,6 +23,7 @@ from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.reading import Rows, in_order
 from stoker.order.native import NativeCourse
+from stoker.storage.recorded_versions import check_versions, with_versions_of
 from stoker.types import Batch
 
 __all__ = ["Planned"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.cluster import LoaderWorker
 from stoker.dataset.counts import Counts
-from stoker.dataset.failures import origin_at
+from stoker.dataset.failures import location_at
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import distinct, iterate_samples, read_samples
 from stoker.errors import ConfigError
@@ -123,7 +123,7 @@ class PoolRows:
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         """The same, as columns."""
         if self._settings.transform is not None:
-            return stack_samples(self.samples(shards, rows), partial(origin_at, self.pool, shards, rows))
+            return stack_samples(self.samples(shards, rows), partial(location_at, self.pool, shards, rows))
         begun = time.perf_counter_ns()
         numbers, ready = self._ready(shards)
         found = read_samples(self.pool, shards, rows, self._settings.columns)

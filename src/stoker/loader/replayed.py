@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
-from stoker.dataset.rewritten import check_versions, with_versions_of
 from stoker.errors import ConfigError, StateError
 from stoker.loader.adaptive import Splits, replayed
 from stoker.loader.ahead import END, Ahead
@@ -15,6 +14,7 @@ from stoker.loader.checkpoint import Checkpoint
 from stoker.loader.config import StreamingConfig
 from stoker.loader.reading import Rows
 from stoker.order.native import NativeCourse
+from stoker.storage.recorded_versions import check_versions, with_versions_of
 
 __all__ = ["Replayed"]
 

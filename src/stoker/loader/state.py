@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stoker.dataset.rewritten import VERSIONS, check_versions, is_rewritten
 from stoker.errors import StateError
 from stoker.loader.progress import StartingPoint
 from stoker.order.course import Course, Leg, Seat, Terms
+from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
 
 __all__ = ["STATE_VERSION", "leg_of", "make_state", "read_changed", "read_state"]
 

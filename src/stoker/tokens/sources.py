@@ -12,8 +12,8 @@ import xxhash
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
-from stoker.dataset.rewritten import describe_version, version_of_files
 from stoker.errors import ConfigError
+from stoker.storage.recorded_versions import describe_version, version_of_files
 from stoker.storage.versions import local_version
 from stoker.tokens.division import Groups
 from stoker.tokens.files import RawTokens

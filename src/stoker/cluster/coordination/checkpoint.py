@@ -15,8 +15,8 @@ from stoker.cluster.coordination.assignment import from_rows, partial, to_rows
 from stoker.cluster.coordination.errors import StaleCheckpointError
 from stoker.cluster.coordination.records import Epoch, History, Lane
 from stoker.cluster.coordination.rules import log_entries
-from stoker.dataset.rewritten import with_versions_of
 from stoker.errors import StateError
+from stoker.storage.recorded_versions import with_versions_of
 
 __all__ = ["differences", "restored", "take", "uncommitted"]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from stoker.cluster.coordination.assignment import from_rows, to_rows
 from stoker.cluster.coordination.checkpoint import differences
 from stoker.cluster.coordination.records import Entry
-from stoker.dataset.rewritten import with_versions_of
 from stoker.errors import StateError
+from stoker.storage.recorded_versions import with_versions_of
 
 __all__ = ["Assignment"]
 

@@ -17,8 +17,8 @@ from stoker.cluster.coordination.operations import Create, Get, Keys, Operation,
 from stoker.cluster.coordination.records import Entry, Epoch, Lane, LogChunk, Summary, Worker
 from stoker.cluster.coordination.rules import finished, first_lane, remaining, set_aside, stalled
 from stoker.cluster.coordination.store import CoordinationStore
-from stoker.dataset.rewritten import rewritten_streams, with_versions_of
 from stoker.errors import ConfigError, StateError
+from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
 
 __all__ = ["Progress", "RunRecords", "WorkerHealth", "perform"]
 

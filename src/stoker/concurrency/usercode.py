@@ -1,0 +1,29 @@
+"""Whether the code that runs now was called from a function of the user, such as a transform."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Final, TypeVar
+
+__all__ = ["calls_user_code", "in_user_code"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_CALLERS: Final[set[CodeType]] = set()
+
+
+def calls_user_code(function: _F) -> _F:
+    """Mark a function that calls functions of the user; a decorator. The call itself costs nothing for it."""
+    _CALLERS.add(function.__code__)
+    return function
+
+
+def in_user_code() -> bool:
+    """Whether a function that is marked by :func:`calls_user_code` is on the stack of this thread."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code in _CALLERS:
+            return True
+        frame = frame.f_back
+    return False
