@@ -158,7 +158,7 @@ def _decorate(target: Any, remedies: Mapping[str, str], of: type | None = None) 
 
 
 class _Plan:
-    """What a function's arguments must be."""
+    """Checks calls of one function against its signature and annotations."""
 
     def __init__(self, target: Callable[..., Any], remedies: Mapping[str, str], of: type | None) -> None:
         self._signature = inspect.signature(target)
@@ -459,7 +459,7 @@ def _shown(value: Any) -> str:
 
 
 def _remedy(unfit: _Unfit, name: str) -> str:
-    """What to write instead, where that can be guessed."""
+    """Suggests what to write instead; an empty string where nothing can be guessed."""
     value, options = unfit.value, _options(unfit.hint)
     kinds = {get_origin(one) or one for one in options}
     assign = "write " if unfit.path else f"write {name}="
@@ -488,7 +488,7 @@ def _remedy(unfit: _Unfit, name: str) -> str:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """What a value may be, each alone."""
+    """The members of a union annotation; of any other annotation, itself alone."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
