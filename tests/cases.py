@@ -1,13 +1,25 @@
-"""Samples of every encoding, and how to speak of decoded values; shared with the peer, so nothing of stoker here."""
+"""Samples of every encoding, decoded values in words, and comparisons; shared with the peer, so nothing of stoker here."""
 
 from __future__ import annotations
 
 import io
+import operator
+from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
+
+OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""Comparisons of a column with a value, and what Python says of them."""
 
 
 def describe(value: Any) -> Any:

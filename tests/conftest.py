@@ -42,6 +42,14 @@ def _no_foreign_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
 
 
+@pytest.fixture
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache: an empty directory for this test alone."""
+    path = tmp_path_factory.mktemp("stoker-cache")
+    monkeypatch.setenv("STOKER_CACHE", str(path))
+    return path
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """A real S3 server that checks signatures."""

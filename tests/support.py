@@ -1,4 +1,4 @@
-"""What tests share: datasets whose samples are known from their ids, and child processes that can not hang."""
+"""What tests share: datasets whose samples are known from their ids, partitions, and child processes that can not hang."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from stoker import MDSWriter
 from stoker.dataset.cache_directory import is_cache_directory
+from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
 
 __all__ = [
     "COLUMNS",
+    "PARTITIONS",
     "TESTS",
     "cache_of",
     "check_batch",
@@ -33,6 +35,15 @@ TESTS = Path(__file__).parent
 
 COLUMNS = {"data": "bytes", "id": "int", "row": "ndarray:int32:6", "text": "str"}
 """A variable column, a scalar, a fixed-width array and text."""
+
+PARTITIONS: Final[tuple[Partition, ...]] = (
+    Elastic(),
+    RoundRobin(),
+    Contiguous(),
+    HashBased(8, 1),
+    Stratified("label"),
+)
+"""A partition of each kind whose settings do not depend on the data."""
 
 _SALT = b"stoker"
 

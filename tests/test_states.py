@@ -16,15 +16,12 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker import (
-    Contiguous,
     Elastic,
     HashBased,
     KeepIds,
     LMStream,
     MDSWriter,
     RangeBased,
-    RoundRobin,
-    Stratified,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataset,
@@ -33,17 +30,11 @@ from stoker import (
 )
 from stoker.errors import ConfigError, StateError
 from stoker.order.partition import Partition
+from support import PARTITIONS
 
 COUNT: Final = 67
 SKEWED: Final = RangeBased([(0, 10), (10, 60), (60, COUNT)])
-PARTITIONS: Final[tuple[Partition, ...]] = (
-    Elastic(),
-    RoundRobin(),
-    Contiguous(),
-    HashBased(8, 1),
-    RangeBased([(0, 20), (20, 30), (30, 60), (60, COUNT)]),
-    Stratified("label"),
-)
+DRAWN: Final = (*PARTITIONS, RangeBased([(0, 20), (20, 30), (30, 60), (60, COUNT)]))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +67,7 @@ def make_options(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         algo = rng.choice(["naive", "py1s", "py2s", "py1br", "py1e"])
         return {"shuffle_algo": algo, "shuffle_block_size": 20, "num_canonical_nodes": rng.choice([None, 2, 4])}
-    return {"partition": rng.choice(PARTITIONS), "remainder": rng.choice(["pad", "uneven", "drop"])}
+    return {"partition": rng.choice(DRAWN), "remainder": rng.choice(["pad", "uneven", "drop"])}
 
 
 def read_steps(data: Path, options: dict[str, Any], state: Any, world: int, size: int, rng: random.Random) -> Any:

@@ -28,10 +28,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "parquet": {"remote": GOLDEN / "saved_by_datasets.parquet", "format": "parquet"},
 }
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)

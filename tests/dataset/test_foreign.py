@@ -40,10 +40,7 @@ from support import cache_of
 ROWS = 20
 ID_COLUMNS = {"arrow": "id", "hdf5": "id", "npy": "data", "npz": "id", "tar": "cls", "tfrecord": "id"}
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def npy_file(ids: Any) -> bytes:

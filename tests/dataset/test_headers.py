@@ -10,10 +10,7 @@ import pytest
 from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.errors import CorruptDataError, IndexFileError, ObjectNotFoundError
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write(out: Path, make: Any = MDSWriter, **options: Any) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,8 +24,8 @@ from s3server import Bucket
 from stoker import MDSWriter, StreamingConfig, StreamingDataset, StreamingParquetLoader, StreamingShardLoader
 from stoker.dataset import memory_cache
 from stoker.dataset.memory_cache import MemoryCache
-from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
-from stoker.storage import Store, open_store
+from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, ObjectNotFoundError
+from stoker.storage import ObjectInfo, Store, open_store
 
 ROWS = 400
 
@@ -73,7 +74,7 @@ class Reads:
         self.bytes = 0
         plain = Store.read_into
 
-        def read_into(store: Store, key: str, into: memoryview, **named: Any) -> int:
+        def read_into(store: Store, key: str, into: memoryview, **named: Any) -> ObjectInfo:
             self.keys.append(key)
             self.bytes += len(into)
             return plain(store, key, into, **named)
@@ -108,6 +109,42 @@ def test_each_epoch_fetches_each_shard_once_and_writes_nothing(
         assert living(dataset) == 0
     assert dataset.stats().cache_misses == 2 * shards
     assert not written(tmp_path)
+
+
+def test_shards_without_hashes_take_one_request_each(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer that has the bytes tells the version, too."""
+    rows = write(remote, hashes=())
+    dataset = StreamingDataset(remote=remote, cache="memory")
+    asked: dict[str, list[str]] = {"get": [], "head": []}
+
+    def count(name: str) -> None:
+        plain = getattr(obstore, name)
+
+        def counted(client: Any, path: str, **named: Any) -> Any:
+            asked[name].append(Path(path).name)
+            return plain(client, path, **named)
+
+        monkeypatch.setattr(obstore, name, counted)
+
+    for name in asked:
+        count(name)
+    assert [sample["data"] for sample in dataset] == rows
+    assert sorted(asked["get"]) == [shard.raw[0].basename for shard in dataset.index.shards]
+    assert set(asked["head"]) <= {"index.json"}
+
+
+def test_a_shard_that_is_replaced_after_it_was_listed_is_an_error(remote: str) -> None:
+    """Nothing but its ETag and time tell: there is no index, no hash, and the size is the same."""
+    rows = write(remote, hashes=())
+    store = open_store(remote)
+    store.delete("index.json")
+    dataset = StreamingDataset(remote=remote, format="mds", cache="memory", predownload=1)
+    samples = iter(dataset)
+    assert next(samples)["data"] == rows[0]
+    key = dataset.index.shards[-2].raw[0].basename
+    store.put(key, store.get(key, max_bytes=1 << 20))
+    with pytest.raises(DatasetChangedError, match=rf"{key} is not the file that was listed: its size, ETag or time"):
+        list(samples)
 
 
 def test_what_is_ahead_is_held_and_no_more(remote: str) -> None:
@@ -256,12 +293,12 @@ def test_an_object_that_is_mended_meanwhile_is_read(remote: str, monkeypatch: py
     rows = write(remote, hashes=["xxh64"])
     plain, seen = Store.read_into, set()
 
-    def read_into(store: Store, key: str, into: memoryview, **named: Any) -> int:
-        size = plain(store, key, into, **named)
+    def read_into(store: Store, key: str, into: memoryview, **named: Any) -> ObjectInfo:
+        info = plain(store, key, into, **named)
         if key not in seen:
             seen.add(key)
             into[-1] ^= 1
-        return size
+        return info
 
     monkeypatch.setattr(Store, "read_into", read_into)
     dataset = StreamingDataset(remote=remote, cache="memory")

@@ -30,12 +30,7 @@ from support import cache_of
 ROWS = 40
 FILES = 3
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    found = tmp_path_factory.mktemp("stoker-cache")
-    monkeypatch.setenv("STOKER_CACHE", str(found))
-    return found
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def zstd(data: bytes) -> bytes:
@@ -219,7 +214,7 @@ def test_each_file_is_fetched_once(tmp_path: Path, bucket: Bucket, monkeypatch: 
 
 @pytest.mark.parametrize("end", PACK)
 @pytest.mark.parametrize("damage", ["cut", "flip", "none of it", "junk behind"])
-def test_a_damaged_file_is_named_and_leaves_nothing(end: str, damage: str, tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_file_is_named_and_leaves_nothing(end: str, damage: str, tmp_path: Path, own_cache: Path) -> None:
     fill(tmp_path, "json", end)
     path = tmp_path / f"part-1.jsonl{end}"
     data = path.read_bytes()
@@ -234,7 +229,7 @@ def test_a_damaged_file_is_named_and_leaves_nothing(end: str, damage: str, tmp_p
     )
     with pytest.raises(CorruptDataError, match=rf"part-1\.jsonl{end}: "):
         list(StreamingDataset(remote=tmp_path, format="json"))
-    assert not [one for one in cache.rglob("*") if "part-1" in one.name]
+    assert not [one for one in own_cache.rglob("*") if "part-1" in one.name]
 
 
 def test_a_file_that_claims_to_hold_the_world_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,12 +273,12 @@ def test_they_are_inspected_and_verified(tmp_path: Path) -> None:
     assert [problem.key for problem in report.problems] == ["part-1.csv.gz"]
 
 
-def test_they_are_converted_and_nothing_of_them_stays(tmp_path: Path, cache: Path) -> None:
+def test_they_are_converted_and_nothing_of_them_stays(tmp_path: Path, own_cache: Path) -> None:
     fill(tmp_path / "data", "json", ".gz")
     report = convert(tmp_path / "data", tmp_path / "mds", processes=1)
     assert (report.samples, report.columns) == (FILES * ROWS, {"id": "int", "text": "str"})
     assert numbers(StreamingDataset(local=tmp_path / "mds")) == list(range(FILES * ROWS))
-    assert not list(cache.rglob("*.jsonl"))
+    assert not list(own_cache.rglob("*.jsonl"))
 
 
 def _read(folder: Path, queue: Any) -> None:
@@ -292,7 +287,7 @@ def _read(folder: Path, queue: Any) -> None:
 
 
 @pytest.mark.processes
-def test_processes_of_a_node_share_what_is_decompressed(tmp_path: Path, cache: Path) -> None:
+def test_processes_of_a_node_share_what_is_decompressed(tmp_path: Path, own_cache: Path) -> None:
     fill(tmp_path, "json", ".gz")
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
@@ -304,5 +299,5 @@ def test_processes_of_a_node_share_what_is_decompressed(tmp_path: Path, cache: P
         process.join(60)
     assert all(one == found[0] for one in found)
     assert np.array_equal(sorted(found[0]), np.arange(FILES * ROWS))
-    assert len(list(cache.rglob("*.jsonl"))) == FILES
-    assert not list(cache.rglob("*.part"))
+    assert len(list(own_cache.rglob("*.jsonl"))) == FILES
+    assert not list(own_cache.rglob("*.part"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
-import operator
 import os
 import pickle
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 
 import stoker.dataset.parquet_footers as footers
+from cases import OPERATORS
 from s3server import Bucket
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.excerpts import plan_requests
@@ -27,17 +28,21 @@ from stoker.dataset.parquet import index_parquet, open_parquet
 from stoker.dataset.place import Place
 from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import read_samples
-from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, ObjectNotFoundError
+from stoker.errors import (
+    ConfigError,
+    CorruptDataError,
+    FormatError,
+    IndexFileError,
+    ObjectNotFoundError,
+    StorageTimeoutError,
+)
 from stoker.formats.base import FilePart
 from stoker.storage import Store, open_store
 
 ROWS = 100
 GROUP = 25
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def table_of(first: int, rows: int = ROWS) -> pa.Table:
@@ -201,7 +206,7 @@ def test_files_of_different_columns_are_refused_and_those_that_agree_can_be_read
     place = open_parquet(tmp_path, columns=["text", "id"])
     assert place.index.columns == ("id", "text")
     assert read_ids(place) == list(range(200))
-    with pytest.raises(ConfigError, match=r"a\.parquet has no column 'more'"):
+    with pytest.raises(ConfigError, match=r"a\.parquet has no column 'more'; it has id, text, input_ids$"):
         open_parquet(tmp_path, columns=["more"])
 
 
@@ -306,16 +311,6 @@ def test_row_groups_that_can_not_match_are_left_out(tmp_path: Path, filters: Any
     assert [shard.detail.number for shard in place.index.shards] == groups  # type: ignore[union-attr]
 
 
-OPERATORS = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-
-
 def _tenth(number: int) -> float:
     """A number that float32 rounds."""
     return number / 10
@@ -342,8 +337,9 @@ def test_no_row_that_matches_is_ever_left_out(
     table = pa.table({"x": pa.array(made, kind), "id": range(len(values))})
     pq.write_table(table, folder / "a.parquet", row_group_size=group)
     given_value = [make(value), make(value + 1)] if op.endswith("in") else make(value)
-    compare = {"in": lambda a, b: a in b, "not in": lambda a, b: a not in b}.get(op) or OPERATORS[op]
-    expected = [number for number, one in enumerate(made) if one is not None and compare(one, given_value)]
+    ways: dict[str, Callable[[Any, Any], bool]] = {"in": lambda a, b: a in b, "not in": lambda a, b: a not in b}
+    holds = {**OPERATORS, **ways}[op]
+    expected = [number for number, one in enumerate(made) if one is not None and holds(one, given_value)]
     found = read_ids(open_parquet(folder, filters=[("x", op, given_value)]))
     assert set(expected) <= set(found)
 
@@ -392,6 +388,22 @@ def footers_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(footers.FooterReader, "footer", footer)
     return read
+
+
+def test_a_start_without_the_store_goes_on_with_what_is_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{secrets.token_hex(8)}/data"
+    open_store(url).put_file("a.parquet", write(tmp_path / "a.parquet"))
+    first = read_ids(open_parquet(url, tmp_path / "cache"))
+
+    def unreachable(store: Store, *_: Any) -> Any:
+        raise StorageTimeoutError(f"{store.url}: no answer", url=store.url)
+
+    monkeypatch.setattr(Store, "list", unreachable)
+    assert read_ids(open_parquet(url, tmp_path / "cache")) == first
+    with pytest.raises(StorageTimeoutError, match="no answer"):
+        open_parquet(url, tmp_path / "cache", columns=["id"])  # of which nothing is known
 
 
 def test_a_second_start_reads_no_footer_and_a_changed_file_is_read_again(

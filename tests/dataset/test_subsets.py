@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import multiprocessing
-import operator
 import pickle
 from collections.abc import Callable
 from decimal import Decimal
@@ -23,6 +22,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import OPERATORS
 from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.compare import compare, plain_operand
@@ -36,14 +36,6 @@ from stoker.errors import ConfigError, TransformError
 
 COLUMNS = {"id": "int", "lang": "str", "score": "float32", "raw": "bytes", "row": "ndarray:int16:2", "wide": "uint64"}
 LANGUAGES = ("en", "de", "fr")
-OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 def sample_of(number: int) -> dict[str, Any]:

@@ -23,10 +23,7 @@ from support import TESTS
 
 PLACES = ["directory", pytest.param("s3", marks=pytest.mark.s3)]
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def place_for(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:

@@ -18,10 +18,7 @@ from stoker.tokens.ragged import Ragged
 
 PATTERN = [2, 0, 3]  # sequences of documents
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write(path: Path, seed: int = 0, documents: int = 60) -> tuple[list[Any], list[Any]]:

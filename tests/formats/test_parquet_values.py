@@ -21,7 +21,9 @@ from stoker.dataset.pool import ShardPool
 from stoker.dataset.samples import iterate_samples, read_samples
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions
+from stoker.formats.parquet import compact
 from stoker.formats.parquet.memory import DecodedMemory, Shelf
+from stoker.formats.parquet.single import ColumnPart, column_footer
 from stoker.formats.parquet.tokens import token_column, token_counts
 from stoker.formats.registry import get_format
 from stoker.types import Batch
@@ -403,6 +405,33 @@ def test_a_footer_whose_chunks_leave_the_file_is_refused(tmp_path: Path) -> None
     path.write_bytes(b"PAR1" + data[-8 - length :])
     with pytest.raises(CorruptDataError, match=r"a\.parquet: row group 0, column 'x': .* do not lie in the file"):
         open_parquet(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told", "problem"),
+    [
+        ([GROUP, 0, GROUP], None, "row group 1 claims 0 rows, and 64 values in a column"),
+        ([GROUP, GROUP - 1, GROUP], None, "row group 1, column 'x': it has 64 values for 63 rows"),
+        ([GROUP, GROUP, GROUP], 2 * GROUP, "its footer claims 128 rows, and 192 in its row groups"),
+    ],
+)
+def test_a_footer_that_contradicts_itself_about_rows_is_refused(
+    rows: list[int], told: int | None, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    write(path, pa.array(range(3 * GROUP)), row_group_size=GROUP)
+    (facts,) = {shard.detail.file for shard in open_parquet(path, columns=("x",)).index.shards}  # type: ignore[union-attr]
+    parts = [ColumnPart(count, facts.chunks[place].tolist()) for place, count in enumerate(rows)]
+    footer = column_footer(facts.schema.columns[0], parts, facts.schema.created_by)
+    if told is not None:
+        # The field after the schema, an i64; as long as it was, for the footer's length to stay right.
+        here, there = (b"\x16" + compact.integer(count)[1] for count in (sum(rows), told))
+        assert (len(here), footer.count(here)) == (len(there), 1)
+        footer = footer.replace(here, there)
+    data = path.read_bytes()
+    path.write_bytes(data[: -8 - int.from_bytes(data[-8:-4], "little")] + footer)
+    with pytest.raises(CorruptDataError, match=rf"a\.parquet: {problem}"):
+        open_parquet(path, columns=("x",))
 
 
 @settings(max_examples=150, deadline=None)

@@ -25,10 +25,7 @@ from stoker.storage import open_store
 
 QUOTE = ord('"')
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def rows(root: Path, name: str, **options: Any) -> list[dict[str, Any]]:

@@ -20,10 +20,7 @@ from stoker.torch import StreamingDataLoader
 CASES = 13
 WHOLE = {"axis": None}
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def case(number: int) -> dict[str, Any]:

@@ -325,22 +325,26 @@ def test_an_object_is_read_into_memory(store: Store, size: int) -> None:
     data = np.random.default_rng(0).bytes(size)
     store.put("a", data)
     into = bytearray(size)
-    assert store.read_into("a", memoryview(into)) == size
+    info = store.head("a")
+    told = store.read_into("a", memoryview(into))
+    assert (told, told.version, told.modified) == (info, info.version, info.modified)
     assert into == data
     for start, end in ((0, size), (size // 3, size // 2), (size, size)):
         part = bytearray(end - start)
-        assert store.read_into("a", memoryview(part), start=start, version=store.head("a").version) == end - start
+        told = store.read_into("a", memoryview(part), start=start, version=info.version)
+        assert (told, told.version, told.modified) == (info, info.version, info.modified)
         assert part == data[start:end]
     # One of another size is not read.
     for other in (size + 1, size - 1):
         if other >= 0:
             into = bytearray(b"x" * other)
-            assert store.read_into("a", memoryview(into)) == size
+            assert store.read_into("a", memoryview(into)).size == size
             assert set(into) <= {ord("x")}
     with pytest.raises(StorageError):
         store.read_into("a", memoryview(bytearray(2)), start=size)
-    with pytest.raises(ObjectNotFoundError):
-        store.read_into("b", memoryview(into))
+    for begin in (None, 0):
+        with pytest.raises(ObjectNotFoundError):
+            store.read_into("b", memoryview(bytearray(2)), start=begin)
     with pytest.raises(ConfigError):
         store.read_into("../a", memoryview(into))
 

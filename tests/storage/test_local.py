@@ -15,7 +15,7 @@ import pytest
 
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.storage import local, open_store
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 
 _KILLED = """
 import os, sys
@@ -89,10 +89,10 @@ def test_a_killed_put_leaves_whole_objects_only(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_files_have_their_names(number: int, kind: type[StorageError]) -> None:
-    error = file_error(OSError(number, "text"), "/x/y")
-    assert type(error) is kind
-    assert "/x/y" in str(error)
-    assert error.url == "/x/y"
+    with pytest.raises(StorageError, match="/x/y") as caught, file_errors("/x/y"):
+        raise OSError(number, "text")
+    assert type(caught.value) is kind
+    assert caught.value.url == "/x/y"
 
 
 def test_a_pipe_is_not_an_object_and_does_not_hang(tmp_path: Path) -> None:

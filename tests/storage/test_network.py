@@ -93,7 +93,7 @@ def test_a_download_survives_two_failures(script: Script, tmp_path: Path) -> Non
 def test_reading_into_memory_survives_two_failures(script: Script) -> None:
     into = bytearray(len(_BODY))
     with serve(script, script, status(200, _BODY)) as server:
-        assert s3(server).read_into("a", memoryview(into)) == len(_BODY)
+        assert s3(server).read_into("a", memoryview(into)).size == len(_BODY)
     assert into == _BODY
 
 

@@ -16,6 +16,7 @@ from loader_cases import rows_of, write_parquet
 
 from stoker import World
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, ObjectNotFoundError
+from stoker.tokens import sources
 from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
 from stoker.tokens.megatron import MegatronWriter
 from stoker.tokens.ragged import Ragged
@@ -161,7 +162,7 @@ def test_a_file_without_a_token_column_is_named_with_what_it_has(tmp_path: Path)
         loader(tmp_path)
     with pytest.raises(ConfigError, match=r"a\.parquet: column 'text' holds string, .* lists of integers: tokenize"):
         loader(tmp_path, column="text")
-    with pytest.raises(ConfigError, match="no column 'mine'"):
+    with pytest.raises(ConfigError, match=r"a\.parquet has no column 'mine'; it has text$"):
         loader(tmp_path, column="mine")
 
 
@@ -232,6 +233,16 @@ def test_ids_that_do_not_fit_are_named_and_never_wrapped(
     assert next(iterator).input_ids.ravel().tolist() == FLAT[:8]
     with pytest.raises(FormatError, match=rf"a\.parquet: row group 1: column 'input_ids', row 1: {token} at token 1"):
         list(iterator)
+
+
+@pytest.mark.parametrize("options", [{"layout": "pad"}, {"layout": "pack", "too_long": "error"}])
+def test_a_document_that_is_too_long_is_named(tmp_path: Path, options: dict[str, Any]) -> None:
+    short = [[1], [], [2, 3]]
+    write_parquet(tmp_path / "a.parquet", [short, short], column="ids")
+    write_parquet(tmp_path / "b.parquet", [short, [*short, [1] * 5, [2] * 9]], column="ids")
+    where = r"b\.parquet: row group 1, row 3 \(row 6 of the file\): column 'ids': 5 tokens, more than seq_len=4"
+    with pytest.raises(FormatError, match=where):
+        list(loader(tmp_path, column="ids", **options))
 
 
 def test_a_null_token_is_named(tmp_path: Path) -> None:
@@ -394,3 +405,18 @@ def test_raw_files_are_read_through_the_same_loader(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="RawSource"):
         loader(tmp_path / "a.bin")
+
+
+def test_documents_of_files_of_several_groups_have_numbers_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_GROUP_TOKENS", 16)
+    for number in range(2):
+        np.arange(1, 41, dtype="<u2").tofile(tmp_path / f"{number}.raw.bin")
+        with MegatronWriter(tmp_path / f"{number}.bin", "uint16") as out:
+            out.write(Ragged.from_arrays([np.full(4, 1 + k, np.uint16) for k in range(10)]))
+    raw = RawSource([tmp_path / f"{number}.raw.bin" for number in range(2)], "uint16", row_tokens=4)
+    for source in (raw, MegatronSource([tmp_path / f"{number}.bin" for number in range(2)])):
+        assert len(source.groups) == 6
+        numbers = [batch.document_ids[:, 0] for batch in loader(source, layout="pad")]
+        assert np.concatenate(numbers).tolist() == list(range(20))

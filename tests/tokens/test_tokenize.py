@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import json
 import os
@@ -30,6 +31,7 @@ from stoker.errors import (
     ObjectNotFoundError,
     SourceChangedError,
     StokerError,
+    StorageError,
 )
 from stoker.tokens import Ragged, sinks, texts, tokenize
 from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
@@ -561,6 +563,24 @@ def test_splits_side_by_side_are_not_tokenized_as_one(
     )
     assert done.documents == 1
     assert tokenize(f"{tmp_path}/src/**/*.{kind}", tmp_path / "2", tokenizer_file, processes=1).documents == 2
+
+
+def test_a_disk_that_fails_is_not_taken_for_a_damaged_parquet_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, ["the"])
+    found = texts.find_texts(path, column=None, strict=True)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "Error reading bytes from file")
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", fail)
+    with pytest.raises(StorageError, match=r"a\.parquet: Input/output error"):
+        list(found.blocks())
+    path.unlink()  # which pyarrow itself tells of
+    with pytest.raises(ObjectNotFoundError, match=r"a\.parquet: no such file"):
+        list(found.blocks())
 
 
 def test_bad_files_are_told_of(tmp_path: Path, tokenizer_file: Path) -> None:

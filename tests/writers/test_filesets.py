@@ -40,10 +40,7 @@ COLUMNS = {
     "tokens": "ndarray:uint16",
 }
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("stoker-cache")))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def parquet_sample(number: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker.bench.steps import Steps
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 from stoker.storage.types import BufferLike
 
 __all__ = ["replace_file", "save_record", "save_steps"]
@@ -55,7 +55,7 @@ def replace_file(path: Path, data: BufferLike) -> None:
         StorageError: as of :func:`save_record`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with file_errors(path):
         path.parent.mkdir(exist_ok=True)
         try:
             temporary.write_bytes(data)
@@ -63,5 +63,3 @@ def replace_file(path: Path, data: BufferLike) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise file_error(error, str(path)) from None

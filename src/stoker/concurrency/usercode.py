@@ -1,4 +1,4 @@
-"""Whether the code that runs now was called from a function of the user, such as a transform."""
+"""Functions of the user, such as a transform: whether one is running, and what it raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
 
-__all__ = ["calls_user_code", "in_user_code"]
+__all__ = ["calls_user_code", "in_user_code", "pass_exits"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _CALLERS: Final[set[CodeType]] = set()
@@ -27,3 +27,13 @@ def in_user_code() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def pass_exits(error: BaseException) -> None:
+    """Raise Ctrl-C and :func:`sys.exit` again; do nothing for all else that a function of the user raised.
+
+    Callers catch ``BaseException``: ``StopIteration`` and ``GeneratorExit`` would end an iteration of ours as if there were
+    no more samples, and a panic of a Rust library (pyo3's ``PanicException``) is no ``Exception``.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error

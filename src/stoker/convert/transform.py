@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from stoker.concurrency.usercode import pass_exits
 from stoker.errors import ConfigError, EncodingError, TransformError
 from stoker.types import Sample
 
@@ -72,9 +73,8 @@ def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> lis
     """
     try:
         made = transform(sample)
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
+        pass_exits(error)
         raise TransformError(f"{where()}: the transform raised {type(error).__name__}: {error}") from error
     if made is None:
         return []

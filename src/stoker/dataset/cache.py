@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
+from stoker.dataset.cache_directory import CacheDirectory
 from stoker.dataset.counts import Count, Counts
 from stoker.dataset.version import VersionWatch
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
@@ -65,6 +66,7 @@ class ShardCache(ABC):
 
     Attributes:
         keeps: whether shards that nobody reads stay.
+        directory: makes and holds the root, where that is a directory of one version; otherwise ``None``.
         counts: where downloads are counted, if anywhere.
         early: bytes of the downloads that nobody counted, each; what opens the dataset may fetch before anything is read.
     """
@@ -78,6 +80,7 @@ class ShardCache(ABC):
         self.watch = watch
         self.store = store
         self.settings = settings
+        self.directory: CacheDirectory | None = None
         self.counts: Counts | None = None
         self.early: list[int] = []
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.arguments import checked, unknown_operator
+from stoker.concurrency.usercode import pass_exits
 from stoker.dataset.compare import OPERATORS, compare, plain_operand
 from stoker.dataset.function_hash import hash_function
 from stoker.dataset.kept import Sink, keep
@@ -198,9 +199,8 @@ class WhereFunction(Condition):
             raise ConfigError(f"function {self.name!r} did not come along into this process: define it in a module")
         try:
             found = np.asarray(self.fn(*(batch[column] for column in self.needs)))
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as error:
+            pass_exits(error)
             raise TransformError(f"function {self.name!r} raised {type(error).__name__}: {error}") from error
         if found.dtype != np.bool_ or found.shape != (count,):
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.concurrency.usercode import calls_user_code
+from stoker.concurrency.usercode import calls_user_code, pass_exits
 from stoker.dataset.pool import ShardPool
 from stoker.errors import CorruptDataError, DecodeError, StokerError, TransformError
 from stoker.formats.registry import get_format
@@ -73,11 +73,8 @@ def apply_transform(
     for sample in samples:
         try:
             made = transform(sample)
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as error:
-            # StopIteration and GeneratorExit too: passed on, they would end the iteration, and the rest of the samples
-            # would be missing.
+            pass_exits(error)
             raise transform_error(
                 f"raised {_told(error)}", origin(count - operator.length_hint(remaining) - 1)
             ) from error

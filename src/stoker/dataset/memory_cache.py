@@ -18,7 +18,7 @@ from stoker.dataset.version import VersionWatch
 from stoker.formats.base import ShardInfo
 from stoker.formats.hashing import fastest_hash
 from stoker.formats.reuse import LEAST, KeptBlocks
-from stoker.storage import ObjectInfo, Store
+from stoker.storage import Store
 from stoker.types import Buffer, HeldBytes
 
 __all__ = ["MemoryCache"]
@@ -137,15 +137,12 @@ class MemoryCache(ShardCache):
             fetch_part(store, file.part, memoryview(data))
             self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
             return data
-        asked: ObjectInfo | None = None
-        if file.bytes > _LARGE or (self.watch is not None and self._hash_of(file) is None):
-            asked = store.head(file.basename)
-            self._check_size(file, asked.size)  # before memory is taken for what a damaged index claims
+        if file.bytes > _LARGE:  # before memory is taken for what a damaged index claims
+            self._check_size(file, store.head(file.basename).size)
         data = self._memory(file.bytes)
-        size = store.read_into(file.basename, memoryview(data), version="" if asked is None else asked.version)
-        self._count(Count.BYTES_FETCHED, min(size, file.bytes))
-        self._check_size(file, size)
+        arrived = store.read_into(file.basename, memoryview(data))
+        self._count(Count.BYTES_FETCHED, min(arrived.size, file.bytes))
+        self._check_size(file, arrived.size)
         self._check(file, data, store.url_of(file.basename))
-        if asked is not None:
-            self._check_version(file, asked)
+        self._check_version(file, arrived)
         return data

@@ -22,6 +22,7 @@ from stoker.dataset.parquet_side import load_facts, save_facts
 from stoker.dataset.place import Place, address_of, origin_of
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.parquet.facts import FileFacts
+from stoker.formats.parquet.footer import column_names
 from stoker.formats.parquet.predicate import Filters, Predicate
 from stoker.storage import RetryPolicy, Store, open_store
 from stoker.storage.recorded_versions import version_of_files
@@ -110,15 +111,17 @@ def open_parquet(
     keep = side_places(asked.root, cache_root, storage_options, beside=remote is None)
     name = _side_name(asked, wanted)
     known = load_facts(keep, name)
+    predicate = Predicate.parse(filters)
     try:
         source, store, files = find_files(asked, open_root)
-        reader = FooterReader(store, wanted.columns, Predicate.parse(filters), threads=_THREADS)
+        reader = FooterReader(store, wanted.columns, predicate, threads=_THREADS)
         files = reader.sized(files)
     except StorageTimeoutError as error:
         if not known:
             raise
         logger.warning("%s; going on with what was known of its files at the last start", error)
         source, store = asked, open_root(asked.root)
+        reader = FooterReader(store, wanted.columns, predicate, threads=_THREADS)
         files = [FoundFile(one.key, one.size, one.version) for one in known.values()]
     constants = partitions_of(files, source.root) if hive else [()] * len(files)
     facts, skipped = _facts(reader, files, constants, known, skip_bad=on_bad_files == "skip")
@@ -132,7 +135,7 @@ def open_parquet(
     elif directory is not None:
         directory.hold()
     by_key = {file.key: values for file, values in zip(files, constants, strict=True)}
-    kinds = _agreed(facts, wanted.columns, kinds_of(constants), store)
+    kinds = _agreed(facts, wanted.columns, kinds_of(constants), store, reader)
     apart = settings.in_memory  # what row groups share with others that are read much later would be fetched for each
     shards = list(describe_row_groups(facts, by_key, kinds, in_place=address.in_place, apart=apart))
     extra = {"skipped_files": [{"key": bad.key, "problem": bad.problem} for bad in skipped]} if skipped else {}
@@ -183,7 +186,11 @@ def _facts(
 
 
 def _agreed(
-    facts: Sequence[FileFacts], columns: tuple[str, ...] | None, partitions: Mapping[str, str], store: Store
+    facts: Sequence[FileFacts],
+    columns: tuple[str, ...] | None,
+    partitions: Mapping[str, str],
+    store: Store,
+    reader: FooterReader,
 ) -> dict[str, str]:
     """Names and types of the columns to read, which are the same in all files that have rows.
 
@@ -200,9 +207,9 @@ def _agreed(
             kinds = seen[id(one.schema)] = {column.name: column.type for column in one.schema.columns}
             for name in columns or ():
                 if name not in kinds and name not in partitions:
+                    there = column_names(reader.footer(FoundFile(one.key, one.size, one.version)))
                     raise ConfigError(
-                        f"{store.url_of(one.key)} has no column {name!r}; of those asked for it has "
-                        f"{', '.join([*kinds, *partitions]) or 'none'}"
+                        f"{store.url_of(one.key)} has no column {name!r}; it has {', '.join([*there, *partitions])}"
                     )
             first = kinds if first is None else first
             _compare(first, kinds, store.url_of(filled[0].key), store.url_of(one.key))

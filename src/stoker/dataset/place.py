@@ -75,8 +75,7 @@ class Place:
         cache = self.cache
         known = None if cache.store is None else self.index.file_sizes
         settings = replace(cache.settings, limit=limit)
-        root = getattr(cache, "directory", None) or cache.root
-        limited = make_cache(root, cache.store, settings, known, cache.watch)
+        limited = make_cache(cache.directory or cache.root, cache.store, settings, known, cache.watch)
         limited.early = cache.early
         return replace(self, cache=limited)
 

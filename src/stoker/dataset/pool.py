@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -124,10 +125,8 @@ class ShardPool:
         """
         reader = self._open.get(shard)
         if reader is not None and self._due.get(shard, 0.0) > time.monotonic():
-            try:
+            with contextlib.suppress(KeyError):  # another thread may have just dropped it
                 self._open.move_to_end(shard)
-            except KeyError:  # another thread has just dropped it
-                return reader
             return reader
         while True:
             with self._lock:

@@ -89,7 +89,6 @@ class Threads:
         self._lock = threading.Lock()
         self._queue: _Queue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._pending = 0
         self._closed = False
         _pools.add(self)
 

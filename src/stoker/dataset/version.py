@@ -157,9 +157,9 @@ class VersionWatch:
         self.version = version
         self._store = store
         self._opened = opened
-        # Local files and this process share a clock.
-        self._skew = 0 if is_local(store.url) is not None else _SKEW
-        self._stamps = is_local(store.url) is None and not store.url.startswith("http")
+        local = is_local(store.url) is not None
+        self._skew = 0 if local else _SKEW  # local files and this process share a clock
+        self._stamps = not local and not store.url.startswith("http")
         self._same = (version.size, version.etag, version.modified)
         self._looked = -_SELDOM
         self._lock = threading.Lock()

@@ -68,10 +68,7 @@ class _Static(ABC):
 
     def as_dict(self) -> dict[str, Any]:
         """The strategy by name and arguments, JSON-serialisable."""
-        described: dict[str, Any] = {"name": self.name} | asdict(self)  # type: ignore[call-overload]  # all are dataclasses
-        if described.get("nulls") == "error":
-            del described["nulls"]  # the default, where all samples have a value
-        return described
+        return {"name": self.name} | asdict(self)  # type: ignore[call-overload,no-any-return]  # all are dataclasses
 
     @abstractmethod
     def _part(self, division: Division, rank: int) -> Selection: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from stoker.errors import StokerError, StorageError
 from stoker.storage.store import Store
+from stoker.storage.types import ObjectInfo
 from stoker.storage.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
 
 __all__ = ["main"]
@@ -86,8 +88,18 @@ def _call(store: Store, method: str, args: tuple[Any, ...]) -> Any:
             return store.download(args[0], args[1], max_bytes=args[2], new_hash=args[3])
         case "download_range":
             return store.download_range(*args[:4], at=args[4], version=args[5])
+        case "read_into":
+            return _read_into(store, *args)
         case "list":
             return list(store.list(*args))
         case "put" | "put_file" | "head" | "exists" | "delete":
             return getattr(store, method)(*args)
     raise StorageError(f"the helper process knows no {method!r}.")
+
+
+def _read_into(store: Store, key: str, path: str, size: int, start: int | None, version: str) -> ObjectInfo:
+    """:meth:`~stoker.storage.Store.read_into` memory of the parent, which is a file of ``size`` bytes here."""
+    if not size:  # which can not be mapped
+        return store.read_into(key, memoryview(b""), start=start, version=version)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), size) as shared, memoryview(shared) as into:
+        return store.read_into(key, into, start=start, version=version)

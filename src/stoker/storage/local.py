@@ -25,7 +25,7 @@ from stoker.storage.stream import Made
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
 from stoker.storage.versions import local_version, same_version
 
-__all__ = ["LocalStore", "file_error", "file_errors", "file_info", "remove_unfinished", "write_all"]
+__all__ = ["LocalStore", "file_errors", "file_info", "open_target", "remove_unfinished", "write_all"]
 
 _TEMPORARY = ".stoker-put-"
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
@@ -54,30 +54,24 @@ class LocalStore:
             _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return parts
 
-    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int:
+    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> ObjectInfo:
         path = self._path(key)
         with file_errors(path), _open(path) as (fd, size):
-            if start is None and size != len(into):
-                return size
-            first = start or 0
-            check_range(first, first + len(into), size, path)
-            fill(fd, into, first)
+            if start is not None or size == len(into):
+                first = start or 0
+                check_range(first, first + len(into), size, path)
+                fill(fd, into, first)
             _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
-            return len(into)
+            return file_info(key, os.fstat(fd), path)
 
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         source = self._path(key)
         with file_errors(source), _open(source) as (fd, size):
             check_size(size, max_bytes, source)
-            with file_errors(path):
-                target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                try:
-                    digest = None if new_hash is None else new_hash()
-                    done = copy_all(fd, target) if digest is None else copy_hashed(fd, target, digest)
-                    # At the end: what the file had before is written over, not freed first.
-                    os.ftruncate(target, done)
-                finally:
-                    os.close(target)
+            with open_target(path) as target:
+                digest = None if new_hash is None else new_hash()
+                done = copy_all(fd, target) if digest is None else copy_hashed(fd, target, digest)
+                os.ftruncate(target, done)  # at the end: what the file had before is written over, not freed first
             told = "" if digest is None else str(digest.hexdigest())
             # Asked last, as the file may be written over meanwhile.
             return replace(file_info(key, os.fstat(fd), source), size=done, digest=told)
@@ -86,12 +80,8 @@ class LocalStore:
         source = self._path(key)
         with file_errors(source), _open(source) as (fd, size):
             check_range(start, end, size, source)
-            with file_errors(path):
-                target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                try:
-                    copy_part(fd, target, start, end, at)
-                finally:
-                    os.close(target)
+            with open_target(path) as target:
+                copy_part(fd, target, start, end, at)
             _check_version(fd, version, source)  # asked last, as the file may be written over meanwhile
 
     def put(self, key: str, parts: Sequence[memoryview]) -> None:
@@ -209,7 +199,7 @@ def _link(fd: int, path: str) -> bool:
     return True
 
 
-def file_error(error: OSError, path: str) -> StorageError:
+def _file_error(error: OSError, path: str) -> StorageError:
     """stoker's error for a failed operation on a local file."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
@@ -241,7 +231,18 @@ def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         name, inner = os.fspath(path), error.filename
         blamed = inner if isinstance(inner, str) and inner.startswith(f"{name}/") else name
-        raise file_error(error, blamed) from error
+        raise _file_error(error, blamed) from error
+
+
+@contextlib.contextmanager
+def open_target(path: Path) -> Iterator[int]:
+    """Descriptor of a local file to be written, made if need be. Errors are those of :func:`file_errors`."""
+    with file_errors(path):
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            yield target
+        finally:
+            os.close(target)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.copying import fill
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 from stoker.storage.stream import Made, first_part
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
 from stoker.storage.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
@@ -222,25 +222,20 @@ class ProxyStore:
         parts: list[BufferLike] = self._call("get_ranges", key, list(starts), list(ends), version)
         return parts
 
-    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int:
+    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> ObjectInfo:
         size = len(into)
-        if start is None:
-            info = self.head(key)
-            if info.size != size:
-                return info.size
-            version = version or info.version
         # By way of memory that both have: what crosses the pipe is copied several times.
-        shared = os.memfd_create("stoker-read", os.MFD_CLOEXEC)
-        try:
-            first = start or 0
-            path = Path(f"/proc/{os.getpid()}/fd/{shared}")
-            self.download_range(key, path, first, first + size, 0, version)
-            fill(shared, into, 0)
-        except OSError as error:
-            raise file_error(error, "memory shared with the helper process") from None
-        finally:
-            os.close(shared)
-        return size
+        with file_errors("memory shared with the helper process"):
+            shared = os.memfd_create("stoker-read", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(shared, size)
+                path = f"/proc/{os.getpid()}/fd/{shared}"
+                info: ObjectInfo = self._call("read_into", key, path, size, start, version)
+                if start is not None or info.size == size:
+                    fill(shared, into, 0)
+            finally:
+                os.close(shared)
+        return info
 
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         info: ObjectInfo = self._call("download", key, Path(path).absolute(), max_bytes, new_hash)
@@ -263,15 +258,15 @@ class ProxyStore:
             return self.put(key, [memoryview(part) for part in first])
         # By way of a file without a name, which goes with this process however it ends. The helper has it from /proc.
         try:
-            with tempfile.TemporaryFile(prefix="stoker-put-") as file:
+            with file_errors(tempfile.gettempdir()), tempfile.TemporaryFile(prefix="stoker-put-") as file:
                 file.writelines(first)
                 file.writelines(source)
                 file.flush()
                 self.put_file(key, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"))
-        except OSError as error:
-            if error is made.error:
-                raise
-            raise file_error(error, tempfile.gettempdir()) from None
+        except StorageError:
+            if made.error is not None:  # an OSError of the caller's is none of this file's
+                raise made.error from None
+            raise
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         return iter(self._call("list", prefix))

@@ -15,7 +15,7 @@ from stoker.storage.answers import BRIEF_STALLS, AnswerError, body, close_ranges
 from stoker.storage.clients import build_client
 from stoker.storage.faults import classify, error_for, exhausted, is_panic
 from stoker.storage.files import open_regular
-from stoker.storage.local import file_error, write_all
+from stoker.storage.local import file_errors, open_target, write_all
 from stoker.storage.options import client_spec, detect_cloud, milliseconds
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.stream import PART, Made, first_part
@@ -113,62 +113,50 @@ class RemoteStore:
             check_range(*wanted, result.meta["size"], self._url(key))
         return result
 
-    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> int:
+    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> ObjectInfo:
         size = len(into)
-        if start is not None and not size:
-            return 0
+        if start is not None and not size:  # no request can ask for an empty range
+            return self.head(key)
         wanted = None if start is None else (start, start + size)
 
-        def attempt(_: int) -> int:
+        def attempt(_: int) -> ObjectInfo:
             result = self._ask(key, wanted, version)
-            if start is None and result.meta["size"] != size:
-                return int(result.meta["size"])
-            done = 0
-            for chunk in body(result, size, self._stall_timeout):
-                into[done : done + len(chunk)] = chunk
-                done += len(chunk)
-            return done
+            info = _info(key, result.meta)
+            if start is not None or info.size == size:
+                done = 0
+                for chunk in body(result, size, self._stall_timeout):
+                    into[done : done + len(chunk)] = chunk
+                    done += len(chunk)
+            return info
 
         return self._run(key, attempt)
 
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         import obstore
 
-        try:
-            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise file_error(error, str(path)) from None
+        with open_target(path) as target:
 
-        def attempt(_: int) -> ObjectInfo:
-            result = obstore.get(self._client, self._path(key))
-            info = _info(key, result.meta)
-            check_size(info.size, max_bytes, self._url(key))
-            digest = None if new_hash is None else new_hash()
-            self._write(result, info.size, target, path, digest=digest)
-            return info if digest is None else replace(info, digest=str(digest.hexdigest()))
+            def attempt(_: int) -> ObjectInfo:
+                result = obstore.get(self._client, self._path(key))
+                info = _info(key, result.meta)
+                check_size(info.size, max_bytes, self._url(key))
+                digest = None if new_hash is None else new_hash()
+                self._write(result, info.size, target, path, digest=digest)
+                return info if digest is None else replace(info, digest=str(digest.hexdigest()))
 
-        try:
             info = self._run(key, attempt)
             os.ftruncate(target, info.size)  # at the end: what the file had before is written over, not freed first
-        finally:
-            os.close(target)
-        return info
+            return info
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         if start == end:
             return
-        try:
-            target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise file_error(error, str(path)) from None
+        with open_target(path) as target:
 
-        def attempt(_: int) -> int:
-            return self._write(self._ask(key, (start, end), version), end - start, target, path, at)
+            def attempt(_: int) -> None:
+                self._write(self._ask(key, (start, end), version), end - start, target, path, at)
 
-        try:
             self._run(key, attempt)
-        finally:
-            os.close(target)
 
     def put(self, key: str, parts: Sequence[memoryview]) -> None:
         self._refuse_writes(key)
@@ -178,12 +166,10 @@ class RemoteStore:
         import obstore
 
         self._refuse_writes(key)
-        try:
+        with file_errors(path):
             descriptor, status = open_regular(path)
             os.close(descriptor)
-            size = status.st_size
-        except OSError as error:
-            raise file_error(error, str(path)) from None
+        size = status.st_size
 
         def attempt(number: int) -> None:
             client = self._brief_client if size <= _SMALL_PUT else self._upload_client
@@ -319,21 +305,15 @@ class RemoteStore:
 
         return run(translated, self._retry)
 
-    def _write(self, result: GetResult, size: int, target: int, path: Path, at: int = 0, digest: Any = None) -> int:
-        """Write an answer's body to a file, from its byte ``at`` on, and to a hash; return the bytes."""
-        done = 0
-        try:
+    def _write(self, result: GetResult, size: int, target: int, path: Path, at: int = 0, digest: Any = None) -> None:
+        """Write an answer's body to a file, from its byte ``at`` on, and to a hash."""
+        with file_errors(path):
             os.lseek(target, at, os.SEEK_SET)
-        except OSError as error:
-            raise file_error(error, str(path)) from None
         for chunk in body(result, size, self._stall_timeout):
             if digest is not None:
                 digest.update(chunk)
-            try:
-                done += write_all(target, chunk)
-            except OSError as error:
-                raise file_error(error, str(path)) from None
-        return done
+            with file_errors(path):  # here, as an error of the answer's may be an OSError, too
+                write_all(target, chunk)
 
     def _probe(self, key: str) -> None:
         import obstore

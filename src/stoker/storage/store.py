@@ -123,7 +123,7 @@ class Store:
         check_ranges(starts, ends, self.url_of(check_key(key)))
         return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends], version)
 
-    def read_into(self, key: str, into: memoryview, *, start: int | None = None, version: str = "") -> int:
+    def read_into(self, key: str, into: memoryview, *, start: int | None = None, version: str = "") -> ObjectInfo:
         """Stream the object, or ``len(into)`` bytes of it from ``start`` on, into memory. After an error that holds anything.
 
         Args:
@@ -133,7 +133,8 @@ class Store:
             version: as for :meth:`get_ranges`.
 
         Returns:
-            Bytes of the whole object; if they are not ``len(into)``, nothing was read. With ``start``, ``len(into)``.
+            What the store said of the whole object in the same answer. Without ``start``, if its size is not
+            ``len(into)``, nothing was read.
         """
         check_key(key)
         return self._backend().read_into(key, into, None if start is None else int(start), version)

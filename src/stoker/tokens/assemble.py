@@ -59,10 +59,8 @@ def batch_arrays(size: int, settings: LMSettings) -> tuple[Array, Array | None]:
 
 def too_long_error(documents: Ragged, row: int, length: int, settings: LMSettings, remedy: str) -> FormatError:
     """The error for a document that a row does not hold."""
-    where = f"{documents.where}: " if documents.where else ""
     return FormatError(
-        f"{where}column {documents.column!r}, row {int(documents.rows[row])}: {length} tokens, more than "
-        f"seq_len={settings.seq_len}: pass {remedy}, or a larger seq_len"
+        f"{documents.place(row)}: {length} tokens, more than seq_len={settings.seq_len}: pass {remedy}, or a larger seq_len"
     )
 
 

@@ -55,6 +55,12 @@ class Groups:
     def __len__(self) -> int:
         return self.tokens.size
 
+    def find(self, row: int) -> tuple[int, int, int]:
+        """The group of a row, by its number among the rows of all; and its number in the group, and in the file."""
+        group = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        first = int(np.searchsorted(self.file, self.file[group]))
+        return group, row - int(self.first_rows[group]), row - int(self.first_rows[first])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:

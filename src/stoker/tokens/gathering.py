@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class Gathered:
         self._ends: list[Ids] = []
         self._numbers: list[Ids] = []
         self._counts = (0, 0)
+        self._column = "tokens"
 
     @property
     def documents(self) -> int:
@@ -62,6 +63,8 @@ class Gathered:
         for piece in pieces:
             piece.check(self._limit)
             self._take(piece, first_row)
+            self._column = piece.column
+            first_row += len(piece)
         found = self._counts[0] - before[0], self._counts[1] - before[1]
         if found != (rows, tokens):
             raise CorruptDataError(
@@ -69,12 +72,16 @@ class Gathered:
                 "damaged, or was replaced after it was indexed: write it again"
             )
 
-    def finish(self) -> tuple[Ragged, Ids]:
-        """All documents, and the number of each document's row among the rows of all groups; int64."""
+    def finish(self, place: Callable[[int], str]) -> tuple[Ragged, Ids]:
+        """All documents, and the number of each document's row among the rows of all groups; int64.
+
+        Args:
+            place: names a row by that number, for messages.
+        """
         zero = np.zeros(1, dtype=np.int64)
         offsets = np.concatenate([zero, *self._ends])
         numbers = np.concatenate([zero[:0], *self._numbers])
-        return Ragged(self._values[: self._used], offsets), numbers
+        return Ragged(self._values[: self._used], offsets, column=self._column, where=place, rows=numbers), numbers
 
     def _take(self, piece: Ragged, first_row: int) -> None:
         size = piece.values.size
@@ -87,7 +94,7 @@ class Gathered:
                 self._values = np.concatenate([self._values[: self._used], np.empty(size, _KINDS[self._kind])])
             self._values[self._used : self._used + size] = piece.values
         full = piece.lengths > 0
-        ends, numbers = piece.offsets[1:] + self._used, piece.rows + first_row
+        ends, numbers = piece.offsets[1:] + self._used, np.arange(first_row, first_row + len(piece), dtype=np.int64)
         if not full.all():
             ends, numbers = ends[full], numbers[full]
         self._ends.append(ends)

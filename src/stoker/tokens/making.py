@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -19,7 +20,7 @@ from stoker.tokens.measure import packed_rows
 from stoker.tokens.memory import Memory
 from stoker.tokens.placing import TooLong, check_too_long
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources import TokenSource
+from stoker.tokens.sources import TokenSource, place_of
 from stoker.types import Ids
 
 __all__ = ["LayoutName", "Making", "Workshop"]
@@ -146,7 +147,7 @@ class Workshop:
                 if facts[2]:
                     gathered.add(self.source.pieces(group), *facts, self.source.where(group))
             bounds.append(gathered.documents)
-        documents, numbers = gathered.finish()
+        documents, numbers = gathered.finish(partial(place_of, self.source))
         documents.check(self.settings.limit)
         return self.layout.block(
             Found(

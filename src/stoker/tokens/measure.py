@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.dataset.threads import Threads
-from stoker.tokens.placing import TooLong, place
+from stoker.errors import FormatError
+from stoker.tokens.placing import TooLong, place, split
 from stoker.tokens.ragged import Ragged
 from stoker.tokens.settings import LMSettings
+from stoker.tokens.sources import TokenSource, place_of
 from stoker.types import Ids
 
-__all__ = ["lengths_only", "measure", "packed_rows"]
+__all__ = ["measure", "packed_rows"]
 
 _AHEAD: Final = 4
 
 
-class _Source(Protocol):
-    def lengths(self, group: int) -> Ids: ...
-    def fetch(self, groups: Iterable[int]) -> None: ...
-    def where(self, group: int) -> str: ...
-
-
-def measure(source: _Source, groups: Sequence[int], what: Callable[[Ids], Any]) -> Iterator[Any]:
+def measure(source: TokenSource, groups: Sequence[int], what: Callable[[Ids], Any]) -> Iterator[Any]:
     """What a function says of the lengths of each group's documents, which are not empty, in order.
 
     Args:
@@ -50,11 +46,11 @@ def measure(source: _Source, groups: Sequence[int], what: Callable[[Ids], Any]) 
         threads.close()
 
 
-def _measured(source: _Source, group: int, what: Callable[[Ids], Any]) -> Any:
+def _measured(source: TokenSource, group: int, what: Callable[[Ids], Any]) -> Any:
     return what(source.lengths(group))
 
 
-def packed_rows(source: _Source, bounds: Ids, settings: LMSettings, too_long: TooLong) -> Ids:
+def packed_rows(source: TokenSource, bounds: Ids, settings: LMSettings, too_long: TooLong) -> Ids:
     """How many rows the documents of each cell fill when they are packed.
 
     Args:
@@ -73,12 +69,33 @@ def packed_rows(source: _Source, bounds: Ids, settings: LMSettings, too_long: To
     counts = np.empty(bounds.size - 1, dtype=np.int64)
     for cell, (first, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
         lengths = np.concatenate([next(found) for _ in range(first, stop)])
-        counts[cell] = place(lengths_only(lengths, source.where(first)), settings, too_long).count
+        try:
+            counts[cell] = place(_lengths_only(lengths), settings, too_long).count
+        except FormatError as error:
+            raise _named(error, source, range(first, stop), settings) from None
     return counts
 
 
-def lengths_only(lengths: Ids, where: str) -> Ragged:
+def _named(error: FormatError, source: TokenSource, groups: Sequence[int], settings: LMSettings) -> FormatError:
+    """The error of the first document of some groups that is too long, with its place.
+
+    The groups are decoded again for it: lengths without those of empty documents do not tell a row's number.
+    """
+    where = partial(place_of, source)
+    for group in groups:
+        row = int(source.groups.first_rows[group])
+        for piece in source.pieces(group):
+            documents = Ragged(piece.values, piece.offsets, column=piece.column, where=where, rows=row)
+            try:
+                split(documents, settings, "error")
+            except FormatError as found:
+                return found
+            row += len(piece)
+    return error
+
+
+def _lengths_only(lengths: Ids) -> Ragged:
     """Documents of which nothing but their lengths is of interest, without memory for tokens."""
     offsets = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    return Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets, where=where)
+    return Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets)

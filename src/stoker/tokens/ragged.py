@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -14,6 +14,8 @@ from stoker.types import Array, Ids
 
 __all__ = ["Ragged"]
 
+Where: TypeAlias = str | Callable[[int], str]
+
 
 class Ragged:
     """Documents: rows of tokens of any lengths, laid end to end.
@@ -23,7 +25,7 @@ class Ragged:
         offsets: int64, shape ``(rows + 1,)``: row i is ``values[offsets[i]:offsets[i + 1]]``; the first is 0, the last
             is the number of values.
         column: name of the column, for messages.
-        where: the file or row group, for messages.
+        where: the file or row group, for messages; or a function that gives file and row for a row's number.
         rows: number of the first row there, or of each row, for messages.
 
     Raises:
@@ -35,12 +37,12 @@ class Ragged:
     values: Array
     offsets: Ids
     column: str
-    where: str
+    where: Where
     _bounds: tuple[int, int] | None
     _rows: Ids | int
 
     def __init__(
-        self, values: Array, offsets: Ids, *, column: str = "tokens", where: str = "", rows: Ids | int = 0
+        self, values: Array, offsets: Ids, *, column: str = "tokens", where: Where = "", rows: Ids | int = 0
     ) -> None:
         if values.ndim != 1 or values.dtype.kind not in "iu":
             raise ConfigError(
@@ -177,6 +179,13 @@ class Ragged:
             return np.arange(self._rows, self._rows + len(self), dtype=np.int64)
         return self._rows
 
+    def place(self, row: int) -> str:
+        """Names a row, for messages: its file and number there, as far as known, and the column."""
+        number = int(self.rows[row])
+        if isinstance(self.where, str):
+            return f"{_place(self.column, self.where)}, row {number}"
+        return _place(self.column, self.where(number))
+
     def take(self, rows: Ids) -> Ragged:
         """These rows, in this order, copied; any may be taken more than once."""
         lengths = self.lengths[rows]
@@ -213,7 +222,7 @@ class Ragged:
         first = int(np.argmax(wrong))
         row = int(np.searchsorted(self.offsets, first, side="right")) - 1
         raise FormatError(
-            f"{_place(self.column, self.where)}, row {int(self.rows[row])}: {int(self.values[first])} at token "
+            f"{self.place(row)}: {int(self.values[first])} at token "
             f"{first - int(self.offsets[row])} is not an id in [0, {limit}); {int(wrong.sum())} tokens are not. "
             "Is this the column of another tokenizer, or of labels? Ids must be smaller than vocab_size, and fit the "
             "dtype that is asked for"
@@ -221,14 +230,14 @@ class Ragged:
 
     @classmethod
     def _make(
-        cls, values: Array, offsets: Ids, column: str, where: str, rows: Ids | int, bounds: tuple[int, int] | None
+        cls, values: Array, offsets: Ids, column: str, where: Where, rows: Ids | int, bounds: tuple[int, int] | None
     ) -> Ragged:
         made = cls.__new__(cls)
         made._set(values, offsets, column, where, rows, bounds)
         return made
 
     def _set(
-        self, values: Array, offsets: Ids, column: str, where: str, rows: Ids | int, bounds: tuple[int, int] | None
+        self, values: Array, offsets: Ids, column: str, where: Where, rows: Ids | int, bounds: tuple[int, int] | None
     ) -> None:
         self.values = values
         self.offsets = offsets

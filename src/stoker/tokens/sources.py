@@ -21,7 +21,7 @@ from stoker.tokens.megatron import MegatronFile
 from stoker.tokens.ragged import Ragged
 from stoker.types import Ids
 
-__all__ = ["MegatronSource", "RawSource", "SkippedFile", "TokenSource"]
+__all__ = ["MegatronSource", "RawSource", "SkippedFile", "TokenSource", "place_of"]
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -100,6 +100,12 @@ class TokenSource(Protocol):
     def close(self) -> None:
         """Let go of all files. Reading opens them again."""
         ...
+
+
+def place_of(source: TokenSource, row: int) -> str:
+    """Names a row by its number among the rows of all groups, in errors."""
+    group, here, there = source.groups.find(row)
+    return f"{source.where(group)}, row {here} (row {there} of the file)"
 
 
 class _Mapped:

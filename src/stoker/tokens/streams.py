@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
+from stoker.concurrency.usercode import pass_exits
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loader.progress import StartingPoint
 from stoker.tokens.batch import LMBatch
@@ -317,15 +318,13 @@ def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any
     """Token ids of each text; ``first`` is the number of the first among the documents of this rank's iteration."""
     try:
         found = tokenize(texts)
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
+        pass_exits(error)
         for number, text in enumerate(texts, first):
             try:
                 tokenize([text])
-            except (KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as alone:
+                pass_exits(alone)
                 raise _tokenizer_error(alone, f"document {number}") from alone
         raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
     if not hasattr(found, "__len__"):

@@ -151,28 +151,24 @@ class Texts:
             yield from read(file)
 
     def _parquet(self, file: SourceFile) -> Iterator[TextBlock]:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
-            with pq.ParquetFile(file.path) as opened:
-                column = _text_column(opened.schema_arrow, self.column, file.path)
-                rows, size = max(opened.metadata.num_rows, 1), file.size
-                first = 0
-                pending: list[str | None] = []
-                used = 0
-                for batch in opened.iter_batches(_ROWS, columns=[column], use_threads=False):
-                    for text in batch.column(0).to_pylist():
-                        pending.append(text)
-                        used += len(text or "")
-                        if used >= _BLOCK:
-                            yield TextBlock(file.path, first, pending, None, size * len(pending) // rows)
-                            first += len(pending)
-                            pending, used = [], 0
-                if pending:
-                    yield TextBlock(file.path, first, pending, None, size * len(pending) // rows)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise CorruptDataError(f"{file.path} can not be read as Parquet ({error}): is it whole?") from error
+        with _parquet_errors(file.path), pq.ParquetFile(file.path) as opened:
+            column = _text_column(opened.schema_arrow, self.column, file.path)
+            rows, size = max(opened.metadata.num_rows, 1), file.size
+            first = 0
+            pending: list[str | None] = []
+            used = 0
+            for batch in opened.iter_batches(_ROWS, columns=[column], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    pending.append(text)
+                    used += len(text or "")
+                    if used >= _BLOCK:
+                        yield TextBlock(file.path, first, pending, None, size * len(pending) // rows)
+                        first += len(pending)
+                        pending, used = [], 0
+            if pending:
+                yield TextBlock(file.path, first, pending, None, size * len(pending) // rows)
 
     def _lines(self, file: SourceFile) -> Iterator[TextBlock]:
         first = 0
@@ -276,6 +272,20 @@ def _matches(pattern: str) -> list[str]:
 
 def _is_shown(name: str) -> bool:
     return not name.startswith((".", "_"))
+
+
+@contextlib.contextmanager
+def _parquet_errors(path: str) -> Iterator[None]:
+    """Turn errors of pyarrow into ours: of the file's storage, which have a number, and of its bytes."""
+    import pyarrow as pa
+
+    with file_errors(path):
+        try:
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise CorruptDataError(f"{path} can not be read as Parquet ({error}): is it whole?") from error
 
 
 def _unpacked_lines(opened: Any, path: str) -> list[bytes]:

@@ -8,7 +8,8 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stoker.cluster.coordination import (
     Coordination,
     CoordinationStore,
     EngineError,
+    LeasedSplit,
     LeaseLostError,
     RankTakenError,
     Replay,
@@ -64,6 +66,17 @@ def make(url: str | CoordinationStore, rank: int = 0, **more: Any) -> Coordinati
     told: dict[str, Any] = {"world_size": 2, "positions": 1000, "settings": QUICK, "commit_every": 0.1}
     told["identity"] = {"fingerprint": "abc", "seed": 1}
     return Coordination(url, "run", rank=rank, **{**told, **more})
+
+
+@contextmanager
+def with_split(url: str, **more: Any) -> Iterator[tuple[Flaky, Coordination, LeasedSplit]]:
+    """Rank 0 with the first split that it leased, and its engine."""
+    store = Flaky(open_store(url))
+    with make(store, 0, **more) as run:
+        run.begin_epoch(0)
+        split = run.next_split(timeout=10)
+        assert split is not None
+        yield store, run, split
 
 
 def work(run: Coordination, step: int = 10, stop_after: int = 10**9) -> list[int]:
@@ -228,11 +241,7 @@ def test_a_lost_workers_lane_goes_to_its_heir_from_the_last_commit(url: str) -> 
 
 
 def test_an_engine_that_is_away_for_a_while_stops_delivery_and_loses_nothing(url: str) -> None:
-    store = Flaky(open_store(url))
-    with make(store, patience=60) as run:
-        run.begin_epoch(0)
-        split = run.next_split(timeout=10)
-        assert split is not None
+    with with_split(url, patience=60) as (store, run, split):
         store.down = True
         time.sleep(QUICK.lease)
         back = threading.Timer(0.5, lambda: setattr(store, "down", False))
@@ -246,11 +255,7 @@ def test_an_engine_that_is_away_for_a_while_stops_delivery_and_loses_nothing(url
 
 
 def test_a_worker_whose_lease_was_lost_hears_of_it_before_it_delivers(url: str) -> None:
-    store = Flaky(open_store(url))
-    with make(store, 0) as one:
-        one.begin_epoch(0)
-        split = one.next_split(timeout=10)
-        assert split is not None
+    with with_split(url) as (store, one, split):
         split.deliver(split.begin + 3)
         store.down = True
         with make(url, 1) as other:
@@ -270,11 +275,7 @@ def test_a_worker_whose_lease_was_lost_hears_of_it_before_it_delivers(url: str) 
 
 
 def test_waiting_for_commits_says_which_were_refused(url: str) -> None:
-    store = Flaky(open_store(url))
-    with make(store, 0) as one:
-        one.begin_epoch(0)
-        split = one.next_split(timeout=10)
-        assert split is not None
+    with with_split(url) as (store, one, split):
         store.down = True
         split.deliver(split.begin + 3)
         split.commit(split.begin + 3)  # which can not be told to the engine

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.checkpoint.content import PART, Content
-from stoker.errors import ConfigError, CorruptDataError, StokerError
+from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import Store, is_local
-from stoker.storage.local import file_error
+from stoker.storage.local import file_errors
 
 __all__ = ["Mover", "Moving", "Spent"]
 
@@ -287,11 +287,10 @@ def _read_at(fd: int, into: memoryview, start: int, length: int) -> None:
 
 @contextlib.contextmanager
 def _errors(path: str, direct: bool) -> Iterator[None]:
-    try:
-        yield
-    except StokerError:
-        raise
-    except OSError as error:
-        if direct and error.errno == errno.EINVAL:
-            raise ConfigError(f"{path}: this file system refuses O_DIRECT: set checkpoint.direct=false") from None
-        raise file_error(error, path) from None
+    with file_errors(path):
+        try:
+            yield
+        except OSError as error:
+            if direct and error.errno == errno.EINVAL:
+                raise ConfigError(f"{path}: this file system refuses O_DIRECT: set checkpoint.direct=false") from None
+            raise

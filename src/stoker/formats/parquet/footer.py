@@ -17,7 +17,7 @@ from stoker.formats.parquet.predicate import Predicate
 from stoker.formats.parquet.schema import ARROW_KEY, FileSchema, leaves_below, read_schema
 from stoker.formats.parquet.single import open_limits
 
-__all__ = ["TAIL", "footer_length", "read_facts"]
+__all__ = ["TAIL", "column_names", "footer_length", "read_facts"]
 
 TAIL: Final = 8
 """Bytes after the footer: its length and the magic."""
@@ -25,6 +25,8 @@ TAIL: Final = 8
 # Uncompressed, Snappy, gzip, Brotli, LZ4 as Hadoop frames it, zstd, LZ4: all but LZO.
 _CODECS: Final = frozenset([0, 1, 2, 4, 5, 6, 7])
 _MOST_ROWS: Final = 1 << 31
+# Place of the number of values in a chunk as thrift.py has it.
+_VALUES: Final = 2
 
 
 def footer_length(tail: bytes, size: int) -> int:
@@ -85,20 +87,23 @@ def read_facts(
         found = schemas.setdefault(known, (whole_schema, _chosen(whole_schema, columns, constants)))
     whole_schema, schema = found
     leaves = [
-        (leaf, kind, column.name)
+        (leaf, kind, column.name, column.flat)
         for column in schema.columns
         for leaf, kind in zip(column.leaves, column.kinds, strict=True)
     ]
     count = sum(len(column.paths) for column in whole_schema.columns)
     filled = [number for number, group in enumerate(parsed.groups) if group.rows]
-    for number in filled:
-        group = parsed.groups[number]
-        if not 0 < group.rows < _MOST_ROWS:
+    for number, group in enumerate(parsed.groups):
+        if not 0 <= group.rows < _MOST_ROWS:
             raise CorruptDataError(f"row group {number} claims {group.rows} rows")
-        if len(group.chunks) != count:
+        if group.rows and len(group.chunks) != count:
             raise CorruptDataError(
                 f"row group {number} has {len(group.chunks)} column chunks, the schema {count} columns"
             )
+        if not group.rows and (values := max((chunk[_VALUES] for chunk in group.chunks if chunk), default=0)) > 0:
+            raise CorruptDataError(f"row group {number} claims 0 rows, and {values} values in a column")
+    if parsed.rows != (total := sum(group.rows for group in parsed.groups)):
+        raise CorruptDataError(f"its footer claims {parsed.rows} rows, and {total} in its row groups")
     possible = [True] * len(filled)
     if predicate is not None:
         bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], whole_schema, constants)
@@ -107,9 +112,9 @@ def read_facts(
     end = size - TAIL - len(footer)
     for number in filled:
         group = parsed.groups[number]
-        for leaf, kind, name in leaves:
+        for leaf, kind, name, flat in leaves:
             try:
-                chunks.append(_chunk(group.chunks[leaf], kind, end))
+                chunks.append(_chunk(group.chunks[leaf], kind, end, group.rows if flat else None))
             except ValueError as error:
                 raise CorruptDataError(f"row group {number}, column {name!r}: {error}") from None
     numbers, rows = filled, [parsed.groups[number].rows for number in filled]
@@ -137,6 +142,11 @@ def _chosen(schema: FileSchema, columns: Sequence[str] | None, constants: Mappin
     return schema.select(wanted)
 
 
+def column_names(footer: bytes) -> list[str]:
+    """Names of all top-level columns of a footer that :func:`read_facts` has read."""
+    return list(_opened(footer).schema_arrow.names)
+
+
 def _opened(footer: bytes) -> Any:
     """The footer as pyarrow has it."""
     pa, pq = pyarrow(), pyarrow_parquet()
@@ -151,8 +161,11 @@ def _opened(footer: bytes) -> Any:
     return file
 
 
-def _chunk(chunk: thrift.Chunk, expected: int, end: int) -> list[int]:
-    """Facts of a chunk. ValueError if it is impossible, or does not lie in the first ``end`` bytes of the file."""
+def _chunk(chunk: thrift.Chunk, expected: int, end: int, rows: int | None) -> list[int]:
+    """Facts of a chunk. ValueError if it is impossible, or does not lie in the first ``end`` bytes of the file.
+
+    ``rows``: as many values as there must be; ``None`` where footers do not tell.
+    """
     kind, codec, values, uncompressed, compressed, data, dictionary, nulls, *_ = chunk
     if kind != expected:
         raise ValueError(f"its type is {kind} here and {expected} in the schema")
@@ -163,6 +176,8 @@ def _chunk(chunk: thrift.Chunk, expected: int, end: int) -> list[int]:
         raise ValueError(f"{compressed} bytes from {start} on do not lie in the file's {end} bytes of data")
     if values < 0 or uncompressed < 0 or max(values, uncompressed) >> 48:
         raise ValueError(f"{values} values in {uncompressed} bytes are impossible")
+    if rows is not None and values != rows:
+        raise ValueError(f"it has {values} values for {rows} rows")
     if codec not in _CODECS:
         raise ValueError(f"its compression, codec {codec}, is not supported")
     return [start, data, dictionary, compressed, uncompressed, values, nulls if 0 <= nulls <= values else -1, codec]

@@ -50,6 +50,11 @@ class ColumnSchema:
     kinds: tuple[int, ...]
 
     @property
+    def flat(self) -> bool:
+        """Whether each row has one value, null or not, of each leaf: no lists and no structs, which may hold lists."""
+        return len(self.paths[0]) == 1 and not self.type.startswith("list<")
+
+    @property
     def leaves(self) -> range:
         """Numbers of its leaves in the file."""
         return range(self.first, self.first + len(self.paths))

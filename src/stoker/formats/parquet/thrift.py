@@ -74,12 +74,14 @@ class Footer:
 
     Attributes:
         schema: elements of the schema: the root first, children after their parents.
+        rows: rows of the file; -1 where it does not say.
         groups: the row groups.
         metadata: key-value metadata.
         created_by: what wrote the file.
     """
 
     schema: list[SchemaElement]
+    rows: int
     groups: list[Group]
     metadata: dict[bytes, bytes]
     created_by: str
@@ -117,24 +119,28 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
         CorruptDataError: the bytes are no footer, or one whose data is encrypted or lies in other files.
     """
     reader = Reader(data)
-    footer = Footer([], [], {}, "")
-    created_by = b""
+    schema: list[SchemaElement] = []
+    groups: list[Group] = []
+    metadata: dict[bytes, bytes] = {}
+    rows, created_by = -1, b""
     try:
         for field, kind in reader.fields():
             if field == 2:
-                footer.schema.extend(reader.element() for _ in reader.structs(kind))
+                schema.extend(reader.element() for _ in reader.structs(kind))
+            elif field == 3:
+                rows = reader.integer(kind)
             elif field == 4:
-                chosen = choose(footer.schema) if choose is not None else None
-                footer.groups.extend(reader.group(chosen) for _ in reader.structs(kind))
+                chosen = choose(schema) if choose is not None else None
+                groups.extend(reader.group(chosen) for _ in reader.structs(kind))
             elif field == 5:
-                footer.metadata.update(reader.key_value() for _ in reader.structs(kind))
+                metadata.update(reader.key_value() for _ in reader.structs(kind))
             elif field == 6:
                 created_by = reader.binary(kind)
             else:
                 reader.skip(kind)
-        if not footer.schema:
+        if not schema:
             raise CorruptDataError("its footer has no schema")
-        return Footer(footer.schema, footer.groups, footer.metadata, created_by.decode())
+        return Footer(schema, rows, groups, metadata, created_by.decode())
     except (IndexError, UnicodeDecodeError) as error:
         raise CorruptDataError(f"its footer can not be read ({error})") from None
 
