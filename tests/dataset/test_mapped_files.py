@@ -10,11 +10,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stoker import KeepIds, MDSWriter, StreamingDataset, merge_index
 from stoker.dataset.cache import CacheSettings
 from stoker.dataset.inuse import Users
+from stoker.dataset.parquet import open_parquet
 from stoker.dataset.place import open_place
 from stoker.dataset.pool import ShardPool
 from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
@@ -23,6 +26,7 @@ from stoker.storage.files import MappedFile, check_mapped, make_own_directory, m
 from stoker.tokens.encoding import make_job
 from stoker.tokens.files import RawTokens
 from stoker.tokens.megatron import MegatronFile, MegatronWriter
+from stoker.tokens.parquet import ParquetSource
 from stoker.tokens.ragged import Ragged
 from support import environ, run_script
 
@@ -286,6 +290,22 @@ def test_token_files_that_were_cut_are_errors_that_name_them(tmp_path: Path) -> 
         raw.documents(0)
     with pytest.raises(CorruptDataError, match=r"corpus\.bin was cut to 5000 bytes"):
         packed.documents()
+
+
+def test_a_row_group_that_is_cut_while_it_is_decoded_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    tokens = pa.array([[number] * 100 for number in range(10_000)], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"tokens": tokens}), path, compression="none", use_dictionary=False)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    source = ParquetSource(open_parquet(tmp_path))
+    pieces = source.pieces(0)
+    next(pieces)
+    # Its last byte: without a look at the file the next piece would come, and nothing would end the process.
+    os.truncate(path, column.data_page_offset + column.total_compressed_size - 1)
+    time.sleep(0.1)
+    with pytest.raises(CorruptDataError, match=r"a\.parquet was cut to \d+ bytes while it is being read"):
+        next(pieces)
+    source.close()
 
 
 # -- links laid into directories of stoker's own --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from stoker.formats.hashing import fastest_hash, hash_hex
 from stoker.storage import ObjectInfo, Store
 from stoker.types import Buffer, HeldBytes
 
-__all__ = ["CacheKind", "CacheSettings", "ShardCache"]
+__all__ = ["CacheKind", "CacheSettings", "IfFull", "ShardCache"]
 
 _T = TypeVar("_T")
 _B = TypeVar("_B", bytearray, HeldBytes)
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS: Final = 2
 
 CacheKind: TypeAlias = Literal["disk", "memory"]
+IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
+"""What a cache does with a file for which it has no room under its limit. ``"exceed"``: remove files that are not in use,
+and go above the limit where that is not enough; ``"evict"``: remove files that are not in use, and give the file up where
+that is not enough; ``"give up"``: remove nothing."""
 """Where shards of a remote are: in files that all processes of a node share, or held by each that reads them."""
 
 
@@ -117,13 +121,14 @@ class ShardCache(ABC):
     # -- fetching --------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def fetch(self, info: ShardInfo, *, wait: bool = True, room: bool = True) -> bool:
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
         """Bring a shard's raw files into the cache.
 
         Args:
             info: the shard.
             wait: wait for whoever else is fetching it. Otherwise ``False`` is returned in that case.
-            room: with a limit, go on although room can not be made. Otherwise ``False`` is returned in that case.
+            if_full: what to do where the cache has a limit and no room; see :data:`IfFull`. ``False`` is returned where the
+                file was not fetched for it.
 
         Returns:
             Whether the shard is now present.

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.cache import CacheSettings, IfFull, ShardCache
 from stoker.dataset.cache_directory import CacheDirectory
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import check_file, fetch_part
@@ -152,14 +152,14 @@ class DiskCache(ShardCache):
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
-    def fetch(self, info: ShardInfo, *, wait: bool = True, room: bool = True) -> bool:
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
         """See :class:`~stoker.dataset.cache.ShardCache`; those who fetch it are processes of this node."""
         missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
         if not missing:
             return True
-        return all(self._fetch_file(info, k, wait=wait, room=room) for k in missing)
+        return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
 
-    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, room: bool) -> bool:
+    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
         file = info.raw[number]
         target = self.root / file.basename
         part = self._private / part_name(file.basename)
@@ -177,7 +177,7 @@ class DiskCache(ShardCache):
                     if self._present(file):
                         _unlink(part)
                         return True
-                    if not self._take_room(info, number, insist=room):
+                    if not self._take_room(info, number, if_full):
                         _unlink(part)
                         return False
                     self._obtain(info, number, part, target)
@@ -195,7 +195,7 @@ class DiskCache(ShardCache):
             time.sleep(delay)
             delay = min(delay * 1.5, 0.05)
 
-    def _take_room(self, info: ShardInfo, number: int, *, insist: bool) -> bool:
+    def _take_room(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
         """Make room for a file whose part file we hold; whether to go on."""
         room = self._room
         if room is None:
@@ -203,8 +203,9 @@ class DiskCache(ShardCache):
         size = info.raw[number].whole
         if size == UNKNOWN:
             size = info.zip[number].bytes * _USUAL_RATIO
-        if self._guard(partial(room.take, size), "write to"):
+        if self._guard(partial(room.take, size, evict=if_full != "give up"), "write to"):
             return True
+        insist = if_full == "exceed"
         if insist and not self._warned:
             self._warned = True
             logger.warning("cache_limit=%d is too small for what is read at once from %s", room.limit, self.root)

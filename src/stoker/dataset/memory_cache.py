@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.dataset.cache import CacheSettings, ShardCache
+from stoker.dataset.cache import CacheSettings, IfFull, ShardCache
 from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import fetch_part
 from stoker.dataset.version import VersionWatch
@@ -92,7 +92,7 @@ class MemoryCache(ShardCache):
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
-    def fetch(self, info: ShardInfo, *, wait: bool = True, room: bool = True) -> bool:  # noqa: ARG002 - there is no limit
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:  # noqa: ARG002 - no limit
         """See :class:`~stoker.dataset.cache.ShardCache`; those who fetch meanwhile are threads of this process."""
         return all(self._hold(info, number, wait=wait) for number in range(len(info.raw)))
 

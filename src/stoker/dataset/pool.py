@@ -310,14 +310,14 @@ class ShardPool:
 
     def _fetch(self, info: ShardInfo, cache: ShardCache, *, demanded: bool) -> bool:
         if demanded and cache.settings.limit is not None:
-            if cache.fetch(info, room=False):
+            if cache.fetch(info, if_full="evict"):
                 return True
             # What we have open can not be evicted.
             with self._lock:
                 for number in list(self._open):
                     if number not in self._needed and self.cache_of(number).root == cache.root:
                         self._close(number)
-        return cache.fetch(info, wait=demanded, room=demanded)
+        return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")
 
     def _reader(self, info: ShardInfo, cache: ShardCache, files: list[Any]) -> ShardReader:
         return get_format(info.format).open(info, files, where=cache.describe(info), options=self.options)

@@ -138,8 +138,8 @@ class Room:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sizes": None, "_counted": False}
 
-    def take(self, needed: int) -> bool:
-        """Take room for a file that is about to be made, removing the least recently opened of those not in use.
+    def take(self, needed: int, *, evict: bool = True) -> bool:
+        """Take room for a file that is about to be made, removing the least recently opened of those not in use if ``evict``.
 
         The caller holds the lock of the file's part file, and so is seen by others that count.
 
@@ -152,15 +152,15 @@ class Room:
         with self._count() as descriptor:
             used = _read(descriptor) if self._counted else None
             if used is None or used + needed > self.limit:
-                used = self._evict()
+                used = self._evict() if evict else self._files()[0]
                 self._counted = True
             else:
                 used += needed
             os.pwrite(descriptor, used.to_bytes(8, "little"), 0)
             return used <= self.limit
 
-    def _evict(self) -> int:
-        """Count the files, remove those that must go; bytes that are left."""
+    def _files(self) -> tuple[int, list[tuple[int, int, Path]]]:
+        """Bytes of all files, those under way included; time of use, size and path of those that are whole."""
         if self._sizes is None:
             self._sizes = self._known()
         used = 0
@@ -175,6 +175,11 @@ class Room:
             for path, status in shard_files(root):
                 used += status.st_size
                 candidates.append((status.st_mtime_ns, status.st_size, path))
+        return used, candidates
+
+    def _evict(self) -> int:
+        """Count the files, remove those that must go; bytes that are left."""
+        used, candidates = self._files()
         if used > self.limit:
             candidates.sort()
             with Users() as users:

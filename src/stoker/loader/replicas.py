@@ -82,8 +82,10 @@ class Replicas:
                     return
                 if cache.open(info) is not None:
                     continue
-                # Whoever else fetches it is waited for: without that, "busy" would read as "no room", and end all of this.
-                if not cache.fetch(info, room=False):
+                if not cache.fetch(info, wait=False, if_full="give up"):
+                    # Another thread is fetching it, which is waited for, and counts it; or there is no room.
+                    if cache.fetch(info, if_full="give up"):
+                        continue
                     logger.info("the cache has no room for more replicas")
                     return
                 rows.counts.add(Count.REPLICATED_SHARDS, 1)
