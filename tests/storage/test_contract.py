@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import secrets
 import threading
@@ -334,6 +335,10 @@ def test_an_object_is_read_into_memory(store: Store, size: int) -> None:
         told = store.read_into("a", memoryview(part), start=start, version=info.version)
         assert (told, told.version, told.modified) == (info, info.version, info.modified)
         assert part == data[start:end]
+    told = store.read_into("a", memoryview(bytearray(size)), new_hash=hashlib.sha1)
+    assert told.digest == hashlib.sha1(data).hexdigest()
+    told = store.read_into("a", memoryview(bytearray(size // 2)), start=size // 3, new_hash=hashlib.sha1)
+    assert size // 2 == 0 or told.digest == hashlib.sha1(data[size // 3 : size // 3 + size // 2]).hexdigest()
     # One of another size is not read.
     for other in (size + 1, size - 1):
         if other >= 0:

@@ -16,7 +16,7 @@ from stoker.dataset.counts import Count
 from stoker.dataset.excerpts import fetch_part
 from stoker.dataset.version import VersionWatch
 from stoker.formats.base import ShardInfo
-from stoker.formats.hashing import fastest_hash
+from stoker.formats.hashing import fastest_hash, new_hash
 from stoker.formats.reuse import LEAST, KeptBlocks
 from stoker.storage import Store
 from stoker.types import Buffer, HeldBytes
@@ -140,9 +140,11 @@ class MemoryCache(ShardCache):
         if file.bytes > _LARGE:  # before memory is taken for what a damaged index claims
             self._check_size(file, store.head(file.basename).size)
         data = self._memory(file.bytes)
-        arrived = store.read_into(file.basename, memoryview(data))
+        name = self._hash_of(file)
+        arrived = store.read_into(file.basename, memoryview(data), new_hash=None if name is None else new_hash(name))
         self._count(Count.BYTES_FETCHED, min(arrived.size, file.bytes))
         self._check_size(file, arrived.size)
-        self._check(file, data, store.url_of(file.basename))
+        if name is not None:
+            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
         self._check_version(file, arrived)
         return data

@@ -20,8 +20,9 @@ BRIEF_STALLS: Final = 5
 """Stall times that a whole request may take which carries little: ``head``, ``list``, ``delete`` and small uploads."""
 
 # Small enough to stay in the processor's cache between the socket and the file, large enough that the calls
-# and the interpreter's lock cost little: measured by benchmarks/storage_download.py.
-_CHUNK: Final = 1 << 17
+# and the interpreter's lock cost little: measured by benchmarks/storage_download.py. Below 100,000 bytes xxhash does not let
+# go of that lock, for which threads that hash what arrives would have to wait again after each chunk.
+_CHUNK: Final = 96 << 10
 # Up to here every piece that arrives is looked at, so that one byte every few seconds is noticed.
 _WATCHED: Final = 1 << 18
 # Ranges with less between them share a request.

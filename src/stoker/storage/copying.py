@@ -23,13 +23,16 @@ def write_all(fd: int, data: memoryview | bytes) -> int:
     return done
 
 
-def fill(fd: int, into: memoryview, start: int) -> None:
-    """Read as many bytes as ``into`` has, from byte ``start`` of a file on."""
+def fill(fd: int, into: memoryview, start: int, digest: Any = None) -> None:
+    """Read as many bytes as ``into`` has, from byte ``start`` of a file on, and hash them on the way."""
     done = 0
     while done < len(into):
-        count = os.preadv(fd, [into[done:]], start + done)  # at most 2 GiB
+        wanted = into[done:] if digest is None else into[done : done + _BLOCK]
+        count = os.preadv(fd, [wanted], start + done)  # at most 2 GiB
         if not count:
             raise OSError(errno.EIO, "the file shrank while it was read")
+        if digest is not None:
+            digest.update(wanted[:count])
         done += count
 
 

@@ -54,15 +54,19 @@ class LocalStore:
             _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return parts
 
-    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> ObjectInfo:
+    def read_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
         path = self._path(key)
         with file_errors(path), _open(path) as (fd, size):
+            digest = None
             if start is not None or size == len(into):
                 first = start or 0
                 check_range(first, first + len(into), size, path)
-                fill(fd, into, first)
+                digest = None if new_hash is None else new_hash()
+                fill(fd, into, first, digest)
             _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
-            return file_info(key, os.fstat(fd), path)
+            return file_info(key, os.fstat(fd), path).with_digest(digest)
 
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         source = self._path(key)
@@ -72,9 +76,8 @@ class LocalStore:
                 digest = None if new_hash is None else new_hash()
                 done = copy_all(fd, target) if digest is None else copy_hashed(fd, target, digest)
                 os.ftruncate(target, done)  # at the end: what the file had before is written over, not freed first
-            told = "" if digest is None else str(digest.hexdigest())
             # Asked last, as the file may be written over meanwhile.
-            return replace(file_info(key, os.fstat(fd), source), size=done, digest=told)
+            return replace(file_info(key, os.fstat(fd), source), size=done).with_digest(digest)
 
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
         source = self._path(key)

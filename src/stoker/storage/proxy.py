@@ -222,7 +222,9 @@ class ProxyStore:
         parts: list[BufferLike] = self._call("get_ranges", key, list(starts), list(ends), version)
         return parts
 
-    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> ObjectInfo:
+    def read_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
         size = len(into)
         # By way of memory that both have: what crosses the pipe is copied several times.
         with file_errors("memory shared with the helper process"):
@@ -231,11 +233,12 @@ class ProxyStore:
                 os.ftruncate(shared, size)
                 path = f"/proc/{os.getpid()}/fd/{shared}"
                 info: ObjectInfo = self._call("read_into", key, path, size, start, version)
+                digest = None if new_hash is None else new_hash()
                 if start is not None or info.size == size:
-                    fill(shared, into, 0)
+                    fill(shared, into, 0, digest)
             finally:
                 os.close(shared)
-        return info
+        return info.with_digest(digest)
 
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
         info: ObjectInfo = self._call("download", key, Path(path).absolute(), max_bytes, new_hash)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -113,7 +112,9 @@ class RemoteStore:
             check_range(*wanted, result.meta["size"], self._url(key))
         return result
 
-    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> ObjectInfo:
+    def read_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
         size = len(into)
         if start is not None and not size:  # no request can ask for an empty range
             return self.head(key)
@@ -122,12 +123,15 @@ class RemoteStore:
         def attempt(_: int) -> ObjectInfo:
             result = self._ask(key, wanted, version)
             info = _info(key, result.meta)
+            digest = None if new_hash is None else new_hash()
             if start is not None or info.size == size:
                 done = 0
                 for chunk in body(result, size, self._stall_timeout):
                     into[done : done + len(chunk)] = chunk
+                    if digest is not None:
+                        digest.update(chunk)
                     done += len(chunk)
-            return info
+            return info.with_digest(digest)
 
         return self._run(key, attempt)
 
@@ -142,7 +146,7 @@ class RemoteStore:
                 check_size(info.size, max_bytes, self._url(key))
                 digest = None if new_hash is None else new_hash()
                 self._write(result, info.size, target, path, digest=digest)
-                return info if digest is None else replace(info, digest=str(digest.hexdigest()))
+                return info.with_digest(digest)
 
             info = self._run(key, attempt)
             os.ftruncate(target, info.size)  # at the end: what the file had before is written over, not freed first

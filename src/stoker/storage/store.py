@@ -123,7 +123,15 @@ class Store:
         check_ranges(starts, ends, self.url_of(check_key(key)))
         return self._backend().get_ranges(key, [int(start) for start in starts], [int(end) for end in ends], version)
 
-    def read_into(self, key: str, into: memoryview, *, start: int | None = None, version: str = "") -> ObjectInfo:
+    def read_into(
+        self,
+        key: str,
+        into: memoryview,
+        *,
+        start: int | None = None,
+        version: str = "",
+        new_hash: NewHash | None = None,
+    ) -> ObjectInfo:
         """Stream the object, or ``len(into)`` bytes of it from ``start`` on, into memory. After an error that holds anything.
 
         Args:
@@ -131,13 +139,14 @@ class Store:
             into: flat writable bytes, as many as are wanted.
             start: ``None`` for the whole object, which must have ``len(into)`` bytes.
             version: as for :meth:`get_ranges`.
+            new_hash: as for :meth:`download`; the digest is of what was read.
 
         Returns:
             What the store said of the whole object in the same answer. Without ``start``, if its size is not
             ``len(into)``, nothing was read.
         """
         check_key(key)
-        return self._backend().read_into(key, into, None if start is None else int(start), version)
+        return self._backend().read_into(key, into, None if start is None else int(start), version, new_hash)
 
     def download(
         self, key: str, path: Path, *, max_bytes: int | None = None, new_hash: NewHash | None = None

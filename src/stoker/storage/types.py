@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -57,13 +57,19 @@ class ObjectInfo:
     modified: int = field(default=0, compare=False)
     digest: str = field(default="", compare=False)
 
+    def with_digest(self, digest: Any) -> ObjectInfo:
+        """The same with the digest of a hash object; with ``None``, as it is."""
+        return self if digest is None else replace(self, digest=str(digest.hexdigest()))
+
 
 class Backend(Protocol):
     """What a kind of store does. Keys and ranges are checked already; methods run in many threads."""
 
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]: ...
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]: ...
-    def read_into(self, key: str, into: memoryview, start: int | None, version: str) -> ObjectInfo: ...
+    def read_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo: ...
     def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo: ...
     def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None: ...
     def put(self, key: str, parts: Sequence[memoryview]) -> None: ...

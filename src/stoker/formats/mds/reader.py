@@ -255,12 +255,11 @@ def _fixed(addresses: Ids, size: int) -> NDArray[np.uint8]:
 
 def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], list[Ids]]:
     """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
-    table = np.array([shard.place for shard in shards], dtype=np.int64)[which]
+    base, samples, offsets = np.array([shard.place for shard in shards], dtype=np.int64).T.take(which, axis=1)
     # The gather below reads memory by address: nothing unchecked may reach it.
-    if int(rows.min()) < 0 or (rows >= table[:, 1]).any():
+    if int(rows.min()) < 0 or (rows >= samples).any():
         raise IndexError("row outside its shard")
-    base = table[:, 0]
-    bounds = gather_u32(table[:, 2] + 4 * rows, 2)
+    bounds = gather_u32(offsets + 4 * rows, 2)
     begins, lengths = _places(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
     return base, begins, lengths
 
