@@ -114,7 +114,8 @@ def test_a_shard_that_another_thread_is_fetching_is_waited_for(tmp_path: Path, r
         wait_for(replicas)
         assert len(lane) > 3
         assert present(pool) == sorted(lane)
-        assert pool.counts.totals()[0][Count.REPLICATED_SHARDS] == len(lane) - 1
+        # The other thread may end between the look at its lock and the look at its file: then its shard counts, too.
+        assert pool.counts.totals()[0][Count.REPLICATED_SHARDS] >= len(lane) - 1
 
 
 @pytest.mark.parametrize("in_use", [True, False])
