@@ -86,8 +86,6 @@ class World:
                 f"replication must divide the world: {self.world_size} ranks ({self.source}) can not be grouped by "
                 f"{replication}"
             )
-        if replication == 1:
-            return self
         node = ranks_of_node(self)
         local = (node.stop - 1) // replication - node.start // replication + 1
         return World(self.rank // replication, self.world_size // replication, local, self.source)

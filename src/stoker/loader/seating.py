@@ -48,7 +48,7 @@ class Seating:
         if self._mesh is not None:
             readers = self._mesh.place(world)
             return Seat(readers.rank, readers.world_size, readers.local_world_size, batch_size)
-        readers = world.replicate(self._replication)
+        readers = world if self._replication == 1 else world.replicate(self._replication)
         return Seat(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
 
     def settle(self) -> None:
