@@ -22,7 +22,8 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 # Two at once, for two processors: what mostly computes, and what starts processes and servers of its own.
-COMPUTE := tests/order tests/simulate tests/formats tests/tokens tests/test_incumbent_facade.py tests/test_mixtures.py
+COMPUTE := tests/order tests/simulate tests/formats tests/tokens $(addprefix tests/loaders/test_,lm_stream.py mixtures.py \
+	mosaicml_order.py parquet_loader_files.py parquet_loader_orders.py torch_tokens.py)
 
 unit: $(STAMP)
 	$(MAKE) --jobs=2 --output-sync=target unit-compute unit-rest

@@ -38,8 +38,8 @@ SETTINGS = {"lease": 3.0, "heartbeat": 1.0, "split": 0.5}
 def work(told: dict[str, Any]) -> None:
     """One worker."""
     from stoker import RoundRobin, StreamingDataset
-    from stoker.cluster.coordination import Settings
-    from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
+    from stoker.coordination import Settings
+    from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 
     engine = told["engine"]
     if engine is not None and engine.startswith("ray://"):
@@ -306,7 +306,7 @@ def _recover_once(name: str, samples: int, how: signal.Signals) -> float:
 
 def overhead(samples: int) -> None:
     """Time a sample, from arrays in memory, so that reading costs next to nothing."""
-    from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
+    from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 
     data = {"x": np.arange(samples)}
     with tempfile.TemporaryDirectory() as folder:

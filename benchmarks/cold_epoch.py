@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from stoker import MDSWriter, StreamingDataset
-from stoker.dataset.index import load_index
+from stoker.index.index import load_index
 from stoker.storage import open_store
 
 ROW = 2048

@@ -29,12 +29,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.cluster.coordination.agent import Agent, Holding
-from stoker.cluster.coordination.membership import Clock, Membership
-from stoker.cluster.coordination.operations import Create, Keys, Sleep, Swap, Unanswered
-from stoker.cluster.coordination.records import Epoch, Process, Settings
-from stoker.cluster.coordination.run import RunRecords, perform
-from stoker.cluster.coordination.store import open_store
+from stoker.coordination.agent import Agent, Holding
+from stoker.coordination.engines.store import open_store
+from stoker.coordination.history.records import Epoch, Process, Settings
+from stoker.coordination.membership import Clock, Membership
+from stoker.coordination.operations import Create, Keys, Sleep, Swap, Unanswered
+from stoker.coordination.run import RunRecords, perform
 
 RATE = 1000  # samples a second and worker
 

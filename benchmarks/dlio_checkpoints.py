@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.bench.checkpoint.layout import layout_of
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import WIDTHS, Model
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import WIDTHS, Model
 
 FILE = "dlio_benchmark/checkpointing/base_checkpointing.py"
 

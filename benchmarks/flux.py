@@ -59,10 +59,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import Resolved, read_workload
-from stoker.dataset.streams import Stream
+from stoker.bench.settings.sources import Resolved, read_workload
+from stoker.loaders.dataset import StreamingDataset
 from stoker.storage import open_store
-from stoker.streaming import StreamingDataset
+from stoker.streams.streams import Stream
 
 BATCH = 48
 Ways = dict[str, tuple[Callable[..., int], tuple[Any, ...]]]

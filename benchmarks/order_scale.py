@@ -37,9 +37,9 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
 
     from stoker import Contiguous, Elastic, HashBased, RangeBased, RoundRobin
     from stoker.order import ShardTable
-    from stoker.order.course import Leg, Seat
     from stoker.order.native import NativeCourse
-    from stoker.order.selection import Everything
+    from stoker.order.sample_order import Leg, Seat
+    from stoker.order.selection.selection import Everything
     from stoker.order.settings import NativeSettings, Source
 
     # Uneven shards: one gets what another lacks.

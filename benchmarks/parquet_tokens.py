@@ -106,7 +106,7 @@ def bare(path: Path, threads: int = 1) -> dict[str, Any]:
 
 
 def loader(path: Any, **options: Any) -> dict[str, Any]:
-    from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
+    from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     if options.get("labels") == "none":
         import torch  # noqa: F401
@@ -150,7 +150,7 @@ def memory(path: Path, threads: int) -> dict[str, Any]:
     import pyarrow.compute
     import pyarrow.parquet  # noqa: F401
 
-    from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
+    from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     opened = StreamingParquetLoader(path, ShardConfig.single(), BATCH, SEQ, decode_threads=threads)
     iterator = iter(opened)
@@ -185,8 +185,8 @@ def bare_s3(url: str, options: dict[str, str], ranges: list[tuple[str, int, int]
 
 
 def loader_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: Any) -> dict[str, Any]:
-    from stoker.dataset.counts import Count
-    from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
+    from stoker.concurrency.shared_counters import Count
+    from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     os.environ["STOKER_CACHE"] = cache
     opened = StreamingParquetLoader(
@@ -203,7 +203,7 @@ def loader_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: 
 
 def fetch_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: Any) -> dict[str, Any]:
     """What the loader does before it decodes: fetch, and map what is on disk."""
-    from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
+    from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     os.environ["STOKER_CACHE"] = cache
     source = StreamingParquetLoader(url, ShardConfig.single(), BATCH, SEQ, storage_options=options, cache=kind)._source

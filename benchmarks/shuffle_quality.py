@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from stoker.order import ShardTable
-from stoker.order.incumbent import IncumbentPlan, IncumbentSettings, Mixture
-from stoker.order.line import Line, LineSettings, ShuffleName
+from stoker.order.mosaicml import IncumbentPlan, IncumbentSettings, Mixture
 from stoker.order.quality import Quality, cache_need, measure
+from stoker.order.shuffle.shuffle import Line, LineSettings, ShuffleName
 from stoker.types import Ids
 
 # The loader asks for so many samples at a time.

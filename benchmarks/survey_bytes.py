@@ -20,8 +20,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from stoker.dataset import stepping
-from stoker.dataset.foreign import open_foreign
+from stoker.catalog.unindexed import header_walk as stepping
+from stoker.catalog.unindexed.open_files import open_foreign
 from stoker.generate import DatasetSpec, generate
 from stoker.storage import Store, open_store
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from stoker import MDSWriter
-from stoker.dataset.cache_directory import is_cache_directory
-from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
+from stoker.cache.directory import is_cache_directory
+from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
 
 __all__ = [
     "COLUMNS",

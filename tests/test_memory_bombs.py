@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import MDSWriter, StreamingDataset, rebuild_index
-from stoker.bench.yamlfile import parse_yaml
+from stoker.bench.settings.yaml import parse_yaml
 from stoker.cli import main
-from stoker.cluster.coordination import codec
+from stoker.coordination.history import codec
 from stoker.errors import ConfigError, CorruptDataError, FormatError, StateError
-from stoker.formats import checks
-from stoker.formats.compression import parse_compression
-from stoker.tokens import texts
+from stoker.formats.common import checks
+from stoker.formats.common.compression import parse_compression
+from stoker.tokens.tokenize import texts
 
 _ROWS = 1 << 20
 

@@ -28,11 +28,11 @@ from stoker import (
     StreamingParquetLoader,
     StreamingShardLoader,
 )
-from stoker.cluster.coordination import Settings
+from stoker.coordination import Settings
 from stoker.errors import ConfigError, StateError
-from stoker.shards import Adaptive
+from stoker.loaders.shard_loader import Adaptive
 from stoker.tokens import MegatronWriter, Ragged
-from stoker.tokens.sources import MegatronSource, RawSource
+from stoker.tokens.sources.source import MegatronSource, RawSource
 
 COUNT: Final = 64
 ANEW: Final = r"stream 'data' at .*data: its files were written anew since this (state|checkpoint) was taken"

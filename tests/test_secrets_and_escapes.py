@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stoker import MDSWriter, StreamingConfig, StreamingDataset
 from stoker.bench.clients import Place
-from stoker.bench.workload import Workload
+from stoker.bench.settings.workload import Workload
 from stoker.cli import main
 from stoker.display import escape, redact_url
 from stoker.errors import StokerError

@@ -12,73 +12,73 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stoker.cluster import World
-    from stoker.cluster.coordination import Coordination
     from stoker.cluster.mesh import Mesh
-    from stoker.dataset.conditions import Where
-    from stoker.dataset.merge import merge_index
-    from stoker.dataset.rebuild import rebuild_index
-    from stoker.dataset.streams import Stream
-    from stoker.dataset.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
-    from stoker.dataset.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+    from stoker.coordination import Coordination
     from stoker.errors import StokerError
     from stoker.formats.mds.encodings import Encoding, register_encoding
-    from stoker.loader.adaptive import Adaptive
-    from stoker.loader.config import StreamingConfig
-    from stoker.loader.stats import StreamStats
-    from stoker.order.partition import Contiguous, Elastic, HashBased, RangeBased, RoundRobin, Stratified
-    from stoker.order.schedule import Schedule
-    from stoker.shards import StreamingShardLoader
-    from stoker.streaming import StreamingDataset
+    from stoker.index.merge import merge_index
+    from stoker.index.rebuild import rebuild_index
+    from stoker.loaders.dataloader import StreamingDataLoader
+    from stoker.loaders.dataset import StreamingDataset
+    from stoker.loaders.lm_stream import LMStream
+    from stoker.loaders.parquet_loader import StreamingParquetLoader
+    from stoker.loaders.shard_loader import StreamingShardLoader
+    from stoker.order.mixture.schedule import Schedule
+    from stoker.order.partition.partition import Contiguous, Elastic, HashBased, RangeBased, RoundRobin, Stratified
+    from stoker.pipeline.stats.stats import StreamStats
+    from stoker.pipeline.workers.adaptive import Adaptive
+    from stoker.pipeline.workers.config import StreamingConfig
+    from stoker.streams.conditions import Where
+    from stoker.streams.streams import Stream
+    from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
     from stoker.tokens.batch import LMBatch
-    from stoker.tokens.loader import StreamingParquetLoader
-    from stoker.tokens.shardconfig import LoaderStats, ShardConfig
-    from stoker.tokens.sources import MegatronSource, RawSource, TokenSource
-    from stoker.tokens.streams import LMStream
-    from stoker.torch import StreamingDataLoader
+    from stoker.tokens.shard_config import LoaderStats, ShardConfig
+    from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
+    from stoker.writing.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Adaptive": "stoker.loader.adaptive",
-    "CSVWriter": "stoker.dataset.writers",
-    "Contiguous": "stoker.order.partition",
-    "Coordination": "stoker.cluster.coordination",
-    "Elastic": "stoker.order.partition",
+    "Adaptive": "stoker.pipeline.workers.adaptive",
+    "CSVWriter": "stoker.writing.writers",
+    "Contiguous": "stoker.order.partition.partition",
+    "Coordination": "stoker.coordination",
+    "Elastic": "stoker.order.partition.partition",
     "Encoding": "stoker.formats.mds.encodings",
-    "HashBased": "stoker.order.partition",
-    "HashSplit": "stoker.dataset.subsets",
-    "JSONWriter": "stoker.dataset.writers",
-    "KeepIds": "stoker.dataset.subsets",
+    "HashBased": "stoker.order.partition.partition",
+    "HashSplit": "stoker.streams.subsets",
+    "JSONWriter": "stoker.writing.writers",
+    "KeepIds": "stoker.streams.subsets",
     "LMBatch": "stoker.tokens.batch",
-    "LMStream": "stoker.tokens.streams",
-    "LoaderStats": "stoker.tokens.shardconfig",
-    "MDSWriter": "stoker.dataset.writers",
-    "MegatronSource": "stoker.tokens.sources",
+    "LMStream": "stoker.loaders.lm_stream",
+    "LoaderStats": "stoker.tokens.shard_config",
+    "MDSWriter": "stoker.writing.writers",
+    "MegatronSource": "stoker.tokens.sources.source",
     "Mesh": "stoker.cluster.mesh",
-    "RangeBased": "stoker.order.partition",
-    "RawSource": "stoker.tokens.sources",
-    "RoundRobin": "stoker.order.partition",
-    "Schedule": "stoker.order.schedule",
-    "ShardConfig": "stoker.tokens.shardconfig",
-    "SkipIds": "stoker.dataset.subsets",
+    "RangeBased": "stoker.order.partition.partition",
+    "RawSource": "stoker.tokens.sources.source",
+    "RoundRobin": "stoker.order.partition.partition",
+    "Schedule": "stoker.order.mixture.schedule",
+    "ShardConfig": "stoker.tokens.shard_config",
+    "SkipIds": "stoker.streams.subsets",
     "StokerError": "stoker.errors",
-    "Stratified": "stoker.order.partition",
-    "Stream": "stoker.dataset.streams",
-    "StreamStats": "stoker.loader.stats",
-    "StreamingConfig": "stoker.loader.config",
-    "StreamingDataLoader": "stoker.torch",
-    "StreamingDataset": "stoker.streaming",
-    "StreamingParquetLoader": "stoker.tokens.loader",
-    "StreamingShardLoader": "stoker.shards",
-    "TSVWriter": "stoker.dataset.writers",
-    "TokenSource": "stoker.tokens.sources",
-    "Where": "stoker.dataset.conditions",
+    "Stratified": "stoker.order.partition.partition",
+    "Stream": "stoker.streams.streams",
+    "StreamStats": "stoker.pipeline.stats.stats",
+    "StreamingConfig": "stoker.pipeline.workers.config",
+    "StreamingDataLoader": "stoker.loaders.dataloader",
+    "StreamingDataset": "stoker.loaders.dataset",
+    "StreamingParquetLoader": "stoker.loaders.parquet_loader",
+    "StreamingShardLoader": "stoker.loaders.shard_loader",
+    "TSVWriter": "stoker.writing.writers",
+    "TokenSource": "stoker.tokens.sources.source",
+    "Where": "stoker.streams.conditions",
     "World": "stoker.cluster",
-    "XSVWriter": "stoker.dataset.writers",
-    "merge_index": "stoker.dataset.merge",
-    "rebuild_index": "stoker.dataset.rebuild",
+    "XSVWriter": "stoker.writing.writers",
+    "merge_index": "stoker.index.merge",
+    "rebuild_index": "stoker.index.rebuild",
     "register_encoding": "stoker.formats.mds.encodings",
-    "train_validation_split": "stoker.dataset.subsets",
+    "train_validation_split": "stoker.streams.subsets",
 }
 
 __all__ = [

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.bench.report_files import RunFiles
+from stoker.bench.results.report_files import RunFiles
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Stage
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Stage
 
 
 def real_run(

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stoker.bench.results import schema
+from stoker.bench.results.results import schema
 
 
 @contextlib.contextmanager

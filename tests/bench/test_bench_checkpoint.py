@@ -22,8 +22,8 @@ from stoker.bench.checkpoint.manifest import Manifest, SavedFile
 from stoker.bench.checkpoint.saver import source_rank
 from stoker.bench.checkpoint.training import InEpoch
 from stoker.bench.checkpoint.transfer import Mover, Moving
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Checkpoint, Model
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Checkpoint, Model
 from stoker.cluster import World
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError, StorageFullError
 from stoker.storage import Store, open_store

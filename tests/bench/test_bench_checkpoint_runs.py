@@ -24,13 +24,13 @@ from stoker.bench.checkpoint.layout import layout_of
 from stoker.bench.checkpoint.manifest import Manifest
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.transfer import Mover, Moving
-from stoker.bench.link import Link, RankFailedError
-from stoker.bench.plan import Plan
-from stoker.bench.rendezvous import Server
-from stoker.bench.results import schema
+from stoker.bench.ranks.control_client import Link, RankFailedError
+from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.plan import Plan
+from stoker.bench.results.results import schema
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Stage
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Stage
 from stoker.cli import main
 from stoker.cluster import World
 from stoker.errors import ConfigError

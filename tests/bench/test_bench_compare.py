@@ -13,9 +13,9 @@ from bench_example import real_run, variant, with_setting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.bench.compare import METRICS, Change, Comparison, compare_runs
-from stoker.bench.compare_stats import holm, mean_interval, student_cdf, student_quantile, welch
-from stoker.bench.report_files import RunFiles, find_runs
+from stoker.bench.compare.compare import METRICS, Change, Comparison, compare_runs
+from stoker.bench.compare.statistics import holm, mean_interval, student_cdf, student_quantile, welch
+from stoker.bench.results.report_files import RunFiles, find_runs
 from stoker.cli import main
 from stoker.errors import ConfigError
 

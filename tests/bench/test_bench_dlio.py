@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker.bench.dlio_keys import KEYS, markdown_table
-from stoker.bench.duration import Duration
-from stoker.bench.sources import Resolved, read_workload
-from stoker.bench.workload import ColumnSpec, Workload
+from stoker.bench.settings.dlio_keys import KEYS, markdown_table
+from stoker.bench.settings.duration import Duration
+from stoker.bench.settings.sources import Resolved, read_workload
+from stoker.bench.settings.workload import ColumnSpec, Workload
 from stoker.errors import ConfigError
 
 UNET3D = """

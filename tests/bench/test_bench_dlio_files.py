@@ -9,7 +9,7 @@ import pytest
 
 from stoker.bench.loaders import Job, get_loader
 from stoker.bench.loaders.decode import samples_last
-from stoker.bench.sources import read_workload
+from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 
 FILES, SAMPLES, SIDE = 3, 5, 7

@@ -18,11 +18,11 @@ from bench_faults import end_started, failed, pid_of, small_disk, start, wait_fo
 
 from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
-from stoker.bench.generation import spec_of
-from stoker.bench.link import RankFailedError
+from stoker.bench.measure.generation import spec_of
+from stoker.bench.ranks.control_client import RankFailedError
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Stage
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Stage
 from stoker.errors import ConfigError
 from stoker.generate import generate
 from stoker.storage import open_store

@@ -15,14 +15,14 @@ import jsonschema
 import pytest
 
 from s3server import Bucket
-from stoker.bench.link import Link
-from stoker.bench.member import run_member
-from stoker.bench.plan import Plan
-from stoker.bench.rendezvous import Server
-from stoker.bench.results import collect, schema
-from stoker.bench.sources import read_workload
+from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.rank_main import run_member
+from stoker.bench.results.results import collect, schema
+from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
-from stoker.generate.formats import FORMATS
+from stoker.generate.formats.capabilities import FORMATS
 
 FILES, SAMPLES = 4, 6
 

@@ -24,14 +24,14 @@ import pytest
 
 import stoker.generate
 from s3server import Bucket
-from stoker.bench import generation
-from stoker.bench.generation import await_listing, make_data
 from stoker.bench.loaders import get_loader
 from stoker.bench.loaders.base import Job
+from stoker.bench.measure import generation
+from stoker.bench.measure.generation import await_listing, make_data
+from stoker.bench.ranks.world import read_threads
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Stage, Workload
-from stoker.bench.world import read_threads
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Stage, Workload
 from stoker.cluster import World
 from stoker.errors import StokerError, StorageTimeoutError
 from stoker.storage import open_store
@@ -43,7 +43,7 @@ WORKLOAD, DLIO = "bench/test_bench_workload.py", "bench/test_bench_dlio.py"
 CHECKPOINT, SAVING = "bench/test_bench_checkpoint.py", "bench/test_bench_checkpoint_runs.py"
 JOB = "generate/test_generate_job.py"
 CONTENT, KINDS = "generate/test_generated_content.py", "generate/test_generated_formats.py"
-STORE, FORK = "storage/test_contract.py", "storage/test_fork.py"
+STORE, FORK = "storage/test_contract.py", "storage/fork_proxy/test_fork.py"
 
 LESSONS: dict[str, tuple[str, ...]] = {
     # -- what is measured
@@ -519,7 +519,7 @@ def test_a_run_leaves_nothing_for_the_next_one(tmp_path: Path) -> None:
 
 def test_nothing_is_imported_that_was_not_asked_for() -> None:
     code = (
-        "import sys, stoker.bench.run, stoker.bench.member\n"
+        "import sys, stoker.bench.run, stoker.bench.ranks.rank_main\n"
         "from stoker.bench.loaders import get_loader\n"
         "get_loader('stoker'), get_loader('synthetic')\n"
         "heavy = 'torch tensorflow pyarrow h5py PIL obstore ray datasets webdataset litdata streaming minio s3dlio mpi4py'\n"

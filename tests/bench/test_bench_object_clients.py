@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker.bench.fingerprint import fingerprint
+from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import Resolved, read_workload
+from stoker.bench.settings.sources import Resolved, read_workload
 
 FILES, BATCH = 8, 2
 

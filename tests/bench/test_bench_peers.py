@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from s3server import Bucket
 from stoker.bench.clients import CLIENTS, Place, find_client, open_client
-from stoker.bench.generation import make_data
 from stoker.bench.loaders import Job, check_client, get_loader
 from stoker.bench.loaders.npzviews import npz_views
+from stoker.bench.measure.generation import make_data
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Workload
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Workload
 from stoker.cli import main
 from stoker.cluster import World
 from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError
@@ -175,7 +175,7 @@ def test_a_client_of_files_reads_all_bytes(name: str, size: int, tmp_path: Path)
 
 
 def test_direct_reads_leave_the_page_cache_alone(tmp_path: Path) -> None:
-    from stoker.bench.pagecache import _resident
+    from stoker.bench.measure.page_cache import _resident
 
     (tmp_path / "file").write_bytes(os.urandom(1 << 20))
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.bench.link import RankFailedError
-from stoker.bench.onray import RayRanks, deal
+from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.ray import RayRanks, deal
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import Resolved, read_workload
-from stoker.bench.workload import Workload
+from stoker.bench.settings.sources import Resolved, read_workload
+from stoker.bench.settings.workload import Workload
 from stoker.cli import main
 from stoker.errors import ConfigError, MissingPackageError
 

@@ -22,13 +22,13 @@ from bench_example import real_run, variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.bench.report_files import RunFiles, find_runs, read_run
-from stoker.bench.report_schema import check_shape
-from stoker.bench.report_steps import stall_histogram, timeline
-from stoker.bench.results import schema
-from stoker.bench.stepfiles import read_steps
+from stoker.bench.measure.step_files import read_steps
+from stoker.bench.results.report_files import RunFiles, find_runs, read_run
+from stoker.bench.results.report_schema import check_shape
+from stoker.bench.results.report_steps import stall_histogram, timeline
+from stoker.bench.results.results import schema
 from stoker.cli import main
-from stoker.cli.bench_page import bench_page
+from stoker.cli.bench.page import bench_page
 from stoker.errors import ConfigError, FormatError
 
 TINY = (
@@ -336,7 +336,7 @@ def test_steps_of_more_than_a_bound_are_not_unpacked(tmp_path: Path, monkeypatch
     np.savez_compressed(path, **arrays, block=np.zeros(1, np.int64))
     assert path.stat().st_size < 100_000
     assert read_steps(path) is not None
-    monkeypatch.setattr("stoker.bench.stepfiles._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("stoker.bench.measure.step_files._MOST_BYTES", 1 << 20)
     assert read_steps(path) is None
 
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker.bench.link import RankFailedError
 from stoker.bench.loaders import get_loader, loader_names
 from stoker.bench.loaders.base import Job
-from stoker.bench.plan import Plan
-from stoker.bench.results import collect, schema
+from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.ranks.plan import Plan
+from stoker.bench.results.results import collect, schema
 from stoker.bench.run import run_benchmark
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Stage
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Stage
 from stoker.cli import main
 from stoker.cluster import World
 from stoker.errors import ConfigError, MissingPackageError

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.bench.size import FILE, Sizing, find_size, probe_steps
-from stoker.bench.size_rules import demanded
-from stoker.bench.size_search import find_border
-from stoker.bench.sources import read_workload
-from stoker.bench.workload import Workload
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Workload
+from stoker.bench.size.rules import demanded
+from stoker.bench.size.search import find_border
+from stoker.bench.size.size import FILE, Sizing, find_size, probe_steps
 from stoker.cli import main
 from stoker.errors import ConfigError
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.bench.clock import Clock
-from stoker.bench.compute import SimulatedStep, TorchStep, make_step
-from stoker.bench.duration import Duration
 from stoker.bench.loaders import LoadedBatch
-from stoker.bench.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
-from stoker.bench.steps import Block, Steps, run_steps
+from stoker.bench.measure.clock import Clock
+from stoker.bench.measure.compute import SimulatedStep, TorchStep, make_step
+from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
+from stoker.bench.measure.steps import Block, Steps, run_steps
+from stoker.bench.settings.duration import Duration
 from stoker.cluster import World
 from stoker.errors import ConfigError
 
@@ -219,7 +219,7 @@ def test_blocks_are_weighted_by_their_steps() -> None:
 
 def test_a_real_step_computes_on_the_batch_whatever_it_holds() -> None:
     pytest.importorskip("torch")
-    from stoker.bench.sources import read_workload
+    from stoker.bench.settings.sources import read_workload
 
     workload = read_workload(None, ["compute.kind=torch", "compute.hidden=8"], environ={}, dotenv=None).workload
     step = make_step(workload, World())

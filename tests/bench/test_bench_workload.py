@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.bench.duration import Duration
-from stoker.bench.sources import default_yaml, read_workload, shipped
-from stoker.bench.workload import Workload, as_plain
+from stoker.bench.settings.duration import Duration
+from stoker.bench.settings.sources import default_yaml, read_workload, shipped
+from stoker.bench.settings.workload import Workload, as_plain
 from stoker.errors import ConfigError
 
 
@@ -139,7 +139,7 @@ def test_sizes_counts_and_numbers_are_read_as_people_write_them(tmp_path: Path) 
     st.booleans(),
 )
 def test_any_workload_is_written_and_read_as_the_same(seconds: Duration, batch: int, decode: bool) -> None:
-    from stoker.bench.schema import build, tree_of
+    from stoker.bench.settings.schema import build, tree_of
 
     plain = as_plain(Workload()) | {
         "compute": {"seconds": seconds.plain},

@@ -15,7 +15,7 @@ import pytest
 
 from stoker import StreamingDataset
 from stoker.cluster import World
-from stoker.order.partition import Contiguous
+from stoker.order.partition.partition import Contiguous
 from support import environ, make_dataset
 
 SAMPLES = 1000

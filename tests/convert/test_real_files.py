@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from stoker import StreamingDataset
+from stoker.catalog.detect import detect
 from stoker.convert import convert
-from stoker.dataset.detect import detect
 from stoker.inspection import verify
 
 GOLDEN = Path(__file__).parent / "golden" / "saved_by_datasets"

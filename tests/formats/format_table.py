@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from packed_cases import tiny_image
 from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
-from stoker.dataset.folders import JPEGWriter, PNGWriter
-from stoker.dataset.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 from stoker.formats.registry import format_names
+from stoker.writing.image_folders import JPEGWriter, PNGWriter
+from stoker.writing.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 __all__ = ["OTHERS", "ROWS", "VIEWS", "WRITTEN", "Others", "Written", "table"]
 
@@ -206,7 +206,7 @@ def _images(kind: str) -> Callable[[range], dict[str, bytes]]:
     return lambda numbers: {f"class {n % 5}/{n:03}.{kind}": tiny_image(n, kind) for n in numbers}
 
 
-# Of formats whose files are found by listing them. What they write is read with format=; see tests/writers/test_filesets.py.
+# Of formats whose files are found by listing them. What they write is read with format=; see tests/writing/test_file_sets.py.
 LISTED: dict[str, str] = {"megatron": "MegatronShardWriter", "parquet": "ParquetWriter"}
 
 OTHERS: dict[str, Others] = {

@@ -36,14 +36,15 @@ from fuzz_reading import (
 
 from packed_cases import sample_of
 from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
-from stoker.dataset import foreign_facts, parquet_side
-from stoker.dataset.foreign_facts import ForeignFile
-from stoker.dataset.parquet_files import FoundFile
-from stoker.dataset.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.catalog.unindexed import file_facts as foreign_facts
+from stoker.catalog.unindexed import parquet_facts as parquet_side
+from stoker.catalog.unindexed.file_facts import ForeignFile
+from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.compression import compression_names, parse_compression
-from stoker.formats.onefile import content_kind
+from stoker.formats.common.compression import compression_names, parse_compression
+from stoker.formats.one_file import content_kind
 from stoker.formats.registry import get_format
+from stoker.writing.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 __all__ = ["FORMATS", "targets_of"]
 

@@ -10,22 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from stoker.dataset import foreign_facts, parquet_side
-from stoker.dataset.foreign_facts import ForeignFile
-from stoker.dataset.foreign_shards import describe_file
-from stoker.dataset.index import Index
-from stoker.dataset.parquet_files import FoundFile
-from stoker.dataset.parquet_shards import describe_row_groups
-from stoker.dataset.unpacking import unpack_file
+from stoker.cache.decompress import unpack_file
+from stoker.catalog.unindexed import file_facts as foreign_facts
+from stoker.catalog.unindexed import parquet_facts as parquet_side
+from stoker.catalog.unindexed.file_facts import ForeignFile
+from stoker.catalog.unindexed.file_shards import describe_file
+from stoker.catalog.unindexed.found_files import FoundFile
+from stoker.catalog.unindexed.parquet_shards import describe_row_groups
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ReadOptions, ShardInfo
-from stoker.formats.compression import parse_compression
-from stoker.formats.parquet.facts import FileFacts
-from stoker.formats.parquet.footer import TAIL, footer_length, read_facts
-from stoker.formats.parquet.predicate import Predicate
+from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.common.compression import parse_compression
+from stoker.formats.common.inspect_header import Survey
+from stoker.formats.parquet.footer.facts import FileFacts
+from stoker.formats.parquet.footer.footer import TAIL, footer_length, read_facts
+from stoker.formats.parquet.footer.predicate import Predicate
 from stoker.formats.registry import get_format
-from stoker.formats.source import MappedSource
-from stoker.formats.survey import Survey
+from stoker.index.index import Index
 from stoker.storage import open_store
 from stoker.types import Ids
 

@@ -15,10 +15,10 @@ import pytest
 from packed_cases import CASES, number_of, same, sample_of
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.dataset.index import load_index
-from stoker.dataset.merge import merge_index
-from stoker.dataset.rebuild import rebuild_index
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
+from stoker.index.index import load_index
+from stoker.index.merge import merge_index
+from stoker.index.rebuild import rebuild_index
 from stoker.storage import open_store
 
 ROWS = 150

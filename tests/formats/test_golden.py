@@ -13,7 +13,7 @@ import pytest
 import cases
 import stoker
 from stoker import StreamingDataset
-from stoker.formats.compression import parse_compression
+from stoker.formats.common.compression import parse_compression
 
 
 def unpack(text: str) -> bytes:

@@ -12,9 +12,9 @@ from PIL import Image
 
 from packed_cases import tiny_image
 from stoker import StreamingDataset
-from stoker.dataset.folders import JPEGWriter, PNGWriter
-from stoker.dataset.foreign import open_foreign
+from stoker.catalog.unindexed.open_files import open_foreign
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
+from stoker.writing.image_folders import JPEGWriter, PNGWriter
 
 COLUMNS = {"image": "png", "label": "str"}
 

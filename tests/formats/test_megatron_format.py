@@ -13,8 +13,8 @@ from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage import open_store
-from stoker.tokens.megatron import MegatronWriter
-from stoker.tokens.ragged import Ragged
+from stoker.tokens.sources.megatron import MegatronWriter
+from stoker.tokens.sources.ragged import Ragged
 
 PATTERN = [2, 0, 3]  # sequences of documents
 

@@ -14,17 +14,17 @@ import pytest
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.dataset.foreign import open_foreign
-from stoker.dataset.pool import ShardPool
-from stoker.dataset.samples import read_samples
+from stoker.catalog.unindexed.open_files import open_foreign
 from stoker.errors import ConfigError, FormatError
 from stoker.formats import registry
 from stoker.formats.registry import format_names, get_format
+from stoker.reading.samples import read_samples
+from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
 
 TOY = '''
 import numpy as np
-from stoker.formats.packed import PackedFormat, PackedShard, Survey, only_settings
+from stoker.formats.common.container import PackedFormat, PackedShard, Survey, only_settings
 
 
 class ToyShard(PackedShard):
@@ -147,7 +147,7 @@ def test_stoker_is_imported_and_its_formats_found_without_looking_for_others() -
         from stoker.formats.registry import format_names, get_format
         assert "npy" in format_names()
         get_format("mds")
-        heavy = {"importlib.metadata", "h5py", "pyarrow", "PIL", "stoker.formats.npy"} & set(sys.modules)
+        heavy = {"importlib.metadata", "h5py", "pyarrow", "PIL", "stoker.formats.arrays.npy"} & set(sys.modules)
         assert not heavy, heavy
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)

@@ -269,6 +269,6 @@ def test_an_mds_shard_beyond_4_gib_is_refused() -> None:
 
 
 def _pieces(spec: DatasetSpec) -> Any:
-    from stoker.generate.layout import layout_of
+    from stoker.generate.formats.base import layout_of
 
     return layout_of(spec).pieces(0)

@@ -204,7 +204,7 @@ def test_an_mds_index_has_the_hashes_of_all_files(tmp_path: Path) -> None:
 
 
 def test_a_zip_archive_beyond_4_gib_is_told_of_in_its_64_bit_fields() -> None:
-    from stoker.generate.arrays import _Archive
+    from stoker.generate.formats.arrays import _Archive
 
     archive = _Archive()
     begin = archive.begin("a", 5 << 30)

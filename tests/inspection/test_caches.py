@@ -12,12 +12,12 @@ from broken import shard_files, write, write_others
 
 from s3server import Bucket
 from stoker import StreamingDataset
+from stoker.cache.base import CacheSettings
+from stoker.catalog.location import open_place
 from stoker.cli import main
-from stoker.dataset.cache import CacheSettings
-from stoker.dataset.labels import column_labels
-from stoker.dataset.place import open_place
 from stoker.errors import CacheError
 from stoker.inspection.caches import list_caches, prune_caches
+from stoker.streams.labels import column_labels
 
 _DAY = 86400.0
 

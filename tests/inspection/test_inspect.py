@@ -18,7 +18,7 @@ from stoker import MDSWriter
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.inspection import inspect
 from stoker.inspection.facts import shape_of
-from stoker.inspection.shown import show
+from stoker.inspection.render import show
 from stoker.storage import open_store
 
 

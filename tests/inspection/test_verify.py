@@ -18,8 +18,8 @@ from packed_cases import tiny_image
 from s3server import Bucket
 from stoker import MDSWriter
 from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.formats.compression import parse_compression
-from stoker.formats.parquet.heads import page_heads
+from stoker.formats.common.compression import parse_compression
+from stoker.formats.parquet.pages.page_headers import page_heads
 from stoker.inspection import Problem, VerifyReport, verify
 from stoker.storage import open_store
 

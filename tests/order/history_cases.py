@@ -10,16 +10,16 @@ from itertools import zip_longest
 
 import numpy as np
 
-from stoker.order.course import Course, Run
-from stoker.order.incumbent import Mixture
-from stoker.order.incumbent.course import IncumbentCourse
-from stoker.order.incumbent.sampling import StreamWeight
+from stoker.order.mixture.schedule import Schedule
+from stoker.order.mosaicml import Mixture
+from stoker.order.mosaicml.sample_order import IncumbentCourse
+from stoker.order.mosaicml.sampling import StreamWeight
 from stoker.order.native import NativeCourse
-from stoker.order.partition import Elastic, HashBased, Partition, RangeBased
-from stoker.order.schedule import Schedule
-from stoker.order.selection import Everything, Selection, Split, Without
+from stoker.order.partition.partition import Elastic, HashBased, Partition, RangeBased
+from stoker.order.sample_order import Course, Run
+from stoker.order.selection.selection import Everything, Selection, Split, Without
 from stoker.order.settings import NativeSettings, Source
-from stoker.order.shards import ShardTable
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 from support import PARTITIONS
 

@@ -12,13 +12,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.order.batches import BatchPlan, Remainder
 from stoker.order.device import DevicePlan
-from stoker.order.interleave import Interleave
-from stoker.order.lines import NUMBER_BITS
-from stoker.order.mixing import Mixing
-from stoker.order.pieces import Pieces
-from stoker.order.stratified import StratifiedPlan
+from stoker.order.global_batches import BatchPlan, Remainder
+from stoker.order.mixture.epoch_mixture import Pieces
+from stoker.order.mixture.interleave import Interleave
+from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.stratified_batches import StratifiedPlan
+from stoker.order.mixture.stream_locator import NUMBER_BITS
 from stoker.types import Ids
 
 COUNTS = st.lists(st.integers(0, 120), min_size=1, max_size=5).filter(any)

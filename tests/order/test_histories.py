@@ -19,14 +19,14 @@ import pytest
 from history_cases import History, Place, batches_of, ids_of, make_history
 
 from stoker.cluster import LoaderWorker, World
-from stoker.dataset.pool import ShardPool
 from stoker.errors import ConfigError, StateError
-from stoker.loader.feed import Feed, FeedSettings
-from stoker.loader.progress import StartingPoint
-from stoker.loader.seating import Seating
-from stoker.loader.state import leg_of
-from stoker.order.course import Course, Leg, Run, Seat
 from stoker.order.native import NativeCourse
+from stoker.order.sample_order import Course, Leg, Run, Seat
+from stoker.pipeline.data_rank import Seating
+from stoker.pipeline.epoch_reader import Feed, FeedSettings
+from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.pipeline.state.state import leg_of
+from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
 BLOCK: Final = 50

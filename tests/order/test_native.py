@@ -19,17 +19,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.order.batches import Remainder
-from stoker.order.course import Leg, Run, Seat, Terms
-from stoker.order.incumbent.sampling import StreamWeight
-from stoker.order.line import ShuffleName
+from stoker.order.global_batches import Remainder
+from stoker.order.mixture.schedule import Schedule
+from stoker.order.mosaicml.sampling import StreamWeight
 from stoker.order.native import NativeCourse
-from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RangeBased, RoundRobin, Stratified
+from stoker.order.partition.partition import (
+    Contiguous,
+    Elastic,
+    HashBased,
+    Partition,
+    RangeBased,
+    RoundRobin,
+    Stratified,
+)
 from stoker.order.protocols import Plan
-from stoker.order.schedule import Schedule
-from stoker.order.selection import Everything, Listed, Selection, Split, Without, dense_starts
+from stoker.order.sample_order import Leg, Run, Seat, Terms
+from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without, dense_starts
 from stoker.order.settings import NativeSettings, Source
-from stoker.order.shards import ShardTable
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.shuffle.shuffle import ShuffleName
 from stoker.types import Ids
 
 SHUFFLES: Final[tuple[ShuffleName, ...]] = ("none", "block", "shard", "global")

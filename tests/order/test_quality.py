@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.order import ShardTable
-from stoker.order.incumbent import shuffle_ids
-from stoker.order.line import Line, LineSettings, ShuffleName
+from stoker.order.mosaicml import shuffle_ids
 from stoker.order.quality import (
     batch_mixing,
     cache_need,
@@ -20,6 +19,7 @@ from stoker.order.quality import (
     separation,
     window_correlation,
 )
+from stoker.order.shuffle.shuffle import Line, LineSettings, ShuffleName
 from stoker.types import Ids
 
 sequences = st.lists(st.integers(0, 12), min_size=1, max_size=60).map(np.array)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from stoker.order import BatchPlan, ShardTable
-from stoker.order.owners import all_owned
-from stoker.order.partition import Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
-from stoker.order.parts import plan_parts
-from stoker.order.rounds import Rounds
-from stoker.order.selection import Everything, Selection
-from stoker.order.strategies import Division
+from stoker.order.partition.owner_of_value import all_owned
+from stoker.order.partition.part_plan import plan_parts
+from stoker.order.partition.part_positions import Rounds
+from stoker.order.partition.partition import Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
+from stoker.order.partition.strategies import Division
+from stoker.order.selection.selection import Everything, Selection
 from stoker.types import Ids
 
 RANKS = 16_384

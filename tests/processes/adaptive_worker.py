@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker import Contiguous, RoundRobin, StreamingDataset
-from stoker.cluster.coordination import Settings
-from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
+from stoker.coordination import Settings
+from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 from support import cache_of, check_sample
 
 BASES = {"elastic": None, "contiguous": Contiguous(), "round_robin": RoundRobin()}

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from stoker import StreamingDataset
-from stoker.shards import StreamingConfig, StreamingShardLoader
+from stoker.loaders.shard_loader import StreamingConfig, StreamingShardLoader
 from support import check_batch
 
 EVERY, DIES_AT = 5, 13

@@ -23,7 +23,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from stoker.convert import convert
 from stoker.generate import DatasetSpec, generate
-from stoker.tokens import texts, tokenize
+from stoker.tokens import tokenize
+from stoker.tokens.tokenize import texts
 from support import make_dataset
 
 SAMPLES = 30

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker import JSONWriter, MDSWriter, StreamingDataset, merge_index
-from stoker.dataset.index import load_index
 from stoker.errors import IndexFileError, ObjectNotFoundError
+from stoker.index.index import load_index
 from stoker.storage import join_url, open_store
 from stoker.types import StorageOptions
 from support import COLUMNS, check_sample, sample_of

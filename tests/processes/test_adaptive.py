@@ -23,11 +23,11 @@ import pytest
 from adaptive_worker import BASES
 
 from stoker import StreamingDataset
-from stoker.cluster.coordination import EngineError, Settings, open_store
-from stoker.cluster.coordination.recorded import Assignment
-from stoker.cluster.coordination.run import RunRecords
-from stoker.loader.replicas import lanes_held
-from stoker.shards import Adaptive, StreamingConfig, StreamingShardLoader
+from stoker.coordination import EngineError, Settings, open_store
+from stoker.coordination.history.recorded_assignment import Assignment
+from stoker.coordination.run import RunRecords
+from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
+from stoker.pipeline.workers.replicas import lanes_held
 from support import TESTS, check_sample, make_dataset, start_script
 
 sys.path.append(str(TESTS / "cluster" / "coordination"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stoker import StreamingDataset, World
-from stoker.dataset.index import load_index
+from stoker.index.index import load_index
 from stoker.storage import open_store
 from support import check_batch, check_sample, make_dataset
 

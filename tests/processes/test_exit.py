@@ -43,7 +43,7 @@ import sys
 from itertools import count
 from torch.utils.data import DataLoader
 from stoker import *
-from stoker.shards import Adaptive, StreamingConfig
+from stoker.loaders.shard_loader import Adaptive, StreamingConfig
 
 folder, tokens, cache = sys.argv[1:]
 number = count()

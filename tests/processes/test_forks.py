@@ -21,9 +21,9 @@ from stoker import (
     StreamingParquetLoader,
     StreamingShardLoader,
 )
-from stoker.dataset.parquet_writer import ParquetWriter
 from stoker.errors import StokerError
-from stoker.shards import Adaptive, StreamingConfig
+from stoker.loaders.shard_loader import Adaptive, StreamingConfig
+from stoker.writing.parquet_writer import ParquetWriter
 from support import make_dataset
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

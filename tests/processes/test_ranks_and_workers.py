@@ -14,7 +14,7 @@ import pytest
 
 from stoker import StreamingDataLoader, StreamingDataset, World
 from stoker.errors import StateError
-from stoker.order.course import Leg, Seat
+from stoker.order.sample_order import Leg, Seat
 from support import check_batch, check_sample, make_dataset
 
 pytestmark = [

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.tokens.loader import ShardConfig, StreamingParquetLoader
+from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 from support import environ
 
 pytestmark = [

@@ -42,7 +42,7 @@ def main(data: str, folder: str) -> None:
         rest += [check_sample(sample) for sample in other]
     assert sorted(begun + rest) == sorted(ids)
     try:
-        import stoker.torch
+        import stoker.loaders.dataloader
     except ImportError as error:
         print(
             json.dumps(
@@ -54,7 +54,7 @@ def main(data: str, folder: str) -> None:
             )
         )
     else:
-        raise AssertionError(f"{stoker.torch} was imported")
+        raise AssertionError(f"{stoker.loaders.dataloader} was imported")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ import pytest
 
 from s3server import Bucket
 from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageFullError
-from stoker.storage import ObjectInfo, Store, fork, open_store
-from stoker.storage.proxy import ProxyStore
+from stoker.storage import ObjectInfo, Store, open_store
+from stoker.storage.fork_proxy import fork
+from stoker.storage.fork_proxy.proxy import ProxyStore
 
 MakeStore = Callable[[str], Store]
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked import gone, helper_pid, in_fork
 from scripted_server import Script, ScriptedServer, serve, status, trickle
-from test_fork import gone, helper_pid, in_fork
 
-from stoker.dataset.index import load_index
 from stoker.errors import ConfigError, StorageError, StorageTimeoutError
-from stoker.storage import RetryPolicy, Store, fork, open_store, proxy
+from stoker.index.index import load_index
+from stoker.storage import RetryPolicy, Store, open_store
+from stoker.storage.fork_proxy import fork, proxy
 
 _HUGE = 10**15
 

@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.bench.aftermath import clear_unfinished, finish_without
 from stoker.bench.checkpoint.layout import layout_of
-from stoker.bench.generation import check_spec
-from stoker.bench.launch import Launch, LocalRanks, await_ranks
-from stoker.bench.link import Link, RankFailedError
 from stoker.bench.loaders import check_client, get_loader
-from stoker.bench.member import run_member
-from stoker.bench.plan import Plan
-from stoker.bench.record import save_record
-from stoker.bench.rendezvous import Server
-from stoker.bench.results import RESULTS, collect, write_results
-from stoker.bench.sources import Resolved
-from stoker.bench.workload import Stage, Workload
-from stoker.bench.world import find_world, forget_meeting, meet
+from stoker.bench.measure.generation import check_spec
+from stoker.bench.ranks.abort import clear_unfinished, finish_without
+from stoker.bench.ranks.control_client import Link, RankFailedError
+from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.launch import Launch, LocalRanks, await_ranks
+from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.rank_main import run_member
+from stoker.bench.ranks.world import find_world, forget_meeting, meet
+from stoker.bench.results.record import save_record
+from stoker.bench.results.results import RESULTS, collect, write_results
+from stoker.bench.settings.sources import Resolved
+from stoker.bench.settings.workload import Stage, Workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local
@@ -50,7 +50,7 @@ def run_benchmark(
     Elsewhere ranks are processes that are started here, or tasks of a Ray cluster.
 
     Args:
-        resolved: of :func:`~stoker.bench.sources.read_workload`.
+        resolved: of :func:`~stoker.bench.settings.sources.read_workload`.
         results: a directory, new or empty.
         url: the data set; default, the workload's ``storage.url``.
         accelerators: how many ranks to start; default 1, or as many as a launcher has started.
@@ -149,7 +149,7 @@ def _check_free(folder: Path) -> None:
 
 
 def _on_ray(ranks: int, workload: Workload, folder: Path) -> Launch:
-    from stoker.bench.onray import RayRanks
+    from stoker.bench.ranks.ray import RayRanks
 
     return RayRanks(ranks, workload, folder)
 

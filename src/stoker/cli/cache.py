@@ -52,7 +52,7 @@ def run(chosen: argparse.Namespace) -> None:
         CacheError: a directory is not there.
         ConfigError: nothing says what to remove.
     """
-    from stoker.cli.amounts import bytes_text
+    from stoker.cli.render.amounts import bytes_text
     from stoker.inspection.caches import list_caches, prune_caches
 
     if chosen.action == "list":
@@ -91,8 +91,8 @@ def _print(caches: list[CacheFacts]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stoker.cli.amounts import bytes_text, seconds_text
     from stoker.cli.pairs import stdout
+    from stoker.cli.render.amounts import bytes_text, seconds_text
     from stoker.display import escape
 
     if not caches:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
-from stoker.cli.amounts import bytes_text, seconds_text
 from stoker.cli.arguments import byte_size, count, integer
+from stoker.cli.render.amounts import bytes_text, seconds_text
 from stoker.cli.running import (
     add_json,
     add_storage_options,

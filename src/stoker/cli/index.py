@@ -58,8 +58,8 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _merge(chosen: argparse.Namespace) -> dict[str, Any]:
-    from stoker.dataset.index import INDEX_NAME
-    from stoker.dataset.merge import merge_index
+    from stoker.index.index import INDEX_NAME
+    from stoker.index.merge import merge_index
     from stoker.storage import open_store
 
     if chosen.format is not None or chosen.local is not None:
@@ -73,11 +73,11 @@ def _merge(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _build(chosen: argparse.Namespace) -> dict[str, Any]:
-    from stoker.dataset.cache import CacheSettings
-    from stoker.dataset.detect import detect
-    from stoker.dataset.index import INDEX_NAME
-    from stoker.dataset.opening import format_name, open_format
-    from stoker.dataset.rebuild import rebuild_index
+    from stoker.cache.base import CacheSettings
+    from stoker.catalog.detect import detect
+    from stoker.catalog.open_format import format_name, open_format
+    from stoker.index.index import INDEX_NAME
+    from stoker.index.rebuild import rebuild_index
     from stoker.storage import RetryPolicy, is_local, open_store
 
     if len(chosen.urls) > 1 or chosen.output is not None:

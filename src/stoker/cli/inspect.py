@@ -94,7 +94,7 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
 
 
 def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:
-    from stoker.cli.amounts import bytes_text, count_text
+    from stoker.cli.render.amounts import bytes_text, count_text
 
     def count(value: int | None) -> str:
         return "not counted" if value is None else count_text(value)
@@ -121,7 +121,7 @@ def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:
 
 def _plain(text: str) -> str:
     """Text of a dataset without what moves a terminal."""
-    from stoker.inspection.shown import printable
+    from stoker.inspection.render import printable
 
     return printable(text, 1000)
 

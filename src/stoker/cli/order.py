@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker.cli.advice import advice
 from stoker.cli.arguments import byte_size, count, integer, seconds
-from stoker.cli.page import page
+from stoker.cli.render.advice import advice
+from stoker.cli.render.page import page
+from stoker.cli.render.tables import show
 from stoker.cli.runs import PARTITIONS, Asked, Opened, open_run
-from stoker.cli.tables import show
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
-from stoker.order.batches import Remainder
-from stoker.order.incumbent.shuffles import SHUFFLES
-from stoker.order.line import ShuffleName
+from stoker.order.global_batches import Remainder
+from stoker.order.mosaicml.shuffles import SHUFFLES
+from stoker.order.shuffle.shuffle import ShuffleName
 from stoker.simulate import Cluster, Model, Report, simulate
 
 __all__ = ["add", "run"]

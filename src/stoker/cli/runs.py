@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.dataset.cache import CacheSettings
-from stoker.dataset.disk_cache import DiskCache
-from stoker.dataset.index import Index, load_index
-from stoker.dataset.missing import index_in
-from stoker.dataset.place import Place
-from stoker.dataset.streams import Stream, Streams
+from stoker.cache.base import CacheSettings
+from stoker.cache.disk import DiskCache
+from stoker.catalog.location import Place
+from stoker.catalog.missing import index_in
 from stoker.errors import ConfigError, StateError
-from stoker.loader.courses import CourseOptions, make_course
-from stoker.loader.sizing import Sizing
-from stoker.loader.state import leg_of, read_state
-from stoker.order.course import Course, Leg, Seat
-from stoker.order.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
+from stoker.index.index import Index, load_index
+from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.protocols import Order, Plan
+from stoker.order.sample_order import Course, Leg, Seat
+from stoker.pipeline.build_order import CourseOptions, make_course
+from stoker.pipeline.read_ahead import Sizing
+from stoker.pipeline.state.state import leg_of, read_state
 from stoker.simulate import Shards
 from stoker.simulate.settings import Make
 from stoker.storage import join_url, open_store
+from stoker.streams.streams import Stream, Streams
 
 __all__ = ["PARTITIONS", "Asked", "Opened", "open_run"]
 
@@ -33,7 +33,7 @@ PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What decides who reads what; names as in :class:`~stoker.streaming.StreamingDataset`."""
+    """What decides who reads what; names as in :class:`~stoker.loaders.dataset.StreamingDataset`."""
 
     url: str
     split: str | None

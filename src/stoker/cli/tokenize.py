@@ -9,7 +9,7 @@ from typing import Final, get_args
 
 from stoker.cli.arguments import count, integer
 from stoker.cli.running import add_json, on_interrupt, print_json, shows_progress
-from stoker.tokens.tokenize import OutputFormat, tokenize
+from stoker.tokens.tokenize.tokenize import OutputFormat, tokenize
 
 __all__ = ["ARGUMENTS", "add", "run"]
 
@@ -62,7 +62,7 @@ def run(chosen: argparse.Namespace) -> None:
     """Tokenize, and say what was done.
 
     Raises:
-        StokerError: see :func:`stoker.tokens.tokenize`.
+        StokerError: see :func:`stoker.tokens.tokenize.tokenize`.
     """
     with on_interrupt("what is done stays, without looking like a dataset: go on with --resume"):
         done = tokenize(

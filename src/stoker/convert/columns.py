@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stoker.convert.opening import Opened, head, sample_types, spread
+from stoker.convert.open_source import Opened, head, sample_types, spread
 from stoker.convert.schema import ColumnType, of_values
 from stoker.convert.sinks import Settings, encoding_for
 from stoker.convert.source import FileSource, Source
@@ -14,9 +14,9 @@ from stoker.convert.task import items
 from stoker.convert.transform import Transform, apply
 from stoker.convert.values import ColumnPlan, adapted, check_encoding, without_nulls
 from stoker.errors import ConfigError
+from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
-from stoker.formats.onefile import CLASS, LABEL
-from stoker.formats.values import UnfitValueError
+from stoker.formats.one_file import CLASS, LABEL
 from stoker.types import Ids, Sample
 
 __all__ = ["Columns", "plan_columns"]

@@ -10,14 +10,14 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Final
 
-from stoker.dataset.detect import detect as find_out
-from stoker.dataset.detect import suffixes_of_formats
-from stoker.dataset.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
-from stoker.dataset.index import INDEX_NAME
-from stoker.dataset.parquet_files import check_exists, source_of
+from stoker.catalog.detect import detect as find_out
+from stoker.catalog.detect import suffixes_of_formats
+from stoker.catalog.unindexed.found_files import check_exists, source_of
+from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
 from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.formats.onefile import SUFFIXES
+from stoker.formats.one_file import SUFFIXES
 from stoker.formats.registry import get_format
+from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local, join_url, open_store
 from stoker.storage.files import walk_files
 from stoker.types import StorageOptions

@@ -16,8 +16,8 @@ from stoker.convert.source import Source
 from stoker.convert.transform import Transform
 from stoker.convert.values import ColumnPlan
 from stoker.order.epoch import EpochOrder, OrderSettings, ShuffleName
-from stoker.order.selection import Split
-from stoker.order.shards import ShardTable
+from stoker.order.selection.selection import Split
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids, StorageOptions
 
 __all__ = ["WORK", "Arrangement", "Job", "bounds_of", "digest"]
@@ -37,7 +37,7 @@ class Arrangement:
 
     Attributes:
         sizes: samples in each shard of the source; int64.
-        shuffle: see :class:`~stoker.order.line.LineSettings`.
+        shuffle: see :class:`~stoker.order.shuffle.shuffle.LineSettings`.
         seed: of the shuffle and the split.
         splits: name, and the part of ``[0, 1]`` that is its.
     """
@@ -62,7 +62,7 @@ class Arrangement:
         return EpochOrder(table, settings, 0).locate(positions)
 
     def split_of(self, shards: Ids, rows: Ids) -> Ids:
-        """Number of the split that each sample is in, as :class:`~stoker.dataset.subsets.HashSplit` has it; int64."""
+        """Number of the split that each sample is in, as :class:`~stoker.streams.subsets.HashSplit` has it; int64."""
         found = np.zeros(len(shards), np.int64)
         if len(self.splits) < 2:
             return found

@@ -9,10 +9,10 @@ from typing import Final, Literal, get_args
 
 from stoker.convert.detect import Url
 from stoker.convert.sinks import LISTED, Settings
-from stoker.dataset.writer import check_hash_names, check_size_limit
 from stoker.errors import ConfigError, FormatError
-from stoker.formats.compression import parse_compression
+from stoker.formats.common.compression import parse_compression
 from stoker.storage import is_local
+from stoker.writing.writer import check_hash_names, check_size_limit
 
 __all__ = ["Engine", "check_work", "parts_of", "settings_of", "target_of"]
 

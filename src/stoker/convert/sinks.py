@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from stoker.convert.values import ColumnPlan
-from stoker.dataset import folders, writers
-from stoker.dataset.destination import Destination
-from stoker.dataset.filesets import size_of
-from stoker.dataset.index import INDEX_NAME
-from stoker.dataset.megatron_parts import ENDS, MegatronParts, tokens_of
-from stoker.dataset.parquet_parts import ParquetParts, check_compression
 from stoker.errors import ConfigError
+from stoker.index.index import INDEX_NAME
 from stoker.storage import Store
 from stoker.storage.types import PutData
 from stoker.types import Batch
+from stoker.writing import image_folders as folders
+from stoker.writing import writers
+from stoker.writing.destination import Destination
+from stoker.writing.file_sets import size_of
+from stoker.writing.megatron_parts import ENDS, MegatronParts, tokens_of
+from stoker.writing.parquet_parts import ParquetParts, check_compression
 
 __all__ = ["LISTED", "TARGETS", "Settings", "Sink", "check_columns", "encoding_for", "file_sizes", "open_sink"]
 
@@ -50,7 +51,7 @@ class Settings:
 
     Attributes:
         format: one of :data:`TARGETS`.
-        compression: see :class:`~stoker.dataset.writer.WriterOptions`, as for ``hashes``.
+        compression: see :class:`~stoker.writing.writer.WriterOptions`, as for ``hashes``.
         hashes: names.
         size_limit: most raw bytes of a shard.
         shard_samples: most samples of a shard; ``None`` for no limit.

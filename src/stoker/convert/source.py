@@ -13,19 +13,19 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.dataset.index import INDEX_NAME, Index
-from stoker.dataset.jobrecord import file_versions
-from stoker.dataset.parquet_files import FoundFile
-from stoker.dataset.place import Place
-from stoker.dataset.pool import ShardPool
-from stoker.dataset.samples import read_samples
+from stoker.catalog.location import Place
+from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.entries import entry_of
-from stoker.formats.onefile import CLASS, LABEL, PATH, folder_of
+from stoker.formats.common.entries import entry_of
+from stoker.formats.one_file import CLASS, LABEL, PATH, folder_of
 from stoker.formats.registry import get_format
+from stoker.index.index import INDEX_NAME, Index
+from stoker.reading.samples import read_samples
+from stoker.reading.shard_pool import ShardPool
 from stoker.storage import Store, is_local, open_store
 from stoker.storage.files import open_regular
+from stoker.storage.job_record import file_versions
 from stoker.types import Batch, Ids
 
 __all__ = ["FileSource", "ShardSource", "Source", "verbatim_images"]
@@ -61,7 +61,7 @@ class Source(Protocol):
         ...
 
     def versions(self) -> dict[str, str]:
-        """Its files that are there, and their present versions; see :func:`~stoker.dataset.jobrecord.file_version`."""
+        """Its files that are there, and their present versions; see :func:`~stoker.storage.job_record.file_version`."""
         ...
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:

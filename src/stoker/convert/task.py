@@ -16,8 +16,8 @@ from stoker.convert.transform import apply
 from stoker.convert.values import ColumnPlan, adapted, taken, without_nulls
 from stoker.convert.work import dataset_store, put_note
 from stoker.errors import DecodeError, EncodingError, MissingPackageError, StokerError
+from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
-from stoker.formats.values import UnfitValueError
 from stoker.types import Batch, Column, Ids, Sample
 
 __all__ = ["items", "run_task", "totals"]

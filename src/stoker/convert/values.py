@@ -11,9 +11,9 @@ import numpy as np
 
 from stoker.convert.schema import Reading
 from stoker.errors import ConfigError, FormatError
+from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
-from stoker.formats.packing import fixed_kind
-from stoker.formats.values import UnfitValueError, describe
 from stoker.storage.files import read_regular
 from stoker.types import Array, Batch, Column
 

@@ -12,13 +12,13 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
+from stoker.catalog.unfinished import NOTE, Unfinished
 from stoker.convert.job import WORK, Job
 from stoker.convert.sinks import LISTED, file_sizes
-from stoker.dataset.index import INDEX_NAME, Index
-from stoker.dataset.jobrecord import JobRecord, changed_files, read_record, remove_partial_files, write_record
-from stoker.dataset.unfinished import NOTE, Unfinished
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
+from stoker.index.index import INDEX_NAME, Index
 from stoker.storage import Store, is_local, join_url, open_store
+from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
 from stoker.types import StorageOptions
 
 __all__ = ["FILES", "begin", "dataset_store", "finish", "open_root", "put_note", "unfinished"]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from stoker.formats.base import ShardInfo
-from stoker.formats.entries import column_names
+from stoker.formats.common.entries import column_names
 
 __all__ = ["ColumnKind", "column_kinds"]
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.packed import PackedFormat, PackedShard
-from stoker.formats.source import ByteSource, whole
-from stoker.formats.survey import Piece, Survey, check_count, only_settings, piece_bytes, piece_of
+from stoker.formats.common.byte_source import ByteSource, whole
+from stoker.formats.common.container import PackedFormat, PackedShard
+from stoker.formats.common.inspect_header import Piece, Survey, check_count, only_settings, piece_bytes, piece_of
 from stoker.types import Array, Buffer, Column, Ids
 
 __all__ = ["DTYPES", "MegatronFormat", "MegatronIndex", "MegatronShard", "index_bytes", "read_index"]
@@ -212,7 +212,7 @@ class MegatronShard(PackedShard):
         self._tokens: Array = data[: len(data) // index.dtype.itemsize * index.dtype.itemsize].view(index.dtype)
 
     def take(self, name: str, rows: Ids) -> Column:  # noqa: ARG002 - there is one column
-        """See :class:`~stoker.formats.packed.PackedShard`: an array for each sample, a view of the file where asked for."""
+        """See :class:`~stoker.formats.common.container.PackedShard`: an array a sample, a view of the file if asked for."""
         width = self._dtype.itemsize
         begins, ends = (self._begins[rows] // width).tolist(), (self._ends[rows] // width).tolist()
         tokens = self._tokens
@@ -231,7 +231,7 @@ class MegatronFormat(PackedFormat):
     settings = ("column", "piece_bytes", "unit")
 
     def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
-        """See :class:`~stoker.formats.packed.PackedFormat`.
+        """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``unit`` (what a sample is: ``"sequence"`` or ``"document"``), ``column`` (its name, ``"tokens"``),
         ``piece_bytes`` (size of the shards, 64 MiB).

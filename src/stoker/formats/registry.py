@@ -21,24 +21,24 @@ GROUP: Final = "stoker.formats"
 
 # Module, class and arguments of each. Imported when first asked for, so that reading one format loads no other.
 _OWN: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
-    "arrow": ("stoker.formats.arrow", "ArrowFormat", ()),
-    "csv": ("stoker.formats.xsv", "XSVFormat", ("csv",)),
-    "files": ("stoker.formats.onefile", "FileFormat", ("files",)),
-    "hdf5": ("stoker.formats.hdf5", "HDF5Format", ()),
-    "images": ("stoker.formats.onefile", "FileFormat", ("images",)),
-    "jpeg": ("stoker.formats.onefile", "FileFormat", ("jpeg",)),
-    "json": ("stoker.formats.jsonl", "JSONFormat", ()),
+    "arrow": ("stoker.formats.arrow.reader", "ArrowFormat", ()),
+    "csv": ("stoker.formats.text.xsv_shards", "XSVFormat", ("csv",)),
+    "files": ("stoker.formats.one_file", "FileFormat", ("files",)),
+    "hdf5": ("stoker.formats.hdf5.reader", "HDF5Format", ()),
+    "images": ("stoker.formats.one_file", "FileFormat", ("images",)),
+    "jpeg": ("stoker.formats.one_file", "FileFormat", ("jpeg",)),
+    "json": ("stoker.formats.text.json_shards", "JSONFormat", ()),
     "mds": ("stoker.formats.mds", "MDSFormat", ()),
     "megatron": ("stoker.formats.megatron", "MegatronFormat", ()),
-    "npy": ("stoker.formats.npy", "NPYFormat", ()),
-    "npz": ("stoker.formats.npz", "NPZFormat", ()),
+    "npy": ("stoker.formats.arrays.npy", "NPYFormat", ()),
+    "npz": ("stoker.formats.arrays.npz", "NPZFormat", ()),
     "parquet": ("stoker.formats.parquet", "ParquetFormat", ()),
-    "png": ("stoker.formats.onefile", "FileFormat", ("png",)),
+    "png": ("stoker.formats.one_file", "FileFormat", ("png",)),
     "synthetic": ("stoker.formats.synthetic", "SyntheticFormat", ()),
-    "tar": ("stoker.formats.tar", "TarFormat", ()),
-    "tfrecord": ("stoker.formats.tfrecord", "TFRecordFormat", ()),
-    "tsv": ("stoker.formats.xsv", "XSVFormat", ("tsv",)),
-    "xsv": ("stoker.formats.xsv", "XSVFormat", ("xsv",)),
+    "tar": ("stoker.formats.tar.reader", "TarFormat", ()),
+    "tfrecord": ("stoker.formats.tfrecord.reader", "TFRecordFormat", ()),
+    "tsv": ("stoker.formats.text.xsv_shards", "XSVFormat", ("tsv",)),
+    "xsv": ("stoker.formats.text.xsv_shards", "XSVFormat", ("xsv",)),
 }
 
 

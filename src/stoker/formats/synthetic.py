@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.checks import refuse
-from stoker.formats.gather import address_of, gather_rows
+from stoker.formats.common.checks import refuse
+from stoker.formats.common.gather import address_of, gather_rows
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = ["SETTINGS", "SyntheticFormat", "SyntheticShard", "row_bytes", "synthetic_spec"]

@@ -12,10 +12,9 @@ from itertools import islice
 from typing import Final
 
 from stoker.arguments import checked
-from stoker.dataset.jobrecord import remove_partial_files
-from stoker.dataset.processes import in_processes
+from stoker.concurrency.processes import in_processes
 from stoker.errors import ConfigError
-from stoker.generate.layout import layout_of
+from stoker.generate.formats.base import layout_of
 from stoker.generate.making import FileFacts, Making, file_size
 from stoker.generate.marker import (
     check_destination,
@@ -27,6 +26,7 @@ from stoker.generate.marker import (
 from stoker.generate.names import Output, outputs
 from stoker.generate.spec import DatasetSpec
 from stoker.storage import Store, open_store
+from stoker.storage.job_record import remove_partial_files
 from stoker.types import StorageOptions
 
 __all__ = ["GenerateReport", "generate"]

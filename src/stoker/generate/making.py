@@ -9,9 +9,9 @@ from typing import Any
 
 import cramjam
 
-from stoker.formats.compression import parse_compression
-from stoker.formats.hashing import _HASHES
-from stoker.generate.layout import layout_of
+from stoker.formats.common.compression import parse_compression
+from stoker.formats.common.hashing import _HASHES
+from stoker.generate.formats.base import layout_of
 from stoker.generate.names import Output, output
 from stoker.generate.pieces import assemble
 from stoker.generate.spec import DatasetSpec

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from stoker.dataset.index import INDEX_NAME
 from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.generate.layout import layout_of
+from stoker.generate.formats.base import layout_of
+from stoker.generate.formats.mds import MDSLayout
 from stoker.generate.making import FileFacts, library_versions
-from stoker.generate.mds import MDSLayout
 from stoker.generate.names import Output
 from stoker.generate.spec import DatasetSpec
+from stoker.index.index import INDEX_NAME
 from stoker.storage import Store
 
 __all__ = ["MANIFEST", "check_destination", "read_shares", "remove_shares", "write_manifest", "write_share"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stoker.dataset.shardfiles import shard_name
 from stoker.generate.spec import DatasetSpec
+from stoker.index.shard_files import shard_name
 
 __all__ = ["SPLITS", "Output", "file_names", "output", "outputs"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.generate.columns import Column
 from stoker.generate.content import Content
-from stoker.generate.images import Strips, draws_per_image, strips_of
+from stoker.generate.formats.images import Strips, draws_per_image, strips_of
 from stoker.generate.pieces import Piece, Values
 from stoker.generate.spec import DatasetSpec
 from stoker.types import Ids

@@ -13,9 +13,9 @@ import numpy as np
 
 from stoker.arguments import checked, unknown_name
 from stoker.errors import ConfigError
-from stoker.formats.hashing import hash_names
+from stoker.formats.common.hashing import hash_names
 from stoker.generate.columns import IMAGES, NUMBERS, Column
-from stoker.generate.formats import FORMATS, Form
+from stoker.generate.formats.capabilities import FORMATS, Form
 
 __all__ = ["Content", "DatasetSpec"]
 

@@ -4,8 +4,8 @@
 """
 
 from stoker.inspection.facts import ColumnFacts, DatasetFacts
-from stoker.inspection.inspecting import inspect
+from stoker.inspection.inspect_dataset import inspect
 from stoker.inspection.problems import Problem, VerifyReport
-from stoker.inspection.verifying import verify
+from stoker.inspection.verify_dataset import verify
 
 __all__ = ["ColumnFacts", "DatasetFacts", "Problem", "VerifyReport", "inspect", "verify"]

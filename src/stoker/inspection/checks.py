@@ -9,11 +9,11 @@ from typing import Any, Final, Literal
 
 from stoker.errors import CorruptDataError, MissingPackageError, ObjectNotFoundError, StokerError
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
-from stoker.formats.hashing import fastest_hash, hash_hex, hash_names
+from stoker.formats.common.hashing import fastest_hash, hash_hex, hash_names
 from stoker.formats.registry import get_format
 from stoker.inspection.checksums import bad_checksums
 from stoker.inspection.problems import Kind, Problem
-from stoker.inspection.reading import Budget, FileReader
+from stoker.inspection.read_files import Budget, FileReader
 from stoker.inspection.samples import bad_samples, unsafe_columns
 from stoker.types import Buffer
 

@@ -10,11 +10,11 @@ from typing import Final
 
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
-from stoker.formats.crc32c import crc32c_function, mask
-from stoker.formats.parquet.facts import RowGroup
-from stoker.formats.parquet.heads import bad_pages
-from stoker.formats.source import MappedSource, SourceFile
-from stoker.formats.tfrecord import read_frames
+from stoker.formats.common.byte_source import MappedSource, SourceFile
+from stoker.formats.parquet.footer.facts import RowGroup
+from stoker.formats.parquet.pages.page_headers import bad_pages
+from stoker.formats.tfrecord.crc32c import crc32c_function, mask
+from stoker.formats.tfrecord.reader import read_frames
 from stoker.types import Buffer
 
 __all__ = ["CHECKSUMS", "bad_checksums"]

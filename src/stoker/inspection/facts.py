@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stoker.inspection.shown import Shown
+from stoker.inspection.render import Shown
 
 __all__ = ["ColumnFacts", "DatasetFacts", "shape_of"]
 

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from stoker.dataset.index import INDEX_NAME, Index, load_index
 from stoker.errors import CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.formats.base import FileInfo, ShardInfo
-from stoker.formats.compression import parse_compression
+from stoker.formats.common.compression import parse_compression
+from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
 from stoker.inspection.problems import Problem
 from stoker.storage import Store

@@ -10,11 +10,11 @@ import numpy as np
 
 from stoker.errors import CorruptDataError, MissingPackageError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.compression import parse_compression
+from stoker.formats.common.compression import parse_compression
 from stoker.formats.registry import get_format
-from stoker.inspection.reading import FileReader
+from stoker.inspection.read_files import FileReader
+from stoker.inspection.render import Shown, printable, show
 from stoker.inspection.samples import unsafe_columns
-from stoker.inspection.shown import Shown, printable, show
 from stoker.storage import is_local
 from stoker.types import Buffer
 

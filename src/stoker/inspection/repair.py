@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from stoker.dataset.cache import ShardCache
-from stoker.dataset.index import INDEX_NAME, MOST_BYTES
-from stoker.dataset.rebuild import rebuild_index
+from stoker.cache.base import ShardCache
 from stoker.errors import ObjectNotFoundError, StokerError
 from stoker.formats.base import ShardInfo
+from stoker.index.index import INDEX_NAME, MOST_BYTES
+from stoker.index.rebuild import rebuild_index
 from stoker.storage import Store
 from stoker.storage.files import PRIVATE, make_own_directory
 from stoker.types import StorageOptions

@@ -1,7 +1,8 @@
 """Global batches in which each rank's batch is of one stream.
 
-A unit is ``batch_size`` positions of the epoch that a :class:`~stoker.order.mixing.Mixing` has taken from one stream. A
-global batch is as many units in a row as there are ranks, arranged by the units' canonical node, and each rank takes one.
+A unit is ``batch_size`` positions of the epoch that a :class:`~stoker.order.mixture.mixing.Mixing` has taken from one
+stream. A global batch is as many units in a row as there are ranks, arranged by the units' canonical node, and each rank
+takes one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.batches import BatchPlan
+from stoker.order.global_batches import BatchPlan
 from stoker.types import Ids
 
 __all__ = ["DevicePlan"]
@@ -19,7 +20,7 @@ __all__ = ["DevicePlan"]
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan(BatchPlan):
-    """A :class:`~stoker.order.batches.BatchPlan` that keeps units whole. Its last, partial batch does not.
+    """A :class:`~stoker.order.global_batches.BatchPlan` that keeps units whole. Its last, partial batch does not.
 
     For batches to be of one stream, ``batch_size`` must be the unit of the mixings, whose first positions, less their
     offsets, are multiples of it. ``start`` must be a multiple of it or the end of the epoch.

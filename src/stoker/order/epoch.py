@@ -1,8 +1,8 @@
 """The order of one epoch: the stretch of one endless line that is its.
 
-Epoch e is the numbers ``[e * epoch_size, (e + 1) * epoch_size)`` of a :class:`~stoker.order.line.Line`. So with an epoch
-size other than the number of samples, each epoch goes on where the last one ended, and no sample comes twice before all
-came once.
+Epoch e is the numbers ``[e * epoch_size, (e + 1) * epoch_size)`` of a :class:`~stoker.order.shuffle.shuffle.Line`. So with
+an epoch size other than the number of samples, each epoch goes on where the last one ended, and no sample comes twice
+before all came once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.errors import ConfigError
-from stoker.order.bijection import mix
-from stoker.order.line import Line, LineSettings, ShuffleName
-from stoker.order.shards import ShardTable
+from stoker.order.shuffle.bijection import mix
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.shuffle.shuffle import Line, LineSettings, ShuffleName
 from stoker.types import Ids
 
 __all__ = ["EpochOrder", "OrderSettings", "ShuffleName"]
@@ -26,7 +26,7 @@ class OrderSettings:
     """Everything beside the shards and the epoch number that the order depends on.
 
     Attributes:
-        shuffle: see :class:`~stoker.order.line.LineSettings`, as for the next two.
+        shuffle: see :class:`~stoker.order.shuffle.shuffle.LineSettings`, as for the next two.
         seed: any integer.
         num_canonical_nodes: C.
         block_size: K.
@@ -55,7 +55,7 @@ class OrderSettings:
         block_size: int | None = None,
         epoch_size: int | None = None,
     ) -> OrderSettings:
-        """Fill in defaults as :meth:`LineSettings.resolve <stoker.order.line.LineSettings.resolve>` does.
+        """Fill in defaults as :meth:`LineSettings.resolve <stoker.order.shuffle.shuffle.LineSettings.resolve>` does.
 
         Without ``epoch_size`` an epoch has as many positions as there are samples.
         """

@@ -1,11 +1,11 @@
 """Stoker's own course: streams, their shares, a partition, a batching method and a shuffle put together.
 
-Each stream is an endless line of samples (:mod:`stoker.order.line`), which epochs go on in: no sample comes twice before all
-came once. A mixing (:mod:`stoker.order.mixing`) says which stream's which sample comes at which position of an epoch, and a
-plan which positions a rank takes.
+Each stream is an endless line of samples (:mod:`stoker.order.shuffle.shuffle`), which epochs go on in: no sample comes
+twice before all came once. A mixing (:mod:`stoker.order.mixture.mixing`) says which stream's which sample comes at which
+position of an epoch, and a plan which positions a rank takes.
 
-With a static partition (:mod:`stoker.order.partition`) each part of the data has lines and a mixing of its own:
-:mod:`stoker.order.divided`.
+With a static partition (:mod:`stoker.order.partition.partition`) each part of the data has lines and a mixing of its own:
+:mod:`stoker.order.partition.static_epoch`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.batches import BatchPlan
-from stoker.order.bijection import mix
-from stoker.order.course import Leg, Run, Seat, Terms
 from stoker.order.device import DevicePlan
-from stoker.order.divided import Divided, check_batch
-from stoker.order.incumbent.sampling import StreamWeight
-from stoker.order.line import LineSettings
-from stoker.order.lines import Lines
-from stoker.order.mixing import Mixing
-from stoker.order.pieces import MixedOrder, Pieces
+from stoker.order.global_batches import BatchPlan
+from stoker.order.mixture.epoch_mixture import MixedOrder, Pieces
+from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.stratified_batches import StratifiedPlan
+from stoker.order.mixture.stream_locator import Lines
+from stoker.order.mixture.stream_quotas import TAG_MIXING, line_settings, make_tracks
+from stoker.order.mixture.timeline import Origin, Timeline
+from stoker.order.mosaicml.sampling import StreamWeight
+from stoker.order.partition.static_epoch import Divided, check_batch
+from stoker.order.sample_order import Leg, Run, Seat, Terms
 from stoker.order.settings import NativeSettings, Source
-from stoker.order.shards import ShardTable
-from stoker.order.stratified import StratifiedPlan
-from stoker.order.timeline import Origin, Timeline
-from stoker.order.tracks import TAG_MIXING, line_settings, make_tracks
+from stoker.order.shuffle.bijection import mix
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.shuffle.shuffle import LineSettings
 from stoker.types import Ids
 
 __all__ = ["NativeCourse", "NativeSettings", "Source"]
@@ -39,7 +39,7 @@ _TAG_SECTIONS: Final = 4
 
 
 class NativeCourse:
-    """See :class:`~stoker.order.course.Course`.
+    """See :class:`~stoker.order.sample_order.Course`.
 
     Args:
         sources: the streams, at least one.

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.order.shards import ShardTable
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
 __all__ = [

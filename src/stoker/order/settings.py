@@ -9,15 +9,15 @@ from typing import Any, get_args
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.order.batches import Remainder
-from stoker.order.incumbent.layouts import BATCHING_METHODS
-from stoker.order.incumbent.sampling import SAMPLING_METHODS, StreamWeight
-from stoker.order.line import ShuffleName
-from stoker.order.mixing import WINDOW
-from stoker.order.partition import Elastic, Partition
-from stoker.order.schedule import Schedule
-from stoker.order.selection import Selection
-from stoker.order.shards import ShardTable
+from stoker.order.global_batches import Remainder
+from stoker.order.mixture.mixing import WINDOW
+from stoker.order.mixture.schedule import Schedule
+from stoker.order.mosaicml.batching import BATCHING_METHODS
+from stoker.order.mosaicml.sampling import SAMPLING_METHODS, StreamWeight
+from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.selection.selection import Selection
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.shuffle.shuffle import ShuffleName
 
 __all__ = ["NativeSettings", "OrderChoices", "Source"]
 
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class OrderChoices:
-    """What users choose of an order; see :class:`~stoker.streaming.StreamingDataset`."""
+    """What users choose of an order; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
 
     shuffle: str = "none"
     seed: int = 9176

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.simulate.uses import NodeUses
+from stoker.simulate.shard_access import NodeUses
 from stoker.types import Ids
 
 __all__ = ["NodeCache", "run_cache"]

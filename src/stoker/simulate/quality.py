@@ -9,7 +9,7 @@ from itertools import chain, islice
 import numpy as np
 
 from stoker.order.protocols import Order, Plan
-from stoker.order.shards import ShardTable
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
 __all__ = ["Quality", "measure_quality"]

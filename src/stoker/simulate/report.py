@@ -12,7 +12,7 @@ from stoker.simulate.cache import NodeCache
 from stoker.simulate.clock import Clock
 from stoker.simulate.quality import Quality
 from stoker.simulate.settings import Cluster, Model
-from stoker.simulate.uses import Sampling
+from stoker.simulate.shard_access import Sampling
 from stoker.types import Ids
 
 __all__ = ["Balance", "NodeReport", "Report", "Sharing"]

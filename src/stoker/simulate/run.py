@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker.order.shards import ShardTable
+from stoker.order.shuffle.shard_table import ShardTable
 from stoker.simulate.cache import NodeCache, run_cache
 from stoker.simulate.clock import first_batches, least_bandwidth, run_clock
 from stoker.simulate.quality import measure_quality
 from stoker.simulate.report import Balance, NodeReport, Report, Sharing
 from stoker.simulate.settings import Cluster, Make, Model, Shards
-from stoker.simulate.uses import cluster_ranks, node_uses, survey
+from stoker.simulate.shard_access import cluster_ranks, node_uses, survey
 from stoker.types import Ids
 
 __all__ = ["simulate"]
@@ -24,7 +24,7 @@ def simulate(
     """Follow an epoch, or what is left of one, on a cluster.
 
     The order and the plans are those that the loader would use; no data is read. Where the epoch has more samples than
-    ``budget``, a part of the batches is evaluated (:class:`~stoker.simulate.uses.Sampling`) and first uses come out a
+    ``budget``, a part of the batches is evaluated (:class:`~stoker.simulate.shard_access.Sampling`) and first uses come out a
     few steps late.
 
     Args:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import checked
-from stoker.dataset.index import Index
 from stoker.errors import ConfigError
+from stoker.index.index import Index
 from stoker.order.protocols import Order, Plan
 from stoker.types import Ids
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
-from stoker.storage import fork
+from stoker.storage.fork_proxy import fork
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
 from stoker.storage.types import Backend, BufferLike, Chunks, NewHash, ObjectInfo, PutData, as_parts, check_ranges
@@ -218,7 +218,7 @@ class Store:
         """
         if self._location.kind not in ("s3", "gs", "azure"):
             return ""
-        from stoker.storage.options import client_spec, endpoint_of
+        from stoker.storage.remote.options import client_spec, endpoint_of
 
         spec = client_spec(
             self._location, self._options, os.environ, stall_timeout=self.stall_timeout, cloud=lambda: None
@@ -254,10 +254,10 @@ class Store:
                     "Use a path, or start workers by 'spawn'."
                 )
                 raise StorageError(message, url=self.url)
-            from stoker.storage.proxy import ProxyStore
+            from stoker.storage.fork_proxy.proxy import ProxyStore
 
             return ProxyStore(self.url, self)
-        from stoker.storage.remote import RemoteStore
+        from stoker.storage.remote.remote_store import RemoteStore
 
         return RemoteStore(self._location, self._options, self._retry, self.stall_timeout)
 

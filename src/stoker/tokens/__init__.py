@@ -1,21 +1,22 @@
 """Tokens: documents of any length, and batches for language models made of them.
 
-:class:`Ragged` holds documents, :mod:`stoker.tokens.layouts`, :class:`Joiner` and :class:`Packer` make :class:`LMBatch` of
-them. :class:`MegatronFile` and :class:`RawTokens` read token files of other libraries, :func:`tokenize` makes tokens of text.
+:class:`Ragged` holds documents, :mod:`stoker.tokens.layouts.layouts`, :class:`Joiner` and :class:`Packer` make
+:class:`LMBatch` of them. :class:`MegatronFile` and :class:`RawTokens` read token files of other libraries, :func:`tokenize`
+makes tokens of text.
 """
 
 from __future__ import annotations
 
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.bestfit import best_fit
-from stoker.tokens.files import RawTokens
-from stoker.tokens.joining import Joiner
-from stoker.tokens.layouts import Cover, cover, pack, pad, stream_starts, windows
-from stoker.tokens.megatron import MegatronFile, MegatronWriter
-from stoker.tokens.packing import Packer
-from stoker.tokens.ragged import Ragged
+from stoker.tokens.layouts.best_fit import best_fit
+from stoker.tokens.layouts.layouts import Cover, cover, pack, pad, stream_starts, windows
+from stoker.tokens.layouts.streaming_concat import Joiner
+from stoker.tokens.layouts.streaming_pack import Packer
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.tokenize import TokenizeReport, tokenize
+from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.raw import RawTokens
+from stoker.tokens.tokenize.tokenize import TokenizeReport, tokenize
 
 __all__ = [
     "Cover",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stoker.bench.workload import Workload
+from stoker.bench.settings.workload import Workload
 
 __all__ = ["checkpoint_findings"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from stoker.bench.workload import WIDTHS, Model
+from stoker.bench.settings.workload import WIDTHS, Model
 from stoker.errors import ConfigError
 
 __all__ = ["Layout", "StateFile", "layout_of", "parameters"]

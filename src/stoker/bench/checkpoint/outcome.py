@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker.bench.metrics import spread
-from stoker.bench.pagecache import file_system
+from stoker.bench.measure.metrics import spread
+from stoker.bench.measure.page_cache import file_system
 
 __all__ = ["checkpoint_result", "checkpoint_summary"]
 

@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from stoker.bench import pagecache, usage
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.checkpoint.content import Content, blocks, draw_seed
 from stoker.bench.checkpoint.layout import Layout, layout_of
 from stoker.bench.checkpoint.manifest import Manifest, SavedFile, folder_of
 from stoker.bench.checkpoint.transfer import Mover, Moving
-from stoker.bench.link import Link
-from stoker.bench.plan import Plan
+from stoker.bench.measure import page_cache as pagecache
+from stoker.bench.measure import usage
+from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.plan import Plan
 from stoker.cluster import World
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.bench.checkpoint.saver import Saver
-from stoker.bench.workload import Checkpoint
+from stoker.bench.settings.workload import Checkpoint
 
 __all__ = ["InEpoch"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.arguments import nearest
 from stoker.bench.clients import find_client
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport, LoaderUnderTest, OpenLoader
-from stoker.bench.workload import Workload
+from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, MissingPackageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from stoker.bench.workload import Workload
+from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 
 __all__ = ["Job", "LoadedBatch", "LoaderReport", "LoaderUnderTest", "OpenLoader", "Split"]

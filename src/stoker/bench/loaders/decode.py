@@ -122,8 +122,8 @@ def _hdf5(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSampl
 
 
 def _tfrecord(data: bytes, samples: int, columns: Sequence[str] | None) -> FileSamples:  # noqa: ARG001
-    from stoker.formats.example import feature_values, split_example
-    from stoker.formats.tfrecord import read_frames
+    from stoker.formats.tfrecord.example import feature_values, split_example
+    from stoker.formats.tfrecord.reader import read_frames
 
     offsets = read_frames(data, None, "the file")
 

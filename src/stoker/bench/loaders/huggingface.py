@@ -19,7 +19,7 @@ from stoker.bench.loaders.peers import (
     versions,
 )
 from stoker.bench.loaders.torchloading import collate, data_loader, loaded, stop_workers
-from stoker.bench.workload import Dataset
+from stoker.bench.settings.workload import Dataset
 
 __all__ = ["HuggingFaceLoader"]
 

@@ -13,7 +13,7 @@ from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport, Split
 from stoker.bench.loaders.decode import FORMATS, open_samples, suffixes
 from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, refuse_settings, versions
 from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
-from stoker.bench.workload import Workload
+from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
 

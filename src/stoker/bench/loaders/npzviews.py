@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import FormatError
-from stoker.formats.npy import parse_header
+from stoker.formats.arrays.npy import parse_header
 from stoker.types import Array
 
 __all__ = ["npz_views"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.bench.loaders.base import Job
 from stoker.bench.loaders.decode import suffixes
-from stoker.bench.workload import Dataset
+from stoker.bench.settings.workload import Dataset
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local, open_store
 from stoker.types import Array

@@ -9,10 +9,10 @@ from typing import Any, Final
 from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
 from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resized, samples_last, suffixes
 from stoker.bench.loaders.npzviews import npz_views
-from stoker.dataset.streams import Stream
 from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.loaders.dataset import StreamingDataset
 from stoker.storage import is_local, open_store
-from stoker.streaming import StreamingDataset
+from stoker.streams.streams import Stream
 from stoker.types import Sample
 
 __all__ = ["StokerLoader"]

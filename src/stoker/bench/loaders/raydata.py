@@ -19,7 +19,7 @@ from stoker.bench.loaders.peers import (
     refuse_settings,
     versions,
 )
-from stoker.bench.workload import Dataset
+from stoker.bench.settings.workload import Dataset
 from stoker.errors import ConfigError
 
 __all__ = ["RayDataLoader"]

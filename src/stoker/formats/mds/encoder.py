@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, EncodingError, FormatError, MissingPackageError
+from stoker.formats.common.records import BytesLike, RecordEncoder, Records, batch_length, blame
+from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.encodings.arrays import FixedArray
-from stoker.formats.records import BytesLike, RecordEncoder, Records, batch_length, blame
-from stoker.formats.values import UnfitValueError
 from stoker.types import Ids
 
 __all__ = ["MDSEncoder"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.gather import address_of, gather_rows, gather_u32
+from stoker.formats.common.gather import address_of, gather_rows, gather_u32
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids
 

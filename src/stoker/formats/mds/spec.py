@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.errors import FormatError, IndexFileError
 from stoker.formats.base import ShardInfo
-from stoker.formats.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.mds.encodings import get_encoding
 
 __all__ = ["mds_spec", "parse_mds_shard"]

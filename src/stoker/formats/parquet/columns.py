@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from stoker.errors import EncodingError
+from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding, get_encoding
-from stoker.formats.packing import fixed_kind
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.values import UnfitValueError
 from stoker.types import Column
 
 __all__ = ["KEY", "ParquetColumn", "read_declared", "schema_of", "stored", "stored_to_arrow", "to_arrow"]

@@ -9,9 +9,9 @@ import numpy as np
 
 from stoker.errors import IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.merge import read_each
+from stoker.formats.common.merge import read_each
+from stoker.formats.parquet.pages.values import Placed, gather
 from stoker.formats.parquet.reader import ParquetReader
-from stoker.formats.parquet.values import Placed, gather
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = ["ParquetFormat"]

@@ -13,16 +13,24 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
-from stoker.formats.checks import check_memory
+from stoker.formats.common.checks import check_memory
 from stoker.formats.parquet.arrow import pyarrow
-from stoker.formats.parquet.decode import column_batches, decode_column
-from stoker.formats.parquet.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, UNCOMPRESSED, VALUES, RowGroup
-from stoker.formats.parquet.fixed import as_arrays, in_place
-from stoker.formats.parquet.lists import decode_equal, decode_lists, list_shape
+from stoker.formats.parquet.footer.facts import (
+    COMPRESSED,
+    DATA_PAGE,
+    DICTIONARY_PAGE,
+    START,
+    UNCOMPRESSED,
+    VALUES,
+    RowGroup,
+)
+from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.pages import OtherPagesError
-from stoker.formats.parquet.schema import ColumnSchema
-from stoker.formats.parquet.values import Fixed, Values, constant
+from stoker.formats.parquet.pages.decode import column_batches, decode_column
+from stoker.formats.parquet.pages.fixed import as_arrays, in_place
+from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, list_shape
+from stoker.formats.parquet.pages.pages import OtherPagesError
+from stoker.formats.parquet.pages.values import Fixed, Values, constant
 from stoker.types import Array, Batch, Buffer, Ids
 
 __all__ = ["ParquetReader"]
@@ -35,7 +43,7 @@ class ParquetReader:
     """An open row group: decodes a column when it is first asked for, and keeps it while there is room.
 
     Args:
-        info: the index's entry; its detail is a :class:`~stoker.formats.parquet.facts.RowGroup`.
+        info: the index's entry; its detail is a :class:`~stoker.formats.parquet.footer.facts.RowGroup`.
         file: the bytes of its chunks; kept, never closed here.
         where: names the file in errors.
         options: how samples are handed out.
@@ -81,7 +89,7 @@ class ParquetReader:
         return "parquet"
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`~stoker.formats.base.ShardReader`; what comes as what, see :mod:`stoker.formats.parquet.values`."""
+        """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.pages.values`."""
         wanted = self.wanted(columns)
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.samples):
             raise IndexError("row outside its shard")
@@ -146,7 +154,7 @@ class ParquetReader:
                 _let_go(self._buffer, start, start + size * done // max(1, self.samples))
 
     def lists(self, name: str) -> Iterator[tuple[Array, Ids]]:
-        """A column of lists of integers, about a page at a time, without pyarrow; see :mod:`stoker.formats.parquet.lists`.
+        """A column of lists of integers, about a page at a time; see :mod:`stoker.formats.parquet.pages.lists`.
 
         Yields:
             Values end to end, good until the next are asked for, and int64 offsets of the lists in them.

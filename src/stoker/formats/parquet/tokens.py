@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
-from stoker.formats.parquet.facts import NULLS, VALUES, RowGroup
+from stoker.formats.parquet.footer.facts import NULLS, VALUES, RowGroup
 from stoker.types import Ids
 
 __all__ = ["TOKEN_COLUMNS", "token_column", "token_counts"]

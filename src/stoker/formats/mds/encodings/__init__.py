@@ -7,9 +7,9 @@ column with an error and can not misread it; use ``uint8`` and ``float32`` where
 
 from __future__ import annotations
 
+from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
 from stoker.formats.mds.encodings.registry import encoding_names, get_encoding, is_encoding, register_encoding
-from stoker.formats.values import UnfitValueError
 
 __all__ = [
     "Encoding",

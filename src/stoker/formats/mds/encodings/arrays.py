@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.arguments import unknown_name
+from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import BytesLike, Encoding, RawColumn
 from stoker.formats.mds.encodings.scalars import bfloat16_bits, bfloat16_values
-from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Array, Column
 
 __all__ = ["DynamicArray", "FixedArray", "parse_ndarray"]

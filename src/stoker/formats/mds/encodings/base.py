@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.formats.values import UnfitValueError
+from stoker.formats.common.values import UnfitValueError
 from stoker.types import Column
 
 __all__ = ["BytesLike", "Encoding", "RawColumn"]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.errors import MissingPackageError
+from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding
-from stoker.formats.values import UnfitValueError, describe
 
 if TYPE_CHECKING:
     from PIL.Image import Image

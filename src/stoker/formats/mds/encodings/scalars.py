@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
-from stoker.formats.values import UnfitValueError, describe
 from stoker.types import Array, Column
 
 __all__ = ["BFloat16", "Bool", "FloatScalar", "Int", "IntScalar", "bfloat16_bits", "bfloat16_values"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
-from stoker.formats.values import UnfitValueError, describe
 
 __all__ = ["Bytes", "Json", "Pickle", "Str", "StrDecimal", "StrFloat", "StrInt"]
 

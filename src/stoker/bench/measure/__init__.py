@@ -1,0 +1,1 @@
+"""Steps, times, page cache and processor use of a run."""

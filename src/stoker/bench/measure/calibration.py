@@ -1,0 +1,61 @@
+"""Storage without end: some of the data set's files in memory, to measure what is the loader's own share of waiting."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from stoker.bench.ranks.plan import Plan
+from stoker.cluster import World
+from stoker.errors import StokerError
+from stoker.storage import open_store
+
+__all__ = ["copy_files"]
+
+
+def copy_files(plan: Plan, world: World) -> dict[str, Any]:
+    """Copy the first training files into memory of this host, up to ``metric.calibrate_bytes``; for JSON.
+
+    Returns:
+        ``url``, ``files`` and ``bytes`` of the copy, or ``error``: why there is none.
+    """
+    workload = plan.workload
+    memory = Path("/dev/shm")  # noqa: S108 - where Linux has memory as a folder
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    if parent is None:
+        return {"error": "this host has no /dev/shm, where a copy could be kept in memory"}
+    folder = Path(tempfile.mkdtemp(prefix="stoker-bench-", dir=parent))
+    try:
+        store = open_store(f"{plan.url.rstrip('/')}/train", workload.storage.options or None)
+        listed = sorted(
+            (one for one in store.list() if not Path(one.key).name.startswith(".")), key=lambda one: one.key
+        )
+        whole = any(one.key == "index.json" for one in listed)
+        limit = min(workload.metric.calibrate_bytes, shutil.disk_usage(folder).free // 2)
+        total = sum(one.size for one in listed)
+        if whole and total > limit:
+            raise StokerError(f"the data set has an index and {total} bytes, metric.calibrate_bytes allows {limit}")
+        copied = size = 0
+        for one in listed:
+            if size + one.size > limit and copied:
+                break
+            if size + one.size > limit:
+                raise StokerError(f"{one.key} has {one.size} bytes, metric.calibrate_bytes allows {limit}")
+            target = folder / "train" / one.key
+            target.parent.mkdir(parents=True, exist_ok=True)
+            store.download(one.key, target)
+            copied, size = copied + 1, size + one.size
+        files = min(copied, workload.dataset.files)
+        steps = workload.steps_of(files * workload.dataset.samples_per_file, world.world_size)
+        wanted = workload.metric.exclude_start + workload.metric.exclude_end + 1
+        if steps < wanted:
+            raise StokerError(
+                f"{files} files in memory are {steps} steps, {wanted} are needed: raise metric.calibrate_bytes"
+            )
+    except (StokerError, OSError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return {"error": str(error)}
+    return {"url": str(folder), "files": files, "bytes": size}

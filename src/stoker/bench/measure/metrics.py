@@ -1,0 +1,142 @@
+"""From the moments of steps to numbers. Every formula is in docs/bench.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.bench.measure.steps import Block, Steps
+
+__all__ = ["PERCENTILES", "BlockMetrics", "block_metrics", "epoch_metrics", "spread", "stall_percentiles"]
+
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMetrics:
+    """One rank's block. Seconds and parts are of the window: the steps that count, and what lies between all steps.
+
+    Attributes:
+        steps: of the block.
+        counted: of the window.
+        samples: of the window.
+        bytes: that the window's batches hold.
+        wall: seconds of the block.
+        seconds: of the window: ``wall`` without the steps that are excluded, from asking for the batch to the end of
+            computing. DLIO's ``total_time``.
+        compute, stall, barrier, overhead: seconds of the window's parts.
+        residue: seconds of the window, by the clock outside of the loop, that are in none of the parts.
+        au: ``compute / seconds``; ``None`` without a window.
+    """
+
+    steps: int
+    counted: int
+    samples: int
+    bytes: int
+    wall: float
+    seconds: float
+    compute: float
+    stall: float
+    barrier: float
+    overhead: float
+    residue: float
+    au: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        per = self.seconds if self.counted and self.seconds > 0 else None
+        return {
+            **asdict(self),
+            "stall_part": None if per is None else self.stall / per,
+            "barrier_part": None if per is None else self.barrier / per,
+            "overhead_part": None if per is None else self.overhead / per,
+            "samples_per_second": None if per is None else self.samples / per,
+            "bytes_per_second": None if per is None else self.bytes / per,
+        }
+
+
+def window(block: Block, exclude_start: int, exclude_end: int) -> slice:
+    """The steps of a block that count, as a slice of the epoch's."""
+    first = min(block.first + exclude_start, block.last)
+    return slice(first, max(first, block.last - exclude_end))
+
+
+def block_metrics(steps: Steps, block: Block, exclude_start: int, exclude_end: int) -> BlockMetrics:
+    """What a block comes to."""
+    all_ = slice(block.first, block.last)
+    kept = window(block, exclude_start, exclude_end)
+    asked, arrived, begun, ended = (getattr(steps, name) for name in ("asked", "arrived", "begun", "ended"))
+    busy = ended - asked
+    excluded = int(busy[all_].sum() - busy[kept].sum())
+    compute = int((ended[kept] - begun[kept]).sum())
+    stall = int((arrived[kept] - asked[kept]).sum()) + block.tail
+    barrier = int(steps.barrier[all_].sum())
+    between = int((asked[all_][1:] - ended[all_][:-1]).sum())
+    if block.last > block.first:
+        between += int(asked[block.first]) - block.begun + block.ended - int(ended[block.last - 1])
+    else:
+        between += block.ended - block.begun
+    overhead = int((begun[kept] - arrived[kept]).sum()) + between - barrier - block.tail
+    total = block.wall - excluded
+    counted = kept.stop - kept.start
+    return BlockMetrics(
+        steps=block.last - block.first,
+        counted=counted,
+        samples=int(steps.samples[kept].sum()),
+        bytes=int(steps.bytes[kept].sum()),
+        wall=block.wall * 1e-9,
+        seconds=total * 1e-9,
+        compute=compute * 1e-9,
+        stall=stall * 1e-9,
+        barrier=barrier * 1e-9,
+        overhead=overhead * 1e-9,
+        residue=(total - compute - stall - barrier - overhead) * 1e-9,
+        au=compute / total if counted and total > 0 else None,
+    )
+
+
+def stalls(steps: Steps, exclude_start: int, exclude_end: int) -> NDArray[np.float64]:
+    """Seconds waited for each batch that counts."""
+    kept = [window(block, exclude_start, exclude_end) for block in steps.blocks]
+    parts = [steps.arrived[one] - steps.asked[one] for one in kept]
+    return np.concatenate(parts) * 1e-9 if parts else np.zeros(0)
+
+
+def stall_percentiles(waits: NDArray[np.float64]) -> dict[str, float] | None:
+    """Percentiles, mean and largest of seconds waited; ``None`` where nothing was counted."""
+    if not len(waits):
+        return None
+    values = np.percentile(waits, PERCENTILES)
+    found = {f"p{percent:g}": float(value) for percent, value in zip(PERCENTILES, values, strict=True)}
+    return {"mean": float(waits.mean()), **found, "max": float(waits.max())}
+
+
+def epoch_metrics(blocks: Sequence[BlockMetrics]) -> dict[str, float | None]:
+    """One rank's epoch: its blocks weighted by their steps, as DLIO has it."""
+    counted = [block for block in blocks if block.au is not None]
+    weight = sum(block.steps for block in counted)
+    names = ("au", "stall_part", "barrier_part", "overhead_part", "samples_per_second", "bytes_per_second")
+    if not weight:
+        return dict.fromkeys(names)
+    rows = [block.as_dict() for block in counted]
+    return {
+        name: sum(row[name] * block.steps for row, block in zip(rows, counted, strict=True)) / weight for name in names
+    }
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float | int] | None:
+    """Mean, standard deviation (population, as DLIO has it), least and largest; ``None`` where there is no value."""
+    found = np.array([value for value in values if value is not None], np.float64)
+    if not len(found):
+        return None
+    return {
+        "mean": float(found.mean()),
+        "stdev": float(found.std()),
+        "min": float(found.min()),
+        "max": float(found.max()),
+        "count": len(found),
+    }

@@ -1,0 +1,241 @@
+"""Training and evaluation on one rank: the loader under test and the accelerator are opened, and epochs run and measured."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stoker.bench.checkpoint.saver import Saver
+from stoker.bench.checkpoint.training import InEpoch
+from stoker.bench.loaders import get_loader
+from stoker.bench.loaders.base import Job, OpenLoader, Split
+from stoker.bench.measure import page_cache as pagecache
+from stoker.bench.measure import usage
+from stoker.bench.measure.calibration import copy_files
+from stoker.bench.measure.compute import ComputeStep, make_step
+from stoker.bench.measure.fingerprint import fingerprint
+from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
+from stoker.bench.measure.steps import Steps, run_steps
+from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.plan import Plan
+from stoker.bench.results.record import save_steps
+from stoker.bench.settings.workload import Workload
+from stoker.cluster import World
+from stoker.storage import is_local
+
+__all__ = ["Training"]
+
+
+class _Run(NamedTuple):
+    loader: OpenLoader
+    compute: ComputeStep
+
+
+class Training:
+    """The epochs of a rank.
+
+    Args:
+        plan: the run.
+        world: this rank, and how many there are.
+        link: to the other ranks.
+        record: this rank's, where what was measured is added, epoch by epoch.
+        save: writes the record down.
+        saver: of the checkpoints in training, if there are any.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        link: Link,
+        record: dict[str, Any],
+        save: Callable[[], None],
+        saver: Saver | None,
+    ) -> None:
+        self.plan, self.world, self.link, self.record, self.save, self.saver = plan, world, link, record, save, saver
+        self.results = Path(plan.results)
+        self.first_here = world.rank % world.local_world_size == 0
+
+    def train(self, repeat: int) -> None:
+        """All epochs, and the evaluations between them."""
+        workload = self.plan.workload
+        with contextlib.ExitStack() as stack:
+            runs: dict[Split, _Run] = {}
+            for epoch in range(workload.train.epochs):
+                self._epoch(runs, stack, "train", repeat, epoch)
+                after = epoch + 1 - workload.evaluation.after_epoch
+                if "evaluate" in workload.stages and after >= 0 and not after % workload.evaluation.every:
+                    self._epoch(runs, stack, "valid", repeat, epoch)
+
+    def _open(self, split: Split, batch_size: int, url: str, workload: Workload) -> OpenLoader:
+        loader = get_loader(workload.reader.loader)
+        return loader.open(
+            Job(workload, split, url, self.world, self.record["read_threads"], batch_size, self.plan.scratch)
+        )
+
+    def _begin(self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split) -> _Run:
+        """Loader and accelerator of a split, opened when its first epoch begins."""
+        if split not in runs:
+            workload, train = self.plan.workload, split == "train"
+            compute = make_step(workload, self.world, evaluation=not train)
+            size = workload.reader.batch_size if train else workload.reader.batch_size_eval
+            loader = self._open(split, size, self.plan.url, workload)
+            stack.callback(loader.close)
+            runs[split] = _Run(loader, compute)
+        return runs[split]
+
+    def _epoch(
+        self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split, repeat: int, epoch: int
+    ) -> None:
+        workload, train = self.plan.workload, split == "train"
+        dropped = self._drop(split)
+        self.link.barrier("epoch")
+        before = usage.measure()
+        began_at, began = time.time(), time.perf_counter_ns()
+        # Opening reads headers, and with small files all of them: it belongs to the first epoch, but to none of its steps.
+        run = self._begin(runs, stack, split)
+        loader, compute = run.loader, run.compute
+        spun = compute.spun
+        steps = Steps(self._expected(workload, split))
+        compute.begin(epoch)
+        entry: dict[str, Any] = {
+            "kind": split,
+            "repeat": repeat,
+            "epoch": epoch,
+            "began_at": began_at,
+            "complete": False,
+            "checkpoint_seconds": None,
+            "with_checkpoints": None,
+        }
+        self.record["epochs"].append(entry)
+        first = None
+        saving = None
+        if train and self.saver is not None:
+            saving = InEpoch(self.saver, workload.checkpoint, repeat, epoch)
+        try:
+            first = run_steps(
+                loader.epoch(epoch),
+                compute,
+                steps,
+                limit=workload.train.steps if train else None,
+                barrier=self._step_barrier if workload.train.barrier and train and self.world.world_size > 1 else None,
+                check=self.link.check,
+                block_steps=None if saving is None else workload.checkpoint.every_steps,
+                at_block_end=None if saving is None else saving.at_step,
+            )
+        finally:
+            entry |= self._measured(steps, workload)
+            entry["time_to_first_batch"] = (int(steps.arrived[0]) - began) * 1e-9 if steps.count else None
+            entry["usage"] = usage.measure().since(before)
+            entry["spun_seconds"] = (compute.spun - spun) * 1e-9
+            entry["cache"] = dropped
+            save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
+            self.save()
+        entry["fingerprint"] = None if first is None else fingerprint(first.data)
+        report = loader.report()
+        entry["loader"] = {
+            "decoded": report.decoded,
+            "parallel": report.parallel,
+            "order": report.order,
+            "bytes_fetched": report.bytes_fetched,
+            "versions": dict(report.versions),
+            "notes": list(report.notes),
+        }
+        loader.release()
+        self.save()
+        # A rank that has no more batches waits here for those that have.
+        self.link.barrier("epoch ended")
+        if saving is not None:
+            saving.at_end(steps.count)
+            entry["checkpoint_seconds"] = saving.seconds
+            entry["with_checkpoints"] = saving.parts(entry["blocks"])
+            self.save()
+        if self.first_here and self.plan.scratch:
+            shutil.rmtree(f"{self.plan.scratch}/{split}-{epoch}", ignore_errors=True)
+
+    def _step_barrier(self) -> None:
+        self.link.gather("step")
+
+    def _expected(self, workload: Workload, split: Split) -> int:
+        dataset = workload.dataset
+        samples = (dataset.files if split == "train" else dataset.files_eval) * dataset.samples_per_file
+        batch = workload.reader.batch_size if split == "train" else workload.reader.batch_size_eval
+        steps = samples // (batch * self.world.world_size) + 2
+        limit = workload.train.steps if split == "train" else None
+        return min(steps, 1 << 20, limit or steps)
+
+    def _measured(self, steps: Steps, workload: Workload) -> dict[str, Any]:
+        metric = workload.metric
+        blocks = [block_metrics(steps, block, metric.exclude_start, metric.exclude_end) for block in steps.blocks]
+        return {
+            "complete": steps.complete,
+            "blocks": [block.as_dict() for block in blocks],
+            "metrics": epoch_metrics(blocks),
+            "stall_seconds": stall_percentiles(stalls(steps, metric.exclude_start, metric.exclude_end)),
+            "steps": steps.count,
+            "samples": int(steps.samples[: steps.count].sum()),
+            "bytes": int(steps.bytes[: steps.count].sum()),
+            "computing_ns_p50": float(np.median((steps.ended - steps.begun)[: steps.count])) if steps.count else None,
+        }
+
+    def _drop(self, split: Split) -> dict[str, Any] | None:
+        """Let the files leave the page cache of this host; what came of it."""
+        workload = self.plan.workload
+        if not is_local(self.plan.url) or workload.storage.cache != "drop":
+            return None
+        self.link.barrier("before dropping")  # all have let go of their files
+        if not self.first_here:
+            return None
+        done = pagecache.drop(f"{self.plan.url.removeprefix('file://')}/{split}")
+        return {"files": done.files, "bytes": done.bytes, "resident": done.resident}
+
+    # -- calibration -----------------------------------------------------------------------------------------------
+
+    def calibrate(self) -> None:
+        """The same loader and steps over a copy of some files in memory: what endless storage would give."""
+        workload = self.plan.workload
+        copied = copy_files(self.plan, self.world) if self.first_here else None
+        copied = next((one for one in self.link.gather("copied", copied) if one is not None), None)
+        if copied is None or "error" in copied:
+            self.record["calibration"] = {"error": "nothing was copied" if copied is None else copied["error"]}
+            self.save()
+            return
+        try:
+            dataset = replace(workload.dataset, files=copied["files"], files_eval=0)
+            small = replace(
+                workload,
+                dataset=dataset,
+                stages=("train",),
+                storage=replace(workload.storage, url=copied["url"], cache="keep", options={}),
+            )
+            compute = make_step(small, self.world)
+            loader = self._open("train", small.reader.batch_size, copied["url"], small)
+            steps = Steps(self._expected(small, "train"))
+            try:
+                compute.begin(0)
+                self.link.barrier("calibration")
+                run_steps(
+                    loader.epoch(0),
+                    compute,
+                    steps,
+                    limit=small.train.steps,
+                    barrier=self._step_barrier if small.train.barrier and self.world.world_size > 1 else None,
+                    check=self.link.check,
+                )
+            finally:
+                loader.close()
+            self.record["calibration"] = {"files": copied["files"], "bytes": copied["bytes"]} | self._measured(
+                steps, small
+            )
+            self.save()
+            self.link.barrier("calibrated")
+        finally:
+            if self.first_here:
+                shutil.rmtree(copied["url"], ignore_errors=True)

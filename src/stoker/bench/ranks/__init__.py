@@ -1,0 +1,1 @@
+"""The processes of a benchmark, started, joined and stopped together."""

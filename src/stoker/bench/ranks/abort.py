@@ -1,0 +1,53 @@
+"""What is left to do where the process that would do it is gone: writing results, and clearing what never counted."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Final
+
+from stoker.bench.checkpoint import manifest as manifests
+from stoker.bench.checkpoint.saver import open_place
+from stoker.bench.ranks.plan import Plan
+from stoker.bench.results.results import collect, write_results
+from stoker.errors import StorageError
+from stoker.storage import RetryPolicy
+
+__all__ = ["clear_unfinished", "finish_without"]
+
+_SOON: Final = RetryPolicy(attempts=2, deadline=10.0)
+"""Of what is done after a failure, which may be that of the store."""
+
+
+def clear_unfinished(plan: Plan) -> None:
+    """Remove this run's checkpoints that never counted, once no rank is left that writes them.
+
+    Those of other runs stay: they may be under way. What can not be removed stays, too, and is said by the next run there.
+    """
+    if "checkpoint" not in plan.workload.stages:
+        return
+    with contextlib.suppress(Exception):
+        store = open_place(plan, retry=_SOON)
+        mine = manifests.folder_of(plan.run, 0).rpartition("-")[0]
+        for one in manifests.unfinished(store):
+            if one.folder.rpartition("-")[0] == mine:
+                manifests.remove(store, one.folder, [], all_=True)
+
+
+def finish_without(plan: Plan, ranks: int, *, failure: str, began: float, launcher: str) -> None:
+    """Write the results of a run whose leader is gone, marked as invalid, of all ranks that have told; on each that is left.
+
+    Args:
+        plan: the run.
+        ranks: how many there were.
+        failure: why it ended.
+        began: when it did, in seconds since 1970.
+        launcher: who started the ranks.
+    """
+    clear_unfinished(plan)
+    if plan.scratch:
+        shutil.rmtree(plan.scratch, ignore_errors=True)
+    folder = Path(plan.results)
+    with contextlib.suppress(StorageError):
+        write_results(collect(plan, folder, ranks, failure=failure, began=began, launcher=launcher), folder)

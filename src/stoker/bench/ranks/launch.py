@@ -1,0 +1,122 @@
+"""Starts a run's ranks as processes of this host, and sees how they end. On a cluster :mod:`stoker.bench.ranks.ray` does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from stoker.bench.ranks.control_server import Server
+from stoker.bench.ranks.plan import NAME, Plan, save_plan
+
+__all__ = ["Launch", "LocalRanks", "await_ranks"]
+
+_END_SECONDS: Final = 35.0
+"""For which ranks may take to end after one has failed; a little more than they give themselves."""
+
+
+class Launch(Protocol):
+    """Starts the ranks of one run.
+
+    Attributes:
+        name: for the results.
+        host: at which the process that they meet at listens for them; empty for all addresses of this host.
+    """
+
+    name: str
+    host: str
+
+    def prepare(self) -> None:
+        """Find out whether the ranks can be started at all, before anything is; may hold on to what it found.
+
+        Raises:
+            StokerError: says why they can not. Nothing is held then.
+        """
+
+    def start(self, plan: Plan, port: int, token: str) -> None:
+        """Start all ranks, which connect to ``port`` with the token."""
+
+    def ended(self) -> Sequence[str | None]:
+        """Of each rank: ``None`` while it runs, nothing where it ended well, else what became of it. May wait a moment."""
+
+    def end(self) -> None:
+        """End what still runs, and leave nothing behind."""
+
+
+def await_ranks(launch: Launch, server: Server) -> None:
+    """Wait until all ranks have ended, or one has failed and the others had time to."""
+    deadline: float | None = None
+    while deadline is None or time.monotonic() < deadline:
+        ended = launch.ended()
+        for rank, said in enumerate(ended):
+            if said and server.failure is None:
+                server.failed.wait(0.5)  # its connection tells more, if it got so far
+                server.fail(f"rank {rank} {said}")
+        if None not in ended:
+            return
+        if deadline is None and server.failed.is_set():
+            deadline = time.monotonic() + _END_SECONDS
+        time.sleep(0.02)
+
+
+class LocalRanks:
+    """Processes of this host, which are told the plan by a file.
+
+    Args:
+        ranks: how many.
+    """
+
+    name, host = "local processes", "127.0.0.1"
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._scratch: str | None = None
+
+    def prepare(self) -> None:
+        """See :class:`Launch`."""
+
+    def start(self, plan: Plan, port: int, token: str) -> None:
+        """See :class:`Launch`."""
+        self._scratch = tempfile.mkdtemp(prefix="stoker-bench-")
+        path = Path(self._scratch) / NAME
+        save_plan(replace(plan, scratch=self._scratch), path)
+        environ = {**os.environ, "_STOKER_BENCH_TOKEN": token}
+        for rank in range(self._ranks):
+            told = [str(path), str(rank), str(self._ranks), str(port)]
+            arguments = [sys.executable, "-m", "stoker.bench.ranks.rank_main", *told]
+            self._children.append(subprocess.Popen(arguments, env=environ, stdin=subprocess.DEVNULL))  # noqa: S603 - ours
+
+    def ended(self) -> list[str | None]:
+        """See :class:`Launch`."""
+        return [_told(child.poll()) for child in self._children]
+
+    def end(self) -> None:
+        """See :class:`Launch`."""
+        for child in self._children:
+            if child.poll() is None:
+                child.terminate()
+        deadline = time.monotonic() + 5
+        for child in self._children:
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _told(code: int | None) -> str | None:
+    """What a process's exit code says."""
+    if not code:
+        return None if code is None else ""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -1,0 +1,143 @@
+"""One rank of a run: goes through the stages, tells the others where it fails, and writes down what it measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.bench.checkpoint.saver import Saver
+from stoker.bench.loaders import get_loader
+from stoker.bench.measure import page_cache as pagecache
+from stoker.bench.measure.generation import make_data
+from stoker.bench.measure.training import Training
+from stoker.bench.ranks.abort import finish_without
+from stoker.bench.ranks.control_client import Link, RankFailedError
+from stoker.bench.ranks.plan import Plan, load_plan
+from stoker.bench.ranks.world import processors, read_threads
+from stoker.bench.results.record import save_record
+from stoker.cluster import World
+from stoker.errors import StokerError, StorageError
+
+__all__ = ["Member", "run_member"]
+
+
+class Member:
+    """A rank.
+
+    Args:
+        plan: the run.
+        world: this rank, and how many there are.
+        link: to the other ranks.
+    """
+
+    def __init__(self, plan: Plan, world: World, link: Link) -> None:
+        self.plan, self.world, self.link = plan, world, link
+        self.record: dict[str, Any] = {
+            "rank": world.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "processors": processors(),
+            "memory_bytes": pagecache.memory_bytes(),
+            "ranks_on_host": world.local_world_size,
+            "read_threads": read_threads(plan.workload.reader.threads, world.local_world_size),
+            "complete": False,
+            "error": None,
+            "generate": None,
+            "calibration": None,
+            "epochs": [],
+            "checkpoint_layout": None,
+            "checkpoints": [],
+        }
+
+    def run(self) -> None:
+        """All stages.
+
+        Raises:
+            StokerError: of this rank, or another one's failure.
+        """
+        workload = self.plan.workload
+        self.save()
+        self.link.gather("start")
+        if "generate" in workload.stages:
+            self.record["generate"] = make_data(workload, self.plan.url, self.world, self.link)
+            prepare = getattr(get_loader(workload.reader.loader), "prepare", None)
+            if prepare is not None and self.world.rank == 0:
+                prepare(workload, self.plan.url)
+            self.save()
+            self.link.barrier("prepared")
+        saver = None
+        if "checkpoint" in workload.stages:
+            saver = Saver(self.plan, self.world, self.link, self.record, self.save)
+        if "train" in workload.stages:
+            training = Training(self.plan, self.world, self.link, self.record, self.save, saver)
+            if workload.metric.calibrate:
+                training.calibrate()
+            for repeat in range(workload.train.repeats):
+                training.train(repeat)
+        if saver is not None:
+            saver.stage()
+        self.record["complete"] = True
+        self.save()
+
+    def save(self) -> None:
+        """Write what is known so far: it is kept whatever happens next."""
+        save_record(self.record, Path(self.plan.results))
+
+
+def run_member(plan: Plan, world: World, link: Link) -> list[dict[str, Any]]:
+    """Run a rank; whatever goes wrong is told to all others and kept in its record.
+
+    Returns:
+        All ranks' records where a launcher has started them, which may be on hosts that share no directory; else nothing.
+
+    Raises:
+        StokerError: of this rank.
+        RankFailedError: of another.
+    """
+    member = Member(plan, world, link)
+    try:
+        member.run()
+        records = link.gather("end", member.record if world.source != "local" else None)
+        link.close()
+        return [record for record in records if record is not None]
+    except BaseException as error:
+        told = isinstance(error, RankFailedError)
+        said = str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+        member.record["error"] = said
+        with contextlib.suppress(StorageError):
+            member.save()
+        if not told:
+            link.fail(said)
+        raise
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m stoker.bench.ranks.rank_main PLAN RANK WORLD PORT``: a rank that the run started on this host."""
+    path, rank, size, port = Path(arguments[0]), int(arguments[1]), int(arguments[2]), int(arguments[3])
+    token = os.environ.pop("_STOKER_BENCH_TOKEN", "")
+    began = time.time()
+    link = None
+    try:
+        plan = load_plan(path)
+        link = Link(lambda: ("127.0.0.1", port, token), rank, plan.digest, join_seconds=60, fatal=True)
+        run_member(plan, World(rank, size, size, "local"), link)
+    except StokerError as error:
+        sys.stderr.write(f"rank {rank}: {error}\n")
+        if link is not None and link.lost:
+            finish_without(plan, size, failure=str(error), began=began, launcher="local processes")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""Results of a run: recorded, summarised, judged."""

@@ -1,0 +1,57 @@
+"""What a result depends on beside its settings: the machine, the system, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.bench.measure import page_cache as pagecache
+from stoker.bench.ranks.world import processors
+
+__all__ = ["describe"]
+
+_PACKAGES: Final = (
+    *(
+        "stoker",
+        "numpy",
+        "pyarrow",
+        "obstore",
+        "torch",
+        "pillow",
+        "h5py",
+        "mosaicml-streaming",
+        "litdata",
+        "webdataset",
+    ),
+    *("datasets", "ray", "s3torchconnector"),
+)
+
+
+def describe() -> dict[str, Any]:
+    """This host, for JSON."""
+    versions: dict[str, str] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    model = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": model,
+        "processors": os.cpu_count(),
+        "processors_usable": processors(),
+        "memory_bytes": pagecache.memory_bytes(),
+        "executable": sys.executable,
+        "versions": versions,
+    }

@@ -1,0 +1,162 @@
+"""Epochs, of the ranks' records: what all ranks together did in each, for ``results.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.bench.measure.metrics import spread, stall_percentiles
+from stoker.bench.measure.step_files import counted_waits, read_steps, steps_path
+from stoker.bench.settings.workload import Workload
+from stoker.types import Array
+
+__all__ = ["epoch_results"]
+
+_CLOCKS: Final = 4e-6
+"""Seconds by which two clocks may differ that are read as one, at a block's begin and at its end."""
+
+
+def epoch_results(records: Sequence[Mapping[str, Any]], folder: Path, workload: Workload) -> list[dict[str, Any]]:
+    """All epochs that any rank has begun, in the order in which they ran.
+
+    Args:
+        records: of the ranks that reported.
+        folder: where their steps are.
+        workload: what they ran.
+    """
+    return [
+        _epoch([_entry(record, kind, repeat, epoch) for record in records], folder, workload, kind, repeat, epoch)
+        for kind, repeat, epoch in _keys(records)
+    ]
+
+
+def _keys(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    """Kind, repeat and number of each epoch that any rank has begun, in the order in which they ran."""
+    found: dict[tuple[str, int, int], None] = {}
+    for record in records:
+        for entry in record["epochs"]:
+            found.setdefault((entry["kind"], entry["repeat"], entry["epoch"]))
+    return sorted(found, key=lambda key: (key[1], key[2], key[0]))
+
+
+def _entry(record: Mapping[str, Any], kind: str, repeat: int, epoch: int) -> dict[str, Any] | None:
+    for entry in record["epochs"]:
+        if (entry["kind"], entry["repeat"], entry["epoch"]) == (kind, repeat, epoch) and "metrics" in entry:
+            return {"rank": record["rank"], "host": record["host"], **entry}
+    return None
+
+
+def _sum(entries: Sequence[Mapping[str, Any]], *path: str) -> float | None:
+    """Of all ranks; ``None`` where one of them does not know."""
+    total = 0.0
+    for entry in entries:
+        value: Any = entry
+        for name in path:
+            value = None if value is None else value.get(name)
+        if value is None:
+            return None
+        total += value
+    return total if entries else None
+
+
+def _epoch(
+    entries: Sequence[dict[str, Any] | None], folder: Path, workload: Workload, kind: str, repeat: int, epoch: int
+) -> dict[str, Any]:
+    known = [entry for entry in entries if entry is not None]
+    names = ("au", "stall_part", "barrier_part", "overhead_part")
+    means = {name: spread([entry["metrics"][name] for entry in known]) for name in names}
+    used, samples = _sum(known, "bytes"), _sum(known, "samples")
+    cpu = _sum(known, "usage", "cpu_seconds")
+    return {
+        "kind": kind,
+        "repeat": repeat,
+        "epoch": epoch,
+        "complete": len(known) == len(entries) and all(entry["complete"] for entry in known),
+        "steps": [entry["steps"] for entry in known],
+        "samples": samples,
+        "bytes": used,
+        **{name: None if found is None else found["mean"] for name, found in means.items()},
+        "residue_part": _residue(known),
+        "samples_per_second": _sum(known, "metrics", "samples_per_second"),
+        "bytes_per_second": _sum(known, "metrics", "bytes_per_second"),
+        "tokens_per_second": _tokens(workload, _sum(known, "metrics", "samples_per_second")),
+        "time_to_first_batch": max(
+            (entry["time_to_first_batch"] for entry in known if entry["time_to_first_batch"] is not None), default=None
+        ),
+        "stall_seconds": stall_percentiles(_all_stalls(folder, known, workload, kind, repeat, epoch)),
+        "device_bytes": _sum(known, "usage", "device_bytes"),
+        "read_bytes": _sum(known, "usage", "read_bytes"),
+        "fetched_bytes": _fetched(known, entries),
+        "cpu_seconds": cpu,
+        "cpu_seconds_per_gb": cpu / used * 1e9 if cpu is not None and used else None,
+        "peak_memory_bytes": _sum(known, "usage", "peak_memory_bytes"),
+        "spun_seconds": _sum(known, "spun_seconds"),
+        "cache": next((entry["cache"] for entry in known if entry.get("cache")), None),
+        "checkpoint_seconds": max(
+            (entry["checkpoint_seconds"] for entry in known if entry.get("checkpoint_seconds") is not None),
+            default=None,
+        ),
+        "with_checkpoints": _with_checkpoints(known),
+        "fingerprints": [entry.get("fingerprint") for entry in known],
+        "loader": next((entry["loader"] for entry in known if entry.get("loader")), None),
+        "ranks": [
+            {
+                name: entry.get(name)
+                for name in (
+                    "rank",
+                    "steps",
+                    "samples",
+                    "bytes",
+                    "complete",
+                    "metrics",
+                    "blocks",
+                    "stall_seconds",
+                    "usage",
+                )
+            }
+            for entry in known
+        ],
+    }
+
+
+def _with_checkpoints(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """The parts of the time of blocks and checkpoints together, as means over ranks; ``None`` where none was saved."""
+    found = [entry["with_checkpoints"] for entry in entries if entry.get("with_checkpoints") is not None]
+    if not found or len(found) < len(entries):
+        return None
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+
+def _tokens(workload: Workload, samples_per_second: float | None) -> float | None:
+    """Of workloads with a column of token ids."""
+    lengths = [column.shape[0] for column in workload.dataset.columns if column.name == "input_ids" and column.shape]
+    return samples_per_second * lengths[0] if lengths and samples_per_second is not None else None
+
+
+def _fetched(known: Sequence[Mapping[str, Any]], entries: Sequence[object]) -> float | None:
+    """Bytes from remote storage so far, as the loaders say; those of this epoch are the difference to the one before."""
+    return _sum(known, "loader", "bytes_fetched") if len(known) == len(entries) else None
+
+
+def _residue(entries: Sequence[Mapping[str, Any]]) -> float | None:
+    """The largest part of any rank's block that is in no part of the identity, but for what reading two clocks takes."""
+    parts = [
+        max(0.0, abs(block["residue"]) - _CLOCKS) / block["seconds"]
+        for entry in entries
+        for block in entry["blocks"]
+        if block["seconds"] > 0 and block["counted"]
+    ]
+    return max(parts, default=None)
+
+
+def _all_stalls(
+    folder: Path, entries: Sequence[Mapping[str, Any]], workload: Workload, kind: str, repeat: int, epoch: int
+) -> Array:
+    """Seconds waited, of all ranks whose steps are here."""
+    metric = workload.metric
+    steps = [read_steps(steps_path(folder, entry["rank"], kind, repeat, epoch)) for entry in entries]
+    found = [counted_waits(one, metric.exclude_start, metric.exclude_end) for one in steps if one is not None]
+    return np.concatenate(found) * 1e-9 if found else np.zeros(0)

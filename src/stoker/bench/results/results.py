@@ -1,0 +1,174 @@
+"""``results.json``: of the ranks' records, whether all of them came to their end or not. Its schema is in the package."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.bench.checkpoint.outcome import checkpoint_result
+from stoker.bench.measure.metrics import spread
+from stoker.bench.measure.page_cache import file_system
+from stoker.bench.ranks.plan import Plan
+from stoker.bench.results.environment import describe
+from stoker.bench.results.epochs import epoch_results
+from stoker.bench.results.record import replace_file
+from stoker.bench.results.rules import judge
+from stoker.bench.results.summary import dlio_summary
+from stoker.storage import is_local
+
+__all__ = ["RESULTS", "SUMMARY", "VERSION", "collect", "schema", "write_results"]
+
+RESULTS: Final = "results.json"
+SUMMARY: Final = "summary.json"
+VERSION: Final = 1
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of ``results.json``."""
+    text = resources.files("stoker.bench").joinpath("results.schema.json").read_text("utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def collect(
+    plan: Plan, folder: Path, ranks: int, *, failure: str | None, began: float, launcher: str
+) -> dict[str, Any]:
+    """All that was measured, judged.
+
+    Args:
+        plan: the run.
+        folder: where the ranks' records are.
+        ranks: how many there should be.
+        failure: why the run ended early; ``None`` if it did not.
+        began: when it began, in seconds since 1970.
+        launcher: who started the ranks.
+    """
+    records = _records(folder, ranks)
+    workload = plan.workload
+    epochs = epoch_results(records, folder, workload)
+    repeats = []
+    for repeat in sorted({epoch["repeat"] for epoch in epochs}):
+        mine = [epoch for epoch in epochs if epoch["repeat"] == repeat]
+        parts = {"repeat": repeat, "train": _over([one for one in mine if one["kind"] == "train"])}
+        evaluations = [one for one in mine if one["kind"] == "valid"]
+        if evaluations:
+            parts["evaluate"] = _over(evaluations)
+        repeats.append(parts)
+    hosts = sorted({record["host"] for record in records})
+    result: dict[str, Any] = {
+        "version": VERSION,
+        "run": plan.run,
+        "began": _moment(began),
+        "seconds": time.time() - began,
+        "complete": failure is None and len(records) == ranks and all(record["complete"] for record in records),
+        "failure": failure,
+        "plan": {name: value for name, value in plan.as_dict(secrets=False).items() if name != "scratch"},
+        "environment": describe(),
+        "world": {
+            "ranks": ranks,
+            "reported": len(records),
+            "hosts": hosts,
+            "launcher": launcher,
+            "said": _said(ranks, hosts, launcher, workload.compute.kind),
+        },
+        "storage": _storage(plan),
+        "generate": next((record["generate"] for record in records if record["generate"] is not None), None),
+        "checkpoint": checkpoint_result(records, ranks),
+        "calibration": _calibration(records, [epoch for epoch in epochs if epoch["kind"] == "train"]),
+        "epochs": epochs,
+        "repeats": repeats,
+        "train": _over([epoch for epoch in epochs if epoch["kind"] == "train"]),
+        "evaluate": _over([epoch for epoch in epochs if epoch["kind"] == "valid"]),
+        "ranks": [
+            {
+                name: record[name]
+                for name in ("rank", "host", "processors", "memory_bytes", "read_threads", "complete", "error")
+            }
+            for record in records
+        ],
+    }
+    findings = judge(result, workload)
+    result["findings"] = [finding.as_dict() for finding in findings]
+    result["valid"] = not any(finding.invalid for finding in findings)
+    au = (result["train"] or {}).get("au")
+    result["passed"] = None if au is None else bool(result["valid"] and au["mean"] >= workload.metric.au)
+    return result
+
+
+def write_results(result: Mapping[str, Any], folder: Path) -> None:
+    """Write ``results.json``, and ``summary.json`` as DLIO's tools read it.
+
+    Raises:
+        StorageError: they could not be written.
+    """
+    for name, content in ((RESULTS, result), (SUMMARY, dlio_summary(result))):
+        replace_file(folder / name, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _records(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    found = []
+    for rank in range(ranks):
+        try:
+            found.append(json.loads((folder / f"rank{rank:05d}.json").read_text()))
+        except (OSError, ValueError, RecursionError):
+            continue  # it did not get so far
+    return found
+
+
+def _over(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Mean and spread over epochs, as DLIO has it: each rank's mean, then over epochs."""
+    if not epochs:
+        return None
+    names = (
+        *("au", "stall_part", "barrier_part", "overhead_part"),
+        *("samples_per_second", "bytes_per_second", "tokens_per_second", "time_to_first_batch", "cpu_seconds_per_gb"),
+    )
+    return {name: spread([epoch[name] for epoch in epochs]) for name in names} | {"epochs": len(epochs)}
+
+
+def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What the copy in memory gave, and how much of the stall is therefore the storage's."""
+    parts = [record["calibration"] for record in records if record["calibration"] is not None]
+    if not parts:
+        return None
+    failed = next((part["error"] for part in parts if "error" in part), None)
+    nothing: dict[str, Any] = dict.fromkeys(("au_ceiling", "stall_mean", "storage_stall_mean", "overhead_per_step"))
+    if failed is not None:
+        return {**nothing, "error": failed, "files": 0, "bytes": 0}
+    blocks = [part["blocks"][0] for part in parts]
+    stall = float(np.mean([block["stall"] / max(1, block["counted"]) for block in blocks]))
+    seen = [epoch["stall_seconds"]["mean"] for epoch in trained if epoch["stall_seconds"] is not None]
+    return {
+        "error": None,
+        "au_ceiling": (spread([part["metrics"]["au"] for part in parts]) or {}).get("mean"),
+        "stall_mean": stall,
+        "storage_stall_mean": max(0.0, float(np.mean(seen)) - stall) if seen else None,
+        "overhead_per_step": float(np.mean([block["overhead"] / max(1, block["counted"]) for block in blocks])),
+        "files": parts[0]["files"],
+        "bytes": parts[0]["bytes"],
+    }
+
+
+def _storage(plan: Plan) -> dict[str, Any]:
+    local = bool(is_local(plan.url))
+    kind, memory = file_system(plan.url) if local else (plan.url.partition(":")[0], False)
+    return {"url": plan.url, "local": local, "kind": kind, "in_memory": memory}
+
+
+def _said(ranks: int, hosts: Sequence[str], launcher: str, compute: str) -> str:
+    each = -(-ranks // max(1, len(hosts)))
+    accelerators = f"{ranks} {'simulated ' if compute == 'simulated' else ''}accelerator{'s' if ranks != 1 else ''}"
+    if len(hosts) == 1 and ranks > 1:
+        return f"{accelerators}, all on one host ({launcher}): its network, memory and processors are shared by all of them"
+    most = f", up to {each} each" if len(hosts) > 1 else ""
+    return f"{accelerators} on {len(hosts)} host{'s' if len(hosts) != 1 else ''} ({launcher}){most}"

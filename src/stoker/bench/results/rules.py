@@ -1,0 +1,254 @@
+"""What makes a result say what it seems to say. A rule that is broken marks the run as invalid, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from stoker.bench.checkpoint.findings import checkpoint_findings
+from stoker.bench.settings.workload import Workload
+
+__all__ = ["Finding", "judge"]
+
+_RESIDUE: Final = 0.001
+_FROM_DEVICE: Final = 0.95
+_MEMORIES: Final = 5
+"""How many times a host's memory a data set must have for caching not to matter, by the rule of MLPerf Storage."""
+_TOLD: Final = 16 << 20
+"""Bytes of an epoch below which what the kernel counts may be anything else that the processes read: their code, say."""
+_REPEATS: Final = 5
+_FEW_STEPS: Final = 10
+_MARGIN: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found.
+
+    Attributes:
+        rule: its name.
+        invalid: whether the result does not say what it seems to say; else it is a remark.
+        reason: in a sentence.
+    """
+
+    rule: str
+    invalid: bool
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+Rule = Callable[[Mapping[str, Any], Workload], Iterator[Finding]]
+
+
+def judge(result: Mapping[str, Any], workload: Workload) -> list[Finding]:
+    """What all rules find, broken ones first."""
+    found = [finding for rule in _RULES for finding in rule(result, workload)]
+    return sorted(found, key=lambda finding: not finding.invalid)
+
+
+def _training(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
+
+
+def _complete(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    if result["failure"] is not None:
+        yield Finding("complete", True, f"the run did not come to its end: {result['failure']}")
+    elif not result["complete"]:
+        yield Finding(
+            "complete", True, f"{result['world']['reported']} of {result['world']['ranks']} ranks have reported"
+        )
+    if "train" in workload.stages and result["failure"] is None:
+        if not _training(result):
+            yield Finding("metrics", True, "no epoch was trained, so that there is nothing to tell")
+        for epoch in _training(result):
+            if epoch["au"] is None:
+                yield Finding(
+                    "metrics",
+                    True,
+                    f"epoch {epoch['epoch']} has no step that counts: {min(epoch['steps'], default=0)} steps, of which "
+                    f"{workload.metric.exclude_start} + {workload.metric.exclude_end} are left out",
+                )
+                break
+
+
+def _identity(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
+    worst = max((epoch["residue_part"] for epoch in result["epochs"] if epoch["residue_part"] is not None), default=0.0)
+    if worst > _RESIDUE:
+        yield Finding("identity", True, f"{worst:.2%} of a block's time is in no part of it: the clocks disagree")
+
+
+def _page_cache(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    storage = result["storage"]
+    epochs = _training(result)
+    if not epochs or workload.reader.loader == "synthetic":
+        return
+    if storage["in_memory"]:
+        yield Finding("page cache", True, f"{storage['url']} is in memory ({storage['kind']}): no storage was measured")
+        return
+    if not storage["local"]:
+        yield Finding("page cache", False, "what the object store itself had in memory is not known here")
+        return
+    for epoch in epochs:
+        device, used = epoch["device_bytes"], _expected(epoch, workload)
+        if device is None or used < _TOLD:
+            size = workload.dataset.files * workload.dataset.samples_per_file * workload.dataset.sample_bytes
+            memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
+            unknown = (
+                "the kernel does not say what came from the device"
+                if device is None
+                else f"{used / 1e6:.3g} MB an epoch are too few to tell from what else the processes read"
+            )
+            if size < _MEMORIES * memory:
+                yield Finding(
+                    "page cache",
+                    True,
+                    f"the data set has {size / 1e9:.3g} GB, less than {_MEMORIES} times the memory of a host "
+                    f"({memory / 1e9:.3g} GB), and {unknown}",
+                )
+                return
+        elif device < _FROM_DEVICE * used:
+            how = "" if workload.storage.cache == "drop" else " (storage.cache is keep)"
+            again = f" of repeat {epoch['repeat']}" if epoch["repeat"] else ""
+            yield Finding(
+                "page cache",
+                True,
+                f"{1 - device / used:.0%} of the bytes of epoch {epoch['epoch']}{again} did not come from the device "
+                f"but from the page cache{how}",
+            )
+            return
+
+
+def _expected(epoch: Mapping[str, Any], workload: Workload) -> float:
+    """Bytes that an epoch must read: of its samples, their part of the files, or what is used of them where that is less."""
+    dataset, samples = workload.dataset, epoch["samples"] or 0
+    # What is handed over is not what is read, where samples are cut to a size.
+    used = float(samples * dataset.used_bytes if dataset.resize_bytes else epoch["bytes"] or 0)
+    if epoch["cache"] is not None:
+        part = (
+            min(1.0, samples / (dataset.files * dataset.samples_per_file)) * dataset.used_bytes / dataset.sample_bytes
+        )
+        used = min(used, part * epoch["cache"]["bytes"])  # compressed files hold less than they give
+    return used
+
+
+def _unique(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    if workload.reader.loader == "synthetic":
+        return
+    for epoch in result["epochs"]:
+        prints = [one for one in epoch["fingerprints"] if one is not None]
+        if len(set(prints)) < len(prints):
+            yield Finding(
+                "different data", True, f"in epoch {epoch['epoch']} two ranks were given the same first batch"
+            )
+            return
+        if len(prints) < len(epoch["fingerprints"]) and epoch["complete"]:
+            yield Finding("different data", False, "the loader hands over no data, so that ranks can not be compared")
+            return
+
+
+def _warm_up(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    epochs = _training(result)
+    if not epochs:
+        return
+    start, end = workload.metric.exclude_start, workload.metric.exclude_end
+    if not start:
+        yield Finding("warm-up", False, "no step is left out at the beginning, so that warming up counts")
+    counted = [block["counted"] for epoch in epochs for rank in epoch["ranks"] for block in rank["blocks"]]
+    if counted and 0 < min(counted) < _FEW_STEPS:
+        yield Finding("warm-up", False, f"only {min(counted)} steps of a block count ({start} + {end} left out)")
+
+
+def _repeated(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    if _training(result) and workload.train.repeats < _REPEATS:
+        times = {1: "once", 2: "twice"}.get(workload.train.repeats, f"{workload.train.repeats} times")
+        yield Finding("repeats", False, f"the training was run {times}; MLPerf Storage asks for {_REPEATS} runs")
+
+
+def _even(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    for epoch in _training(result):
+        if epoch["complete"] and len(set(epoch["steps"])) > 1:
+            yield Finding(
+                "steps",
+                False,
+                f"ranks took {min(epoch['steps'])} to {max(epoch['steps'])} steps in epoch {epoch['epoch']}",
+            )
+            break
+    epochs = [epoch for epoch in _training(result) if epoch["complete"]]
+    if epochs and workload.train.steps is None and workload.reader.loader != "synthetic":
+        whole = workload.dataset.files * workload.dataset.samples_per_file
+        left = whole - int(epochs[0]["samples"] or 0)
+        if left > 0:
+            yield Finding("last batch", False, f"{left} of {whole} samples of an epoch were not delivered")
+        elif left < 0:
+            yield Finding(
+                "last batch", True, f"{-left} samples came twice in an epoch, or the data set has more than it should"
+            )
+
+
+def _ceiling(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    calibration = result["calibration"]
+    if calibration is None:
+        if _training(result):
+            yield Finding(
+                "calibration", False, "not calibrated: metric.calibrate tells what endless storage would give"
+            )
+    elif calibration["error"] is not None:
+        yield Finding("calibration", True, f"calibration was asked for and failed: {calibration['error']}")
+    elif calibration["au_ceiling"] is not None and calibration["au_ceiling"] < workload.metric.au + _MARGIN:
+        yield Finding(
+            "calibration",
+            True,
+            f"with data in memory the utilization is {calibration['au_ceiling']:.1%}, not {_MARGIN:.0%} above the "
+            f"{workload.metric.au:.0%} asked for: the loader or this host is too slow, whatever the storage",
+        )
+
+
+def _decoding(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    loaders = [epoch["loader"] for epoch in _training(result) if epoch["loader"] is not None]
+    if not loaders:
+        return
+    decoded = loaders[0]["decoded"]
+    if decoded == "none":
+        yield Finding("decoding", True, "nothing was read: the result is the harness's own cost")
+    elif decoded == "bytes":
+        yield Finding("decoding", False, "bytes alone: nothing was decoded, as reader.decode says")
+    elif not workload.reader.decode:
+        yield Finding("decoding", True, "the loader decoded although reader.decode is false")
+
+
+def _crowded(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
+    hosts: dict[str, int] = {}
+    for rank in result["ranks"]:
+        hosts[rank["host"]] = hosts.get(rank["host"], 0) + 1
+    for rank in result["ranks"]:
+        if hosts[rank["host"]] > rank["processors"]:
+            yield Finding(
+                "processors",
+                False,
+                f"{hosts[rank['host']]} accelerators share {rank['processors']} processors of {rank['host']}",
+            )
+            return
+
+
+def _checkpoints(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    for rule, invalid, reason in checkpoint_findings(result, workload):
+        yield Finding(rule, invalid, reason)
+
+
+_RULES: Final[tuple[Rule, ...]] = (
+    _complete,
+    _identity,
+    _page_cache,
+    _unique,
+    _warm_up,
+    _repeated,
+    _even,
+    _ceiling,
+    _decoding,
+    _crowded,
+    _checkpoints,
+)

@@ -1,0 +1,1 @@
+"""Workloads: the project's own and DLIO's files."""

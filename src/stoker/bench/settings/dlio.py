@@ -1,0 +1,221 @@
+"""DLIO's and MLPerf Storage's workload files as stoker's settings, key by key (:mod:`stoker.bench.settings.dlio_keys`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from stoker.arguments import nearest
+from stoker.bench.settings.dlio_keys import KEYS
+from stoker.bench.settings.schema import Node, flat, merge
+from stoker.errors import ConfigError
+
+__all__ = ["from_dlio", "is_dlio"]
+
+_SIGNS: Final = ("framework", "workflow", "output", "profiling", "data_reader", "workload")
+"""Sections that DLIO's files have and stoker's have not."""
+_INNER: Final[Mapping[str, tuple[str, ...]]] = {
+    "dataset": ("num_files_train", "num_samples_per_file", "data_folder", "record_length_bytes"),
+    "reader": ("data_loader", "read_threads", "file_shuffle", "sample_shuffle"),
+    "train": ("computation_time", "total_training_steps"),
+    "checkpoint": ("checkpoint_folder", "num_checkpoints_write"),
+}
+# Whole values below these paths, which are no sections of settings.
+_VALUES: Final = frozenset(
+    {"train.computation_time", "evaluation.eval_time", "reader.preprocess_time", "dataset.parquet.columns"}
+)
+_STORE_NAMES: Final = {
+    "access_key_id": "access_key_id",
+    "secret_access_key": "secret_access_key",
+    "endpoint_url": "endpoint",
+    "region": "region",
+}
+
+
+_DEFAULTS: Final = (
+    ("dataset.format", "dataset.format", "tfrecord"),
+    ("reader.file_shuffle", "reader.shuffle", False),
+    ("model.model_size_bytes", "model.size_bytes", 10240),
+    ("checkpoint.fsync", "checkpoint.fsync", False),
+    ("", "checkpoint.ranks", "zero"),
+)
+"""Where DLIO's defaults are not ours."""
+
+
+def is_dlio(tree: Node) -> bool:
+    """Whether a file is written in DLIO's keys."""
+    if not isinstance(tree.value, dict):
+        return False
+    if any(name in tree.value for name in _SIGNS):
+        return True
+    for section, names in _INNER.items():
+        inner = tree.value.get(section)
+        if inner is not None and isinstance(inner.value, dict) and any(name in inner.value for name in names):
+            return True
+    return False
+
+
+def from_dlio(tree: Node) -> tuple[Node, tuple[str, ...]]:
+    """A file of DLIO's as a tree of stoker's, and what is to be said about it.
+
+    Keys that neither knows have no effect in DLIO, without a word; here they are named in the notes.
+
+    Raises:
+        ConfigError: a value is not what the key wants.
+    """
+    if (
+        isinstance(tree.value, dict) and "workload" in tree.value
+    ):  # a whole config.yaml, as DLIO leaves it in its output
+        tree = tree.value["workload"]
+    values = dict(_leaves(tree))
+    renamed = {
+        path.replace("data_reader.", "reader.", 1) if path.startswith("data_reader.") else path: node
+        for path, node in values.items()
+    }
+    notes: list[str] = []
+    made = Node({}, tree.where)
+    for path, node in renamed.items():
+        key = KEYS.get(path)
+        if key is None:
+            notes.append(f"{node.where}: {path} is no key of DLIO's, which ignores it{nearest(path, KEYS)}")
+            continue
+        if key.said:
+            has = "DLIO ignores it; " if key.ignored else "" if key.ours else "it has no effect here: "
+            notes.append(f"{node.where}: {path}: {has}{key.said}")
+        if key.ours is None or key.ours in {
+            "stages",
+            "storage.url",
+            "storage.options",
+            "compute.seconds",
+            "evaluation.seconds",
+            "dataset.settings",
+        }:
+            continue
+        value = _converted(path, node)
+        if value is not None:
+            if key.ours == "reader.shuffle":  # of two keys
+                value = value or _get(made, key.ours) is True
+            made = merge(made, _at(key.ours, _node(value, node.where)))
+    for path, node in _together(renamed, tree.where).items():
+        made = merge(made, _at(path, node))
+    if renamed.get("dataset.format") is not None and renamed["dataset.format"].value == "synthetic":
+        made = merge(made, _at("reader.loader", Node("synthetic", renamed["dataset.format"].where)))
+    for path, ours, value in _DEFAULTS:
+        if path not in renamed:
+            made = merge(_at(ours, Node(value, "DLIO's default")), made)
+    # Ranks wait for each other after each step in DLIO ("to simulate allreduce"), and it drops what does not fill a batch.
+    made = merge(made, _at("train.barrier", Node(True, "as in DLIO")))
+    return made, tuple(notes)
+
+
+def _leaves(tree: Node, path: str = "") -> list[tuple[str, Node]]:
+    if path in _VALUES or not isinstance(tree.value, dict):
+        return [(path, tree)]  # a section that is none becomes a key that nobody knows
+    found: list[tuple[str, Node]] = []
+    for name, inner in tree.value.items():
+        full = f"{path}.{name}" if path else name
+        found += _leaves(inner, full)
+    return [(name, node) for name, node in found if name]
+
+
+def _converted(path: str, node: Node) -> Any:
+    convert = KEYS[path].convert
+    if convert is None:
+        return node.plain
+    try:
+        return convert(node.plain)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{node.where}: {path}: {node.plain!r} makes no sense there ({error})") from None
+
+
+def _together(given: Mapping[str, Node], where: str) -> dict[str, Node]:
+    """Settings that several of DLIO's keys make together."""
+    made: dict[str, Node] = {}
+    stages = []
+    for name, stage, usual in (
+        ("generate_data", "generate", False),
+        ("train", "train", True),
+        ("evaluation", "evaluate", False),
+        ("checkpoint", "checkpoint", False),
+    ):
+        node = given.get(f"workflow.{name}")
+        if node is not None and not isinstance(node.value, bool):
+            raise ConfigError(f"{node.where}: workflow.{name} must be true or false, got {node.plain!r}")
+        if usual if node is None else node.value:
+            stages.append(stage)
+    if "evaluate" in stages and "train" not in stages:
+        stages.remove("evaluate")  # DLIO has no evaluation without training
+    made["stages"] = _node(stages, where)
+    for time, spread, ours in (
+        ("train.computation_time", "train.computation_time_stdev", "compute.seconds"),
+        ("evaluation.eval_time", "evaluation.eval_time_stdev", "evaluation.seconds"),
+    ):
+        node, wide = given.get(time), given.get(spread)
+        if node is None:
+            continue
+        value = node.plain
+        if wide is not None and wide.value:
+            value = {**(value if isinstance(value, dict) else {"mean": value}), "stdev": wide.value}
+        if value not in (None, {}):
+            made[ours] = _node(value, node.where)
+    url = _url(given)
+    if url is not None:
+        made["storage.url"] = url
+    options: dict[str, Node] = {}
+    for path, node in given.items():
+        name = path.removeprefix("storage.storage_options.")
+        if path != name and name in _STORE_NAMES:
+            options[_STORE_NAMES[name]] = node
+        elif name == "s3_force_path_style" and isinstance(node.value, bool):
+            options["virtual_hosted_style_request"] = Node(not node.value, node.where)
+    if options:
+        made["storage.options"] = Node(options, where)
+    settings = {
+        ours: given[path]
+        for path, ours in (
+            ("dataset.record_dims", "dims"),
+            ("dataset.record_element_type", "dtype"),
+            ("dataset.hdf5.chunk_dims", "chunks"),
+            ("dataset.hdf5.num_dset_per_record", "datasets"),
+            ("dataset.hdf5.max_shape", "max_shape"),
+        )
+        if path in given
+    }
+    if settings:
+        made["dataset.settings"] = Node(settings, where)
+    return made
+
+
+def _url(given: Mapping[str, Node]) -> Node | None:
+    folder, root, kind = (
+        given.get(f"{name}") for name in ("dataset.data_folder", "storage.storage_root", "storage.storage_type")
+    )
+    if folder is None:
+        return None
+    text = str(folder.value)
+    scheme = {"s3": "s3", "aistore": "ais"}.get(str(kind.value) if kind is not None else "", "")
+    if scheme and "://" not in text:
+        text = f"{scheme}://" + "/".join(
+            part.strip("/") for part in (str(root.value) if root is not None else "", text) if part
+        )
+    elif root is not None and "://" not in text and not text.startswith("/") and str(root.value) not in {"", ".", "./"}:
+        text = f"{str(root.value).rstrip('/')}/{text}"
+    return Node(text.rstrip("/"), folder.where)
+
+
+def _at(path: str, node: Node) -> Node:
+    for name in reversed(path.split(".")):
+        node = Node({name: node}, node.where)
+    return node
+
+
+def _node(value: Any, where: str) -> Node:
+    if isinstance(value, dict):
+        return Node({str(name): _node(inner, where) for name, inner in value.items()}, where)
+    if isinstance(value, list | tuple):
+        return Node([_node(inner, where) for inner in value], where)
+    return Node(value, where)
+
+
+def _get(tree: Node, path: str) -> Any:
+    return next((node.value for name, node in flat(tree) if name == path), None)

@@ -1,0 +1,139 @@
+"""How long something takes: a number of seconds, or a distribution to draw from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.bench.settings.schema import Node
+from stoker.errors import ConfigError
+
+__all__ = ["Distribution", "Duration", "parse_duration"]
+
+Distribution = Literal["constant", "normal", "uniform", "gamma", "exponential", "poisson"]
+
+_NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "constant": ("mean",),
+    "normal": ("mean", "stdev"),
+    "uniform": ("min", "max"),
+    "gamma": ("shape", "scale"),
+    "exponential": ("scale",),
+    "poisson": ("lam",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Seconds, by the distributions and the names of their parameters that DLIO has.
+
+    A draw below 0 counts as 0. (DLIO takes the absolute value instead, which makes the mean of a wide normal larger.)
+
+    Attributes:
+        distribution: which.
+        mean, stdev: of ``constant`` (mean only) and ``normal``.
+        min, max: of ``uniform``.
+        shape, scale: of ``gamma``; ``scale`` alone of ``exponential``.
+        lam: of ``poisson``.
+    """
+
+    distribution: Distribution = "constant"
+    mean: float | None = None
+    stdev: float | None = None
+    min: float | None = None
+    max: float | None = None
+    shape: float | None = None
+    scale: float | None = None
+    lam: float | None = None
+
+    def __post_init__(self) -> None:
+        needed = _NEEDS[self.distribution]
+        given = {one.name for one in fields(self) if one.name != "distribution" and getattr(self, one.name) is not None}
+        if given != set(needed):
+            raise ConfigError(
+                f"a {self.distribution} duration needs {', '.join(needed)}, got {sorted(given) or 'nothing'}"
+            )
+        if any(not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0) for name in needed):
+            raise ConfigError(f"a duration's {', '.join(needed)} must be numbers from 0")
+        if self.distribution == "uniform" and self.min is not None and self.max is not None and self.min > self.max:
+            raise ConfigError(f"a uniform duration's min {self.min} is above its max {self.max}")
+
+    @property
+    def expected(self) -> float:
+        """The mean in seconds, of the distribution as it is before draws below 0 are cut."""
+        value = {
+            "uniform": lambda: (_is(self.min) + _is(self.max)) / 2,
+            "gamma": lambda: _is(self.shape) * _is(self.scale),
+            "exponential": lambda: _is(self.scale),
+            "poisson": lambda: _is(self.lam),
+        }.get(self.distribution, lambda: _is(self.mean))()
+        return float(value)
+
+    def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
+        """``count`` durations in nanoseconds: int64 of shape ``(count,)``, none below 0."""
+        if self.distribution == "normal":
+            drawn = random.normal(_is(self.mean), _is(self.stdev), count)
+        elif self.distribution == "uniform":
+            drawn = random.uniform(_is(self.min), _is(self.max), count)
+        elif self.distribution == "gamma":
+            drawn = random.gamma(_is(self.shape), _is(self.scale), count)
+        elif self.distribution == "exponential":
+            drawn = random.exponential(_is(self.scale), count)
+        elif self.distribution == "poisson":
+            drawn = random.poisson(_is(self.lam), count).astype(np.float64)
+        else:
+            drawn = np.full(count, _is(self.mean))
+        return np.rint(np.maximum(drawn, 0.0) * 1e9).astype(np.int64)
+
+    @property
+    def plain(self) -> Any:
+        """A number where it is constant, else a mapping: what :func:`parse_duration` reads."""
+        if self.distribution == "constant":
+            return self.mean
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) is not None}
+
+
+def _is(value: float | None) -> float:
+    if value is None:  # excluded by __post_init__
+        raise ConfigError("a duration lacks a parameter")
+    return value
+
+
+def parse_duration(node: Node, path: str) -> Duration:
+    """A duration of a number or of a mapping such as ``{distribution: normal, mean: 0.1, stdev: 0.01}``.
+
+    ``type`` means ``distribution``, as in DLIO. A mean with a stdev is ``normal``.
+
+    Raises:
+        ConfigError: see :class:`Duration`; says where.
+    """
+    given = node.plain
+    if isinstance(given, str):
+        try:
+            given = float(given)
+        except ValueError:
+            given = None
+    try:
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            return Duration(mean=float(given))
+        if not isinstance(given, dict) or not given:
+            raise ConfigError("must be seconds, or a mapping such as {distribution: normal, mean: 0.1, stdev: 0.01}")
+        values = dict(given)
+        kind = values.pop("distribution", None) or values.pop("type", None)
+        if kind is None:
+            kind = "normal" if "stdev" in values else "constant"
+        if kind not in get_args(Distribution):
+            raise ConfigError(f"distribution must be one of {', '.join(get_args(Distribution))}, got {kind!r}")
+        unknown = set(values) - {one.name for one in fields(Duration)}
+        if unknown:
+            raise ConfigError(f"{min(unknown)!r} is no parameter of a duration")
+        try:
+            numbers = {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError):
+            raise ConfigError(f"parameters must be numbers, got {given!r}") from None
+        return Duration(kind, **numbers)
+    except ConfigError as error:
+        raise ConfigError(f"{node.where}: {path}: {error}") from None

@@ -1,0 +1,168 @@
+"""Where a workload's settings come from, and which holds: arguments over the file over the environment over .env.
+
+Variables are named ``STOKER_BENCH_SECTION__KEY``, such as ``STOKER_BENCH_READER__BATCH_SIZE=4``. One that means nothing is an
+error, not a setting that silently has no effect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from stoker.bench.settings.dlio import from_dlio, is_dlio
+from stoker.bench.settings.schema import Node, build, flat, merge
+from stoker.bench.settings.workload import Workload, as_plain
+from stoker.bench.settings.yaml import commented, parse_scalar, parse_yaml, read_yaml
+from stoker.display import is_secret
+from stoker.errors import ConfigError
+
+__all__ = ["PREFIX", "Resolved", "default_yaml", "read_workload", "shipped", "shipped_text"]
+
+PREFIX: Final = "STOKER_BENCH_"
+_RESERVED: Final = frozenset({"STOKER_BENCH_COORDINATOR", "STOKER_BENCH_COORDINATOR_HOST"})
+"""Variables of :mod:`stoker.bench.ranks.world`, which are no settings of a workload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A workload, and how it came about.
+
+    Attributes:
+        workload: the settings.
+        source: the file or the shipped workload's name.
+        origins: dotted path of each setting that was given to where that was.
+        notes: what of a file could not be taken over, or means something else here, in sentences.
+    """
+
+    workload: Workload
+    source: str
+    origins: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def shipped() -> dict[str, str]:
+    """Workloads that come with stoker: name to the first line of their file's comment."""
+    found: dict[str, str] = {}
+    for entry in sorted(resources.files("stoker.bench").joinpath("workloads").iterdir(), key=lambda one: one.name):
+        if entry.name.endswith(".yaml"):
+            first = entry.read_text("utf-8").partition("\n")[0]
+            found[entry.name.removesuffix(".yaml")] = first.lstrip("# ").rstrip()
+    return found
+
+
+def shipped_text(name: str) -> str | None:
+    """The YAML of a shipped workload; ``None`` where there is none of the name."""
+    if name not in shipped():
+        return None
+    return resources.files("stoker.bench").joinpath("workloads", f"{name}.yaml").read_text("utf-8")
+
+
+def read_workload(
+    source: str | os.PathLike[str] | None = None,
+    arguments: Sequence[str] = (),
+    *,
+    environ: Mapping[str, str] | None = None,
+    dotenv: str | os.PathLike[str] | None = ".env",
+) -> Resolved:
+    """A workload of a file or a shipped name, with what arguments, the environment and .env say.
+
+    Args:
+        source: a YAML file, of stoker's or of DLIO's keys; the name of a shipped workload; ``None`` for the defaults.
+        arguments: ``section.key=value``; for DLIO's files also ``++workload.section.key=value``, in DLIO's keys.
+        environ: default, ``os.environ``.
+        dotenv: a file of ``NAME=VALUE`` lines, read if it is there; ``None`` for none.
+
+    Raises:
+        ConfigError: a file, variable or argument is wrong; says where.
+    """
+    shown = "the defaults" if source is None else os.fspath(source)
+    tree = _file(source)
+    notes: tuple[str, ...] = ()
+    native, hydra = _arguments(arguments)
+    if is_dlio(tree):
+        tree, notes = from_dlio(merge(tree, _nested(hydra)) if hydra else tree)
+    elif hydra:
+        raise ConfigError(f"{hydra[0][1].where}: ++workload.… are keys of DLIO's, and {shown} is no file of DLIO's")
+    below = merge(
+        _nested(_dotenv(dotenv)), _nested(_variables(os.environ if environ is None else environ, "the variable"))
+    )
+    given = merge(merge(below, tree), _nested(native))
+    workload = build(Workload, given)
+    origins = {path: node.where for path, node in flat(given) if path}
+    return Resolved(workload, shown, origins, notes)
+
+
+def default_yaml(workload: Workload | None = None) -> str:
+    """A commented YAML of all settings, at their defaults unless a workload is given."""
+    shown = Workload() if workload is None else workload
+    return commented(shown, as_plain(shown)) + "\n"
+
+
+def _file(source: str | os.PathLike[str] | None) -> Node:
+    if source is None:
+        return Node({}, "the defaults")
+    if isinstance(source, str) and (text := shipped_text(source)) is not None:
+        return parse_yaml(text, f"{source}.yaml")
+    if (
+        not Path(source).is_file()
+        and isinstance(source, str)
+        and "/" not in source
+        and not source.endswith((".yaml", ".yml"))
+    ):
+        raise ConfigError(f"{source!r} is neither a file nor a shipped workload; those are {', '.join(shipped())}")
+    return read_yaml(source)
+
+
+def _arguments(arguments: Iterable[str]) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]]]:
+    native: list[tuple[str, Node]] = []
+    hydra: list[tuple[str, Node]] = []
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        stripped = name.lstrip("+")
+        if not equals or not stripped:
+            raise ConfigError(f"the argument {argument!r}: expected section.key=value")
+        # Places are told in errors and in results, where credentials have no business.
+        where = f"the argument {name if is_secret(stripped) else argument}"
+        if stripped.startswith("workload."):
+            hydra.append((stripped.removeprefix("workload."), parse_scalar(text, where)))
+        elif name != stripped:
+            raise ConfigError(f"{where}: DLIO's overrides begin with ++workload.")
+        else:
+            native.append((stripped, parse_scalar(text, where)))
+    return native, hydra
+
+
+def _variables(environ: Mapping[str, str], kind: str) -> list[tuple[str, Node]]:
+    found: list[tuple[str, Node]] = []
+    for name, text in sorted(environ.items()):
+        if name.startswith(PREFIX) and name not in _RESERVED and text != "":
+            path = name.removeprefix(PREFIX).lower().replace("__", ".")
+            found.append((path, parse_scalar(text, f"{kind} {name}")))
+    return found
+
+
+def _dotenv(path: str | os.PathLike[str] | None) -> list[tuple[str, Node]]:
+    if path is None or not Path(path).is_file():
+        return []
+    found: dict[str, str] = {}
+    for line in Path(path).read_text("utf-8", errors="replace").splitlines():
+        name, equals, text = line.strip().removeprefix("export ").partition("=")
+        if equals and name.strip().startswith(PREFIX):  # others' variables are none of ours
+            value = text.strip()
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            found[name.strip()] = value[1:-1] if quoted else value
+    return _variables(found, os.fspath(path) + ",")
+
+
+def _nested(pairs: Iterable[tuple[str, Node]]) -> Node:
+    root = Node({}, "")
+    for path, node in pairs:
+        inner = node
+        for name in reversed(path.split(".")):
+            inner = Node({name: inner}, node.where)
+        root = merge(root, inner)
+    return root

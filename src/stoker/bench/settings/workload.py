@@ -1,0 +1,195 @@
+# ruff: noqa: RUF009 - setting() makes a field, as dataclasses.field does
+"""A workload: what is trained on, how it is read, how long a step computes, and what is measured. Frozen dataclasses.
+
+These are the settings of ``stoker bench``: section by section the keys of its YAML. :mod:`~stoker.bench.settings.sources`
+reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+from stoker.bench.settings.duration import Duration, parse_duration
+from stoker.bench.settings.schema import ContradictionError, at_least, setting
+from stoker.bench.settings.workload_data import ColumnSpec, Dataset
+from stoker.bench.settings.workload_model import WIDTHS, Checkpoint, Model
+from stoker.errors import ConfigError
+
+__all__ = [
+    "STAGES",
+    "WIDTHS",
+    "Checkpoint",
+    "ColumnSpec",
+    "Compute",
+    "Dataset",
+    "Evaluation",
+    "Metric",
+    "Model",
+    "Reader",
+    "Stage",
+    "Storage",
+    "Train",
+    "Workload",
+    "as_plain",
+]
+
+Stage = Literal["generate", "train", "evaluate", "checkpoint"]
+STAGES: tuple[Stage, ...] = ("generate", "train", "evaluate", "checkpoint")
+"""In the order in which they run. ``evaluate`` runs between epochs of ``train``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What an accelerator does with a batch."""
+
+    kind: Literal["simulated", "torch"] = setting(
+        "simulated", "simulated: a clock; torch: forward and backward steps of a model"
+    )
+    seconds: Duration = setting(
+        Duration(mean=0.0),
+        "of a step: a number, or {distribution: normal, mean: 0.3, stdev: 0.01}",
+        parse=parse_duration,
+    )
+    device: str = setting("cpu", "of torch: cpu, cuda, or cuda:N; cuda alone takes the rank's number on its host")
+    hidden: int = setting(1024, "of torch: width of the model, which has two layers")
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "hidden")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The loader under test, and its settings."""
+
+    loader: str = setting("stoker", "stoker, torch, synthetic, another package's (stoker bench list), or module:Class")
+    batch_size: int = setting(1, "samples a step of one accelerator")
+    batch_size_eval: int = setting(1, "the same, of evaluation")
+    threads: int | Literal["auto"] = setting(
+        "auto", "reading ahead: threads or processes; auto: this host's processors shared by its ranks, up to 8"
+    )
+    prefetch: int = setting(
+        2,
+        "batches ready ahead, of loaders that count so: torch; stoker reads as far ahead as its threads and memory allow",
+    )
+    shuffle: bool = setting(True, "a new order of samples in each epoch")
+    decode: bool = setting(True, "samples as arrays; false: their bytes as they are, which the result says")
+    last_batch: Literal["drop", "keep"] = setting("drop", "the last batch where it is not full")
+    options: dict[str, Any] = setting(dict, "what else the loader understands")
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "batch_size", "batch_size_eval")
+        at_least(self, 0, "prefetch")
+        if self.threads != "auto":
+            at_least(self, 0, "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where the data is."""
+
+    url: str | None = setting(None, "a directory or URL; training files are below train/, others below valid/")
+    cache: Literal["drop", "keep"] = setting(
+        "drop", "drop: the files leave the page cache before each epoch; keep: as it comes"
+    )
+    client: str = setting(
+        "auto",
+        "what reads files for the loader torch: buffered, direct (O_DIRECT), mmap; obstore, s3dlio, s3torchconnector, minio",
+    )
+    settle_seconds: float = setting(0.0, "wait until all generated objects are listed, at most so long")
+    options: dict[str, Any] = setting(
+        dict, "credentials and settings by obstore's names, such as endpoint", secret=True
+    )
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "settle_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The training loop."""
+
+    epochs: int = setting(1, "times through the data")
+    steps: int | None = setting(None, "end each epoch after so many steps; null: where the data ends")
+    seed: int = setting(123, "of the order of samples and of the drawn computation times")
+    reshuffle: bool = setting(True, "another order in each epoch")
+    barrier: bool = setting(False, "all ranks wait for each other after each step, as if they reduced gradients")
+    repeats: int = setting(1, "run the whole training so often, for the spread")
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "epochs", "steps", "repeats")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Evaluation between epochs, on the files below ``valid/``."""
+
+    seconds: Duration = setting(Duration(mean=0.0), "of a step, as compute.seconds", parse=parse_duration)
+    after_epoch: int = setting(1, "the first epoch after which there is one")
+    every: int = setting(1, "epochs from one to the next")
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "after_epoch", "every")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What counts."""
+
+    au: float = setting(0.9, "least accelerator utilization, 0 to 1, for the result to be a pass")
+    exclude_start: int = setting(1, "steps at a block's begin that do not count: warm-up")
+    exclude_end: int = setting(0, "steps at a block's end that do not count")
+    calibrate: bool = setting(
+        False, "first read a copy of some files from memory: the utilization that endless storage would give"
+    )
+    calibrate_bytes: int = setting(1 << 28, "how much is copied for that, on each host", unit="bytes")
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "exclude_start", "exclude_end")
+        if not 0 <= self.au <= 1:
+            raise ConfigError(f"au is a part of 1, got {self.au}")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """All of it. ``Workload()`` is what an empty file means."""
+
+    name: str = setting("default", "for the results")
+    accelerator: str = setting("none", "what compute.seconds was measured on; for the results alone")
+    stages: tuple[Stage, ...] = setting(("train",), "which of generate, train, evaluate, checkpoint are run")
+    compute: Compute = setting(Compute, "what an accelerator does with a batch")
+    dataset: Dataset = setting(Dataset, "the files")
+    reader: Reader = setting(Reader, "the loader under test")
+    storage: Storage = setting(Storage, "where the data is")
+    train: Train = setting(Train, "the training loop")
+    evaluation: Evaluation = setting(Evaluation, "evaluation between epochs; needs dataset.files_eval")
+    model: Model = setting(Model, "the model whose state a checkpoint holds")
+    checkpoint: Checkpoint = setting(Checkpoint, "saving and loading of checkpoints")
+    metric: Metric = setting(Metric, "what counts")
+
+    def __post_init__(self) -> None:
+        if len(set(self.stages)) != len(self.stages) or not self.stages:
+            raise ContradictionError("stages are each named once, and at least one", "stages")
+        if "evaluate" in self.stages and not self.dataset.files_eval:
+            raise ContradictionError("evaluation needs files: dataset.files_eval is 0", "stages", "dataset.files_eval")
+        if "evaluate" in self.stages and "train" not in self.stages:
+            raise ContradictionError("evaluation runs between epochs of training: name train, too", "stages")
+        if self.compute.kind == "torch" and not self.reader.decode:
+            raise ContradictionError(
+                "a real step needs arrays: reader.decode is false", "compute.kind", "reader.decode"
+            )
+
+    def steps_of(self, samples: int, ranks: int) -> int:
+        """Full steps of an epoch of ``samples`` on ``ranks``, before ``train.steps`` cuts it."""
+        return samples // (self.reader.batch_size * ranks)
+
+
+def as_plain(section: Any) -> Any:
+    """A workload as dicts, lists and scalars, for JSON and YAML; reading that gives the same workload."""
+    if isinstance(section, Duration):
+        return section.plain
+    if is_dataclass(section):
+        return {one.name: as_plain(getattr(section, one.name)) for one in fields(section)}
+    if isinstance(section, tuple | list):
+        return [as_plain(one) for one in section]
+    return section

@@ -1,0 +1,1 @@
+"""How large a dataset a benchmark needs."""

@@ -1,0 +1,74 @@
+"""The search for the most accelerators that are fed.
+
+Utilization falls as accelerators are added, but each run scatters. So the search doubles, halves what is between, and then
+repeats the two runs at the border until it has several of each; where that moves the border, it goes on there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stoker.bench.compare.statistics import mean_interval
+
+__all__ = ["CONFIDENCE", "Border", "find_border"]
+
+CONFIDENCE: Final = 0.9
+"""Of two-sided intervals: 95 % on the side that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where the search ended.
+
+    Attributes:
+        fed: the most accelerators that are fed; 0 if the fewest are too many.
+        starved: the next number that can be had, which are not; ``None`` where there is none.
+        sure: whether both sides of the border are on their side of the threshold by their intervals.
+        values: utilization of all runs, by the number of accelerators.
+    """
+
+    fed: int
+    starved: int | None
+    sure: bool
+    values: Mapping[int, tuple[float, ...]]
+
+
+def find_border(probe: Callable[[int], float], threshold: float, *, counts: Sequence[int], repeats: int) -> Border:
+    """Search.
+
+    Args:
+        probe: runs so many accelerators, and returns their utilization.
+        threshold: utilization with which they count as fed.
+        counts: numbers of accelerators that can be had, rising.
+        repeats: runs on each side of the border.
+    """
+    # Numbers are told by their places among the counts, from 1.
+    values: dict[int, list[float]] = {}
+    last = len(counts)
+    while True:
+        means = {place: math.fsum(found) / len(found) for place, found in sorted(values.items())}
+        starved = next((place for place, mean in means.items() if mean < threshold), None)
+        fed = max(
+            (place for place, mean in means.items() if mean >= threshold and place < (starved or last + 1)), default=0
+        )
+        if starved is None and fed < last:
+            ask = min(2 * fed or 1, last)
+        elif starved is not None and starved - fed > 1:
+            ask = (fed + starved) // 2
+        else:
+            border = [place for place in (fed, starved) if place]
+            ask = min(border, key=lambda place: len(values[place]))
+            if len(values[ask]) >= repeats:
+                break
+        values.setdefault(ask, []).append(probe(counts[ask - 1]))
+    low = mean_interval(values[fed], CONFIDENCE)[0] if fed else math.inf
+    high = mean_interval(values[starved], CONFIDENCE)[1] if starved else -math.inf
+    return Border(
+        counts[fed - 1] if fed else 0,
+        counts[starved - 1] if starved else None,
+        low >= threshold > high,
+        {counts[place - 1]: tuple(found) for place, found in sorted(values.items())},
+    )

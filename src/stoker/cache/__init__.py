@@ -1,0 +1,1 @@
+"""A shard in memory or on disk: fetched, verified, within its quota."""

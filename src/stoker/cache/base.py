@@ -1,0 +1,254 @@
+"""What every cache is to those who read shards: it opens those that are at hand, and fetches and checks the others."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
+
+from stoker.cache.directory import CacheDirectory
+from stoker.concurrency.shared_counters import Count, Counts
+from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
+from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.common.compression import parse_compression
+from stoker.formats.common.hashing import fastest_hash, hash_hex
+from stoker.index.version import VersionWatch
+from stoker.storage import ObjectInfo, Store
+from stoker.types import Buffer, HeldBytes
+
+__all__ = ["CacheKind", "CacheSettings", "IfFull", "ShardCache"]
+
+_T = TypeVar("_T")
+_B = TypeVar("_B", bytearray, HeldBytes)
+
+logger = logging.getLogger(__name__)
+
+# A corrupt download is fetched again this often before it is an error.
+_ATTEMPTS: Final = 2
+
+CacheKind: TypeAlias = Literal["disk", "memory"]
+IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
+"""What a cache does with a file for which it has no room under its limit. ``"exceed"``: remove files that are not in use,
+and go above the limit where that is not enough; ``"evict"``: remove files that are not in use, and give the file up where
+that is not enough; ``"give up"``: remove nothing."""
+"""Where shards of a remote are: in files that all processes of a node share, or held by each that reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """How a cache behaves.
+
+    Attributes:
+        validate_hash: ``None``: check each download against the fastest hash that the index has, if any. A hash's name:
+            check downloads, and shards found in the cache when they are first opened, against it; the index must have it.
+            ``False``: never.
+        keep_zip: keep compressed files beside the decompressed ones.
+        limit: most bytes of shard files to keep; ``None`` for no limit.
+        stall_timeout: seconds without progress after which another process's download is no longer waited for.
+        in_memory: shards of a remote are held in the memory of the process that reads them, while it reads them.
+    """
+
+    validate_hash: str | bool | None = None
+    keep_zip: bool = False
+    limit: int | None = None
+    stall_timeout: float = 60.0
+    in_memory: bool = False
+
+
+class ShardCache(ABC):
+    """Shard files of one dataset.
+
+    Args:
+        root: the directory that they are read from, or would be.
+        store: where shards come from; ``None`` if the directory itself is the dataset.
+        settings: see :class:`CacheSettings`.
+        watch: tells whether what is fetched, or read in place, is of the version that was opened; ``None`` where names of
+            files have versions.
+
+    Attributes:
+        keeps: whether shards that nobody reads stay.
+        directory: makes and holds the root, where that is a directory of one version; otherwise ``None``.
+        counts: where downloads are counted, if anywhere.
+        early: bytes of the downloads that nobody counted, each; what opens the dataset may fetch before anything is read.
+    """
+
+    keeps: ClassVar[bool] = True
+
+    def __init__(
+        self, root: Path, store: Store | None, settings: CacheSettings, watch: VersionWatch | None = None
+    ) -> None:
+        self.root = root
+        self.watch = watch
+        self.store = store
+        self.settings = settings
+        self.directory: CacheDirectory | None = None
+        self.counts: Counts | None = None
+        self.early: list[int] = []
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self, info: ShardInfo) -> list[Buffer] | None:
+        """A shard's raw files if all are present with the right size; ``None`` if not.
+
+        A file of a wrong size is not an error here: fetching replaces it.
+
+        Raises:
+            CorruptDataError: a file that is read in place, in part, was replaced after it was indexed.
+        """
+
+    def read_ahead(self, files: Sequence[Buffer]) -> None:  # noqa: B027 - there may be nothing to do
+        """Begin to bring opened files into memory, before they are asked for."""
+
+    def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:  # noqa: B027
+        """Check files found in the cache where ``validate_hash`` names a hash.
+
+        Raises:
+            CorruptDataError: a hash differs.
+        """
+
+    @abstractmethod
+    def describe(self, info: ShardInfo) -> str:
+        """Names a shard in errors: where it lies, and where it comes from."""
+
+    @abstractmethod
+    def discard(self, info: ShardInfo) -> bool:
+        """Remove a shard's raw files, which turned out to be corrupt. ``False`` where that would lose the only copy."""
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
+        """Bring a shard's raw files into the cache.
+
+        Args:
+            info: the shard.
+            wait: wait for whoever else is fetching it. Otherwise ``False`` is returned in that case.
+            if_full: what to do where the cache has a limit and no room; see :data:`IfFull`. ``False`` is returned where the
+                file was not fetched for it.
+
+        Returns:
+            Whether the shard is now present.
+
+        Raises:
+            ObjectNotFoundError: neither remote nor cache has it.
+            CorruptDataError: what was fetched, twice, is not what the index describes.
+            StorageFullError, CacheError, StorageError: writing or reading failed.
+        """
+
+    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:  # noqa: B027 - where nothing is kept
+        """Put a file into the cache, whole, in place of one that may be there.
+
+        Args:
+            name: its path below the root.
+            data: its bytes.
+            room: do so although there is a limit and room can not be made; otherwise leave it.
+
+        Raises:
+            StorageFullError, CacheError: it can not be written.
+        """
+
+    def sweep(self) -> None:  # noqa: B027
+        """Remove what killed processes left."""
+
+    # -- what arrives ----------------------------------------------------------------------------------------------
+
+    def _count(self, what: Count, number: int) -> None:
+        if self.counts is not None:
+            self.counts.add(what, number)
+        elif what is Count.BYTES_FETCHED:
+            self.early.append(number)
+
+    def _again_if_corrupt(self, fetch: Callable[[], _T]) -> _T:
+        """Fetch what is checked on arrival; again, once, where that finds it corrupt."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return fetch()
+            except DatasetChangedError:
+                raise
+            except (CorruptDataError, StorageError) as error:
+                if self.watch is not None:
+                    self.watch.explain(error)
+                if attempt == _ATTEMPTS or self.store is None or isinstance(error, StorageError):
+                    raise
+                self._count(Count.RETRIES, 1)
+                logger.warning("%s; fetching it again", error)
+        raise AssertionError("unreachable")
+
+    def _decompressed(
+        self, info: ShardInfo, number: int, data: bytes, where: str | Path, memory: Callable[[int], _B]
+    ) -> _B:
+        """The raw file that a compressed one holds, both checked; ``memory`` gives a buffer of so many bytes for it."""
+        file, packed = info.raw[number], info.zip[number]
+        if len(data) != packed.bytes:
+            raise CorruptDataError(f"{where} has {len(data)} bytes, the index says {packed.bytes}")
+        self._check(packed, data, where)
+        assert info.compression is not None
+        try:
+            raw = parse_compression(info.compression).decompress_in(data, file.bytes, memory)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{where}: {error}") from error
+        self._check(file, raw, where)
+        return raw
+
+    def _check_version(self, file: FileInfo, info: ObjectInfo) -> None:
+        """See that a file that arrived is of the version that was opened, unless its hash tells."""
+        if self.watch is not None and self._hash_of(file) is None:
+            self.watch.check_fetched(info)
+
+    def _check_opened(self, file: FileInfo, data: Buffer, info: ObjectInfo) -> None:
+        """See that a file that was just mapped where it lies is of the version that was opened."""
+        if self.watch is None:
+            return
+        name = fastest_hash(file.hashes)
+        if name is None or not self.watch.is_newer(info):
+            self.watch.check_fetched(info)
+            return
+        # Its bytes may be the same, as after chmod or a hard link: the hash tells.
+        where = self.root / file.basename
+        try:
+            self._check_digest(file, name, hash_hex(name, data), where)
+        except CorruptDataError as error:
+            self.watch.changed(f"{where} was written after the dataset was opened", error)
+        self.watch.look()
+
+    def _check_size(self, file: FileInfo, size: int) -> None:
+        """Check a whole file of the store by its size."""
+        assert self.store is not None
+        if size != file.bytes:
+            raise CorruptDataError(f"{self.store.url_of(file.basename)} has {size} bytes, the index says {file.bytes}")
+
+    def _hash_of(self, file: FileInfo) -> str | None:
+        """Name of the hash that a whole file is checked against; ``None`` for none.
+
+        Raises:
+            ConfigError: the one that is asked for is not in the index.
+        """
+        name = self.settings.validate_hash
+        if file.part is not None or name is False:  # hashes are of whole files; the format checks its own
+            return None
+        if not isinstance(name, str):
+            return fastest_hash(file.hashes)
+        if name not in file.hashes:
+            raise ConfigError(
+                f"validate_hash={name!r}, but the index has "
+                + (f"only {', '.join(sorted(file.hashes))}" if file.hashes else "no hashes")
+                + f" for {file.basename}"
+            )
+        return name
+
+    def _check(self, file: FileInfo, data: Buffer | bytearray, where: str | Path) -> None:
+        name = self._hash_of(file)
+        if name is not None:
+            self._check_digest(file, name, hash_hex(name, data), where)
+
+    def _check_digest(self, file: FileInfo, name: str, found: str, where: str | Path) -> None:
+        expected = file.hashes[name]
+        if found != expected:
+            raise CorruptDataError(
+                f"{where}: its {name} is {found}, the index says {expected}. It is damaged, or the dataset was written anew "
+                "since it was opened"
+            )

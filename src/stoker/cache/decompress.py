@@ -1,0 +1,141 @@
+"""Compressed files that others wrote, decompressed from disk to disk, however large they are."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from stoker.cache.quota import claim, release
+from stoker.cache.range_fetch import check_file, fetch_part
+from stoker.errors import CorruptDataError, StokerError
+from stoker.formats.base import UNKNOWN, FilePart
+from stoker.storage import is_local
+from stoker.storage.files import open_own
+
+if TYPE_CHECKING:
+    from stoker.storage import Store
+
+__all__ = ["unpack_file"]
+
+_CODECS: Final = {"gz": "gzip", "zstd": "zstd"}
+_CHUNK: Final = 4 << 20
+_STRETCH: Final = 32 << 20
+# Text that is compressed to less than this part of itself is none that anybody trains on, but a bomb.
+_MOST_RATIO: Final = 256
+_ALWAYS: Final = 1 << 30
+
+
+def unpack_file(store: Store, packed: FilePart, codec: str, size: int, into: Path, scratch: Path) -> int:
+    """Fetch a compressed file, unless it is local, and decompress it in a few MB of memory.
+
+    Args:
+        store: where it is.
+        packed: the file, whole.
+        codec: ``gz`` or ``zstd``; a file may consist of several streams.
+        size: bytes that must come out; :data:`~stoker.formats.base.UNKNOWN` where nothing tells.
+        into: file to be written.
+        scratch: name that stretches of the compressed file may have meanwhile.
+
+    Returns:
+        Bytes that were fetched from a store that is not local.
+
+    Raises:
+        CorruptDataError: the file is damaged, cut off, not of that size, or was replaced after it was indexed.
+        StorageError, OSError: reading or writing failed.
+    """
+    where = store.url_of(packed.key)
+    directory = is_local(store.url)
+    if directory is not None:
+        source = directory / packed.key
+        check_file(source, os.stat(source), packed)
+        _decompress(source, codec, packed.size, size, into, where)
+        return 0
+    held = claim(scratch)
+    try:
+        with _Fetched(store, packed, scratch) as fetched:
+            _decompress(fetched, codec, packed.size, size, into, where)
+        return fetched.bytes
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(scratch)
+        if held is not None:
+            release(held)
+
+
+class _Fetched(io.RawIOBase):
+    """A file of a store that is read once through, of which a stretch at a time lies on disk.
+
+    So what comes out grows while it is fetched, by which others see that it is, and compressed bytes take little room.
+    """
+
+    def __init__(self, store: Store, packed: FilePart, scratch: Path) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._store, self._packed, self._scratch = store, packed, scratch
+        self._stretch: BinaryIO | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while True:
+            if self._stretch is not None and (count := self._stretch.readinto(buffer)):  # type: ignore[attr-defined]
+                return int(count)
+            first, end = self.bytes, min(self.bytes + _STRETCH, self._packed.size)
+            self.close_stretch()
+            if first == end:
+                return 0
+            self.bytes += fetch_part(self._store, replace(self._packed, starts=(first,), ends=(end,)), self._scratch)
+            self._stretch = open(self._scratch, "rb")  # noqa: SIM115 - closed with this
+
+    def close_stretch(self) -> None:
+        """Let go of what is on disk."""
+        if self._stretch is not None:
+            self._stretch.close()
+            self._stretch = None
+
+    def close(self) -> None:
+        self.close_stretch()
+        super().close()
+
+
+def _decompress(source: Path | _Fetched, codec: str, packed: int, size: int, into: Path, where: str) -> None:
+    import pyarrow as pa
+
+    most = max(_ALWAYS, packed * _MOST_RATIO) if size == UNKNOWN else size
+    written = 0
+    with open(open_own(into, os.O_TRUNC), "wb", buffering=0) as out:
+        given = os.fspath(source) if isinstance(source, Path) else pa.PythonFile(source, "r")
+        stream = pa.input_stream(given, compression=_CODECS[codec])
+        try:
+            buffer = memoryview(bytearray(_CHUNK))  # of our own, for pyarrow would lose one at each damaged file
+            while packed and (count := _read(stream, buffer, where, codec)):
+                written += count
+                if written > most:
+                    raise CorruptDataError(
+                        f"{where}: {packed} bytes of {codec} hold more than {most}: "
+                        + ("decompress it by hand if that is right" if size == UNKNOWN else "it was replaced since")
+                    )
+                view = buffer[:count]
+                while view:
+                    view = view[out.write(view) :]
+        finally:
+            stream.close()
+    if size not in (UNKNOWN, written):
+        raise CorruptDataError(f"{where}: holds {written} bytes of text, and held {size} when it was indexed")
+
+
+def _read(stream: Any, buffer: memoryview, where: str, codec: str) -> int:
+    try:
+        count: int = stream.readinto(buffer)
+    except StokerError:  # fetching failed
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise CorruptDataError(f"{where}: not {codec}, damaged, or cut off: {error}") from None
+    return count

@@ -1,0 +1,447 @@
+"""The cache on disk: whole, verified shard files, shared by every process of a node.
+
+A shard's file is in the cache by rename, whole and verified, or it is not there. All coordination is between files:
+
+* ``<root>/.stoker/<name>.part`` is a download under way. Who downloads holds an exclusive ``flock`` on it; the kernel
+  drops that with the process, so a killed download is taken over, or swept away by the next process that opens the cache.
+* ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`stoker.cache.quota`.
+* ``<root>/<basename>`` is a shard file. Whoever has it mapped holds a lock that stands for it, see
+  :mod:`stoker.cache.in_use`; eviction passes over files in use. A file that is unlinked while mapped stays readable to
+  those who mapped it.
+
+Readers of present shards take no lock that anyone waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.cache.base import CacheSettings, IfFull, ShardCache
+from stoker.cache.decompress import unpack_file
+from stoker.cache.directory import CacheDirectory
+from stoker.cache.in_use import hold
+from stoker.cache.origin import PRIVATE, remove_origin_part
+from stoker.cache.quota import PART, Room, claim, part_name, release, remove_unlocked
+from stoker.cache.range_fetch import check_file, fetch_part
+from stoker.concurrency.shared_counters import Count
+from stoker.errors import (
+    CacheError,
+    ConfigError,
+    CorruptDataError,
+    ObjectNotFoundError,
+    StokerError,
+    StorageFullError,
+)
+from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
+from stoker.formats.common.hashing import fastest_hash, new_hash
+from stoker.index.version import VersionWatch
+from stoker.storage import ObjectInfo, Store
+from stoker.storage.files import MappedFile, make_own_directory, map_open_file, open_own, open_regular, read_regular
+from stoker.storage.local import file_info
+from stoker.types import Buffer
+
+__all__ = ["DiskCache"]
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger(__name__)
+
+# How many bytes a compressed one is thought to stand for where nothing tells: text gives three to five.
+_USUAL_RATIO = 4
+
+
+class DiskCache(ShardCache):
+    """Shard files of one dataset under one directory.
+
+    Args:
+        root: the directory; made when first written to.
+        store: where shards come from; ``None`` if the directory itself is the dataset. Then nothing is ever evicted.
+        settings: see :class:`~stoker.cache.base.CacheSettings`.
+        known: basename to size of every file of the dataset, for eviction; called only where there is a limit.
+        watch: see :class:`~stoker.cache.base.ShardCache`.
+        directory: makes and holds the root; ``None`` where there is no store.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        store: Store | None,
+        settings: CacheSettings,
+        known: Callable[[], Mapping[str, int]] | None = None,
+        watch: VersionWatch | None = None,
+        directory: CacheDirectory | None = None,
+    ) -> None:
+        super().__init__(root, store, settings, watch)
+        self.directory = directory
+        self._private = root / PRIVATE
+        self._room: Room | None = None
+        self._warned = False
+        self._seen = False
+        # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
+        self._watches: dict[Path, _Watch] = {}
+        if settings.limit is not None and known is not None:
+            self._room = Room(root, self._private, settings.limit, settings.stall_timeout, known)
+            if directory is not None:
+                self._room.others = directory.others
+        if settings.limit is not None and store is None:
+            raise ConfigError(
+                f"cache_limit was given, but {root} has no remote to fetch evicted shards from again: "
+                "give remote= or leave cache_limit out"
+            )
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def open(self, info: ShardInfo) -> list[Buffer] | None:
+        """See :class:`~stoker.cache.base.ShardCache`: the files are mapped."""
+        files: list[Buffer] = []
+        for file in info.raw:
+            found = self._map(self.root / file.basename, file)
+            if found is None:
+                return None
+            data, status = found
+            if self.store is None and not info.zip:
+                self._check_opened(file, data, file_info(file.basename, status, self.root / file.basename))
+            files.append(data)
+        if self.store is None and self.watch is not None and info.zip:
+            self.watch.look()
+        return files
+
+    def read_ahead(self, files: Sequence[Buffer]) -> None:
+        """Have the kernel read mapped files from disk in the background, whole, before pages of them are asked for."""
+        for data in files:
+            if isinstance(data, mmap.mmap):
+                with contextlib.suppress(OSError):
+                    data.madvise(mmap.MADV_WILLNEED)
+
+    def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        if isinstance(self.settings.validate_hash, str) or self.settings.validate_hash is True:
+            for file, data in zip(info.raw, files, strict=True):
+                self._check(file, data, self.root / file.basename)
+
+    def describe(self, info: ShardInfo) -> str:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        path = str(self.root / info.raw[0].basename)
+        if self.store is None:
+            return path
+        part = info.stored[0].part
+        if part is not None:  # the file of the cache has a name that tells users nothing
+            return self.store.url_of(part.key)
+        return f"{path} (from {self.store.url_of(info.stored[0].basename)})"
+
+    def discard(self, info: ShardInfo) -> bool:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        if self.store is None and not info.zip:
+            return False
+        for file in info.raw:
+            self._stay_inside(self.root / file.basename)
+            with contextlib.suppress(FileNotFoundError):
+                self._guard(partial(os.unlink, self.root / file.basename), "remove a corrupt shard from")
+        return True
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
+        """See :class:`~stoker.cache.base.ShardCache`; those who fetch it are processes of this node."""
+        missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
+        if not missing:
+            return True
+        return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
+
+    def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
+        file = info.raw[number]
+        target = self.root / file.basename
+        part = self._private / part_name(file.basename)
+        delay = 0.001
+        while True:
+            self._guard(lambda: self._make_directories(target), "write to")
+            held = self._guard(partial(claim, part), "write to")
+            if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
+                # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
+                part = self._private / part_name(file.basename, secrets.token_hex(8))
+                continue
+            if held is not None:
+                self._watches.pop(part, None)
+                try:
+                    if self._present(file):
+                        _unlink(part)
+                        return True
+                    if not self._take_room(info, number, if_full):
+                        _unlink(part)
+                        return False
+                    self._obtain(info, number, part, target)
+                    return True
+                except BaseException:
+                    _unlink(part)
+                    raise
+                finally:
+                    release(held)
+            if self._present(file):
+                self._watches.pop(part, None)
+                return True
+            if not wait:
+                return False
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+
+    def _take_room(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
+        """Make room for a file whose part file we hold; whether to go on."""
+        room = self._room
+        if room is None:
+            return True
+        size = info.raw[number].whole
+        if size == UNKNOWN:
+            size = info.zip[number].bytes * _USUAL_RATIO
+        if self._guard(partial(room.take, size, evict=if_full != "give up"), "write to"):
+            return True
+        insist = if_full == "exceed"
+        if insist and not self._warned:
+            self._warned = True
+            logger.warning("cache_limit=%d is too small for what is read at once from %s", room.limit, self.root)
+        return insist
+
+    def _obtain(self, info: ShardInfo, number: int, part: Path, target: Path) -> None:
+        """Fill the part file that we hold, verify it, and rename it into place."""
+
+        def fill() -> None:
+            if info.zip:
+                self._decompress(info, number, part)
+            else:
+                self._download(info.raw[number], part)
+
+        self._again_if_corrupt(fill)
+        self._guard(lambda: os.rename(part, target), "write to")
+
+    def _download(self, file: FileInfo, part: Path) -> None:
+        if self.store is None:
+            raise ObjectNotFoundError(
+                f"{self.root / file.basename} is missing or has a wrong size, and there is no remote to fetch it from",
+                url=str(self.root / file.basename),
+            )
+        store = self.store
+        excerpt = file.part
+        if excerpt is not None:
+            self._guard(lambda: fetch_part(store, excerpt, part), "write to")
+            self._count(Count.BYTES_FETCHED, sum(excerpt.ends) - sum(excerpt.starts))
+            return
+        name = self._hash_of(file)
+        hashing = None if name is None else new_hash(name)
+        arrived = self._guard(
+            lambda: store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing), "write to"
+        )
+        self._count(Count.BYTES_FETCHED, arrived.size)
+        self._check_size(file, arrived.size)
+        if name is not None:
+            self._check_digest(file, name, arrived.digest, store.url_of(file.basename))
+        self._check_version(file, arrived)
+
+    def _decompress(self, info: ShardInfo, number: int, part: Path) -> None:
+        file, packed = info.raw[number], info.zip[number]
+        if packed.part is not None and self.store is not None and info.compression is not None:
+            scratch = self._private / part_name(packed.basename, secrets.token_hex(8))
+            unpack = partial(unpack_file, self.store, packed.part, info.compression, file.whole, part, scratch)
+            self._count(Count.BYTES_FETCHED, self._guard(unpack, "write to"))
+            return
+        kept = self.root / packed.basename
+        data = self._kept_zip(kept, packed)
+        where: str | Path = kept
+        arrived: ObjectInfo | None = None
+        if data is None:
+            if self.store is None:
+                raise ObjectNotFoundError(f"{kept} is missing, and there is no remote to fetch it from", url=str(kept))
+            where = self.store.url_of(packed.basename)
+            data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
+            self._count(Count.BYTES_FETCHED, len(data))
+        elif self.store is None:
+            # After it was read, so that one that was replaced before is noticed.
+            arrived = self._guard(lambda: file_info(packed.basename, os.stat(kept), kept), "read from")
+        try:
+            raw = self._decompressed(info, number, data, where, bytearray)
+        except CorruptDataError:
+            if self.store is not None:
+                _unlink(kept)
+            raise
+        if arrived is not None:
+            self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
+        self._guard(lambda: _write(part, raw), "write to")
+        if self.settings.keep_zip and self.store is not None and not kept.exists():
+            self.keep(packed.basename, data, room=False)
+
+    def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
+        """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
+
+        def read() -> bytes | None:
+            with contextlib.suppress(FileNotFoundError):
+                if self.store is None or kept.stat().st_size == packed.bytes:
+                    return read_regular(kept)
+            return None
+
+        return self._guard(read, "read from")
+
+    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:
+        """See :class:`~stoker.cache.base.ShardCache`."""
+        target = self.root / name
+        self._guard(lambda: self._make_directories(target), "write to")
+        held = None
+        while held is None:  # another process that looks for debris may have it locked for a moment
+            beside = self._private / part_name(name, secrets.token_hex(8))
+            held = self._guard(partial(claim, beside), "write to")
+        try:
+            limited = None if room else self._room
+            if limited is not None and not self._guard(partial(limited.take, len(data)), "write to"):
+                _unlink(beside)
+                return
+            self._guard(lambda: _write(beside, data), "write to")
+            self._guard(lambda: os.rename(beside, target), "write to")
+        except BaseException:
+            _unlink(beside)
+            raise
+        finally:
+            release(held)
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def _present(self, file: FileInfo) -> bool:
+        try:
+            status = os.stat(self.root / file.basename)
+            return stat.S_ISREG(status.st_mode) and file.whole in (status.st_size, UNKNOWN)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _map(self, path: Path, file: FileInfo) -> tuple[Buffer, os.stat_result] | None:
+        """A file's bytes and status; ``None`` if it is missing or has a wrong size."""
+        try:
+            descriptor, status = open_regular(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(error, StokerError) and self.store is None:  # it is there, but no file
+                raise
+            return None
+        except OSError as error:
+            raise _not_opened(error, path) from error
+        try:
+            first, end = 0, status.st_size
+            if file.part is not None and file.part.in_place and self.store is None:
+                check_file(path, status, file.part)
+            elif file.whole not in (end, UNKNOWN):
+                return None
+            if file.part is not None and file.part.in_place and file.whole != UNKNOWN:
+                first, end = file.part.window
+            if end <= first:
+                return b"", status
+            if self.store is None:
+                return map_open_file(descriptor, first, end, str(path), status), status
+            mapped = MappedFile(descriptor, first, end, str(path), status)
+            hold(self.root, file.basename, mapped)
+            if self.settings.limit is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(descriptor)  # eviction goes by this time
+            return mapped, status
+        except OSError as error:
+            if isinstance(error, StokerError):
+                raise
+            raise _not_opened(error, path) from error
+        finally:
+            os.close(descriptor)
+
+    def _make_directories(self, target: Path) -> None:
+        there = self._private.is_dir()
+        if not (there and self._seen):
+            make_own_directory(self._private)
+            self._seen = True
+        if not there:
+            self.sweep()
+        if self.directory is not None:
+            self.directory.make()
+        self._stay_inside(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+
+    def _stay_inside(self, path: Path) -> None:
+        """See that no symbolic link on the way to a file of the cache leads out of it, before it is written or removed."""
+        parent = path.parent
+        if parent == self.root:
+            return
+        top, found = os.path.realpath(self.root), os.path.realpath(parent)
+        if os.path.commonpath([top, found]) != top:
+            raise CacheError(
+                f"{path} would be in {found}, out of the cache {self.root}, by a symbolic link: remove the link, or choose "
+                "another local="
+            )
+
+    def _guard(self, action: Callable[[], _T], doing: str) -> _T:
+        """Run ``action``; local file errors become stoker's own, saying what to do."""
+        try:
+            return action()
+        except StorageFullError as error:
+            raise self._full() from error
+        except StokerError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise self._full() from error
+            raise CacheError(
+                f"can not {doing} the cache {self.root}: {error.strerror}; choose another local= or mend its permissions"
+            ) from error
+
+    def _full(self) -> StorageFullError:
+        message = f"no space left in the cache {self.root}: free some, set cache_limit=, or put local= elsewhere"
+        return StorageFullError(message, url=str(self.root))
+
+    def sweep(self) -> None:
+        """Remove part files whose process is gone."""
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(self._private)):
+                if entry.name.endswith(PART) and not remove_origin_part(self._private / entry.name):
+                    remove_unlocked(self._private / entry.name)
+
+
+class _Watch:
+    """Notices when a part file has stopped growing."""
+
+    def __init__(self, path: Path, patience: float) -> None:
+        self._path = path
+        self._patience = patience
+        self._seen: tuple[int, int, int] | None = None
+        self._since = time.monotonic()
+
+    def stalled(self) -> bool:
+        try:
+            status = os.stat(self._path)
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except FileNotFoundError:
+            seen = (0, 0, 0)
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        return now - self._since > self._patience
+
+
+def _not_opened(error: OSError, path: Path) -> CacheError:
+    remedy = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = ": something keeps all file descriptors that this process may have; raise the limit (ulimit -n)"
+    elif error.errno == errno.ENOMEM:
+        remedy = ": this process has no memory for it, or more maps than it may have; raise vm.max_map_count (sysctl)"
+    return CacheError(f"can not open {path}: {os.strerror(error.errno or 0)}{remedy}")
+
+
+def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
+    with open(open_own(path, os.O_TRUNC), "wb", buffering=0) as handle:
+        view = memoryview(data)
+        while view:
+            view = view[handle.write(view) :]
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,59 @@
+"""Which kind of cache a dataset has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stoker.cache.base import CacheKind, CacheSettings, ShardCache
+from stoker.cache.directory import CacheDirectory
+from stoker.cache.disk import DiskCache
+from stoker.cache.memory import MemoryCache
+from stoker.errors import ConfigError
+from stoker.index.version import VersionWatch
+from stoker.storage import Store
+
+__all__ = ["check_memory", "make_cache", "uses_memory"]
+
+
+def make_cache(
+    root: Path | CacheDirectory,
+    store: Store | None,
+    settings: CacheSettings,
+    known: Callable[[], Mapping[str, int]] | None = None,
+    watch: VersionWatch | None = None,
+) -> ShardCache:
+    """The cache that the settings ask for; files that are read where they lie (no ``store``) are mapped in any case.
+
+    Args:
+        root: the directory of files that are read where they lie, or of the cache.
+        store, settings, watch: see :class:`~stoker.cache.base.ShardCache`.
+        known: see :class:`~stoker.cache.disk.DiskCache`.
+    """
+    directory, path = (root, root.path) if isinstance(root, CacheDirectory) else (None, root)
+    if settings.in_memory and store is not None:
+        return MemoryCache(path, store, settings, watch)
+    return DiskCache(path, store, settings, known, watch, directory)
+
+
+def uses_memory(cache: CacheKind) -> bool:
+    """Whether shards are held in memory.
+
+    Raises:
+        ConfigError: neither ``"disk"`` nor ``"memory"``.
+    """
+    if cache not in ("disk", "memory"):
+        raise ConfigError(f"cache={cache!r}: 'disk' or 'memory'")
+    return cache == "memory"
+
+
+def check_memory(in_memory: bool, remote: object, local: object, keep_zip: bool = False) -> None:
+    """See that nothing is asked to be kept where shards are held in memory.
+
+    Raises:
+        ConfigError: something is.
+    """
+    if in_memory and remote is not None and (local is not None or keep_zip):
+        given = f"local={os.fspath(local)!r}" if isinstance(local, str | os.PathLike) else "keep_zip=True"
+        raise ConfigError(f"{given} says where shards are kept, and cache='memory' keeps none: leave out one of them")

@@ -1,0 +1,236 @@
+"""How many bytes a cache holds, and which files go when it is full.
+
+The count lies in a file beside the downloads and is written under its lock, so that a download costs no look at all the
+files that are there. It may only be too high (a killed process took room and did not use it); then the files are
+counted again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from stoker.cache.in_use import Users
+from stoker.index.index import INDEX_NAME
+from stoker.storage.files import PRIVATE, open_own
+
+__all__ = [
+    "PART",
+    "PRIVATE",
+    "Room",
+    "claim",
+    "files_below",
+    "part_name",
+    "release",
+    "remove_unlocked",
+    "shard_files",
+    "try_lock",
+]
+
+logger = logging.getLogger(__name__)
+
+PART = ".part"
+"""What the name of a file that is being made ends with."""
+
+_PART_NAME = re.compile(r"(?P<name>.+?)(?:\.[0-9a-f]{16})?" + re.escape(PART))
+# Once files must go, this part of the limit goes, so that they are counted seldom.
+_SLACK = 32
+
+
+def part_name(basename: str, mark: str = "") -> str:
+    """Name of the file in which a shard's file is made. A mark of 16 hex digits sets it apart from others of the same."""
+    return quote(basename, safe="") + (f".{mark}" if mark else "") + PART
+
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Try to take a ``flock``. File systems that have none are treated as if nobody else were there."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    return True
+
+
+def claim(part: Path) -> int | None:
+    """Create and lock a part file; its descriptor, or ``None`` while another process holds it.
+
+    Raises:
+        OSError: it can not be made.
+    """
+    while True:
+        descriptor = open_own(part)
+        if not try_lock(descriptor, fcntl.LOCK_EX):
+            os.close(descriptor)
+            return None
+        # The name may have been renamed or swept away between open and lock.
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(part).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)
+
+
+def release(descriptor: int) -> None:
+    """Unlock and close. Closing alone would not do: a process forked meanwhile has the descriptor, and with it the lock."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def remove_unlocked(path: Path) -> bool:
+    """Unlink a file unless a process holds a lock on it; whether it is gone by us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        if not try_lock(descriptor, fcntl.LOCK_EX):
+            return False
+        try:
+            if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+                return False
+            os.unlink(path)
+        except OSError:
+            return False
+        return True
+    finally:
+        release(descriptor)
+
+
+class Room:
+    """The room in one cache.
+
+    Args:
+        root: the cache's directory.
+        private: the directory below it where files are made; it must be there before :meth:`take`.
+        limit: most bytes of shard files, those under way included.
+        patience: seconds after which a process that does not let go of the count is no longer waited for.
+        known: basename to size of every file of the dataset, for those that are being made. All files below the root and
+            outside of the private directory are counted and may be removed, but the index.
+
+    Attributes:
+        others: gives directories of other versions of the dataset, which count, too.
+    """
+
+    def __init__(
+        self, root: Path, private: Path, limit: int, patience: float, known: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self.limit = limit
+        self._root = root
+        self._private = private
+        self._patience = patience
+        self._known = known
+        self._sizes: Mapping[str, int] | None = None
+        self._counted = False
+        self.others: Callable[[], Iterable[Path]] = tuple
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sizes": None, "_counted": False}
+
+    def take(self, needed: int, *, evict: bool = True) -> bool:
+        """Take room for a file that is about to be made, removing the least recently opened of those not in use if ``evict``.
+
+        The caller holds the lock of the file's part file, and so is seen by others that count.
+
+        Returns:
+            Whether there was room. If not, the caller gives the file up, or goes above the limit.
+
+        Raises:
+            OSError: the count can not be kept in this directory.
+        """
+        with self._count() as descriptor:
+            used = _read(descriptor) if self._counted else None
+            if used is None or used + needed > self.limit:
+                used = self._evict() if evict else self._files()[0]
+                self._counted = True
+            else:
+                used += needed
+            os.pwrite(descriptor, used.to_bytes(8, "little"), 0)
+            return used <= self.limit
+
+    def _files(self) -> tuple[int, list[tuple[int, int, Path]]]:
+        """Bytes of all files, those under way included; time of use, size and path of those that are whole."""
+        if self._sizes is None:
+            self._sizes = self._known()
+        used = 0
+        candidates: list[tuple[int, int, Path]] = []
+        # What is being made is counted first: a file that gets its name meanwhile is then counted twice, not never.
+        for path, status in files_below(self._private):
+            match = _PART_NAME.fullmatch(path.name)
+            if match is not None and not remove_unlocked(path):
+                # It will take its full size, whatever it has taken so far.
+                used += self._sizes.get(unquote(match["name"]), status.st_size)
+        for root in (self._root, *self.others()):
+            for path, status in shard_files(root):
+                used += status.st_size
+                candidates.append((status.st_mtime_ns, status.st_size, path))
+        return used, candidates
+
+    def _evict(self) -> int:
+        """Count the files, remove those that must go; bytes that are left."""
+        used, candidates = self._files()
+        if used > self.limit:
+            candidates.sort()
+            with Users() as users:
+                for _, size, path in candidates:
+                    if used <= self.limit - self.limit // _SLACK:
+                        break
+                    if users.remove(path):
+                        used -= size
+        return used
+
+    @contextlib.contextmanager
+    def _count(self) -> Iterator[int]:
+        """The file of the count, locked."""
+        path = self._private / "room"
+        descriptor = open_own(path)
+        try:
+            end = time.monotonic() + self._patience
+            while not try_lock(descriptor, fcntl.LOCK_EX):
+                if time.monotonic() > end:
+                    logger.warning("a process has held %s for %g s; going on without it", path, self._patience)
+                    break
+                time.sleep(0.002)
+            yield descriptor
+        finally:
+            release(descriptor)
+
+
+def _read(descriptor: int) -> int | None:
+    data = os.pread(descriptor, 8, 0)
+    return int.from_bytes(data, "little") if len(data) == 8 else None
+
+
+def shard_files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every file of a cache directory that is a copy of a dataset's file: all but the index and what is private."""
+    for path, status in files_below(root):
+        name = path.relative_to(root)
+        if name.parts[0] != PRIVATE and name != Path(INDEX_NAME):
+            yield path, status
+
+
+def files_below(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every regular file below ``root``; files that vanish meanwhile are passed over."""
+    stack = [root]
+    while stack:
+        try:
+            entries = list(os.scandir(stack.pop()))
+        except OSError:
+            continue
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)

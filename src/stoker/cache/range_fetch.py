@@ -1,0 +1,164 @@
+"""Parts of files, fetched from a store into the cache with few requests and few bytes that are not needed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from stoker.concurrency.threads import Threads
+from stoker.errors import (
+    AccessDeniedError,
+    CorruptDataError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+    StorageTimeoutError,
+)
+from stoker.formats.base import FilePart
+from stoker.storage import Store, is_local
+from stoker.storage.files import open_own
+from stoker.storage.versions import local_version, same_version
+
+__all__ = ["check_file", "fetch_part", "plan_requests"]
+
+# Bytes between ranges are fetched and thrown away where that saves a request: at most so many in a row, and at most this
+# part of what is needed.
+_WIDEST_GAP: Final = 1 << 20
+_WASTE: Final = 25
+# Most bytes of a request, so that large ranges come over several connections.
+_PIECE: Final = 8 << 20
+_AT_ONCE: Final = 4
+
+
+def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
+    """Put a part's head and ranges, one after the other, into a local file or into memory; their bytes.
+
+    Args:
+        store: where the file is.
+        part: what is wanted of it.
+        into: a file to be written, or flat writable bytes, as many as head and ranges have.
+
+    Raises:
+        CorruptDataError: the file is not the one that was indexed.
+        StorageError, OSError: reading or writing failed.
+    """
+    requests = list(plan_requests(part))
+    at = len(part.head)
+    work: list[Callable[[], None]] = []
+    for start, end, wanted in requests:
+        work.append(partial(_fetch, store, part, into, start, end, wanted, at))
+        at += sum(last - first for first, last in wanted)
+    if isinstance(into, memoryview):
+        into[: len(part.head)] = part.head
+    else:
+        with open(open_own(into, os.O_TRUNC), "wb") as handle:
+            handle.write(part.head)
+            handle.truncate(at)
+    threads = Threads(min(_AT_ONCE, len(work)), "ranges") if len(work) > 1 else None
+    if threads is None:
+        for action in work:
+            action()
+    else:
+        try:
+            for future in [threads.submit(action) for action in work]:
+                future.result()
+        finally:
+            threads.close()
+    _check_local(store, part)
+    return at
+
+
+def plan_requests(part: FilePart) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Requests for a part: first byte and end of each, and the ranges inside of it that are needed."""
+    ranges = list(zip(part.starts, part.ends, strict=True))
+    budget = sum(part.ends) - sum(part.starts)
+    budget //= _WASTE
+    gaps = sorted((after[0] - before[1], place) for place, (before, after) in enumerate(itertools.pairwise(ranges)))
+    bridged: set[int] = set()
+    for gap, place in gaps:
+        if gap > min(budget, _WIDEST_GAP):
+            break
+        budget -= gap
+        bridged.add(place)
+    together: list[tuple[int, int]] = []
+    for place, (start, end) in enumerate(ranges):
+        # A range that is too large for one request is cut.
+        for first in range(start, end, _PIECE):
+            last = min(first + _PIECE, end)
+            if together and (first > start or place - 1 not in bridged or last - together[0][0] > _PIECE):
+                yield together[0][0], together[-1][1], together
+                together = []
+            together.append((first, last))
+    if together:
+        yield together[0][0], together[-1][1], together
+
+
+def _replaced(where: str | Path, problem: str) -> CorruptDataError:
+    """The error for a file that is not the one that was indexed."""
+    return CorruptDataError(
+        f"{where} was replaced after it was indexed: {problem}. Open the dataset again; a run that began with the old file "
+        "can not go on with the new one"
+    )
+
+
+def check_file(path: Path, status: os.stat_result, part: FilePart) -> None:
+    """See that a local file is the one that was indexed.
+
+    Raises:
+        CorruptDataError: it is not.
+    """
+    if status.st_size != part.size:
+        raise _replaced(path, f"it has {status.st_size} bytes, and had {part.size}")
+    if part.version and not same_version(part.version, local_version(status)):
+        raise _replaced(path, "it was written to since")
+
+
+def _fetch(
+    store: Store,
+    part: FilePart,
+    into: Path | memoryview,
+    start: int,
+    end: int,
+    wanted: Sequence[tuple[int, int]],
+    at: int,
+) -> None:
+    """Carry out one request, and put what is wanted of it where it belongs, from byte ``at`` on."""
+    try:
+        if wanted[-1][1] - wanted[0][0] == sum(last - first for first, last in wanted):  # nothing between them
+            if isinstance(into, memoryview):
+                store.read_into(part.key, into[at : at + end - start], start=start, version=part.version)
+            else:
+                store.download_range(part.key, into, start, end, at=at, version=part.version)
+            return
+        data = memoryview(store.get_ranges(part.key, [start], [end], version=part.version)[0])
+    except (ObjectNotFoundError, AccessDeniedError, StorageTimeoutError, StorageFullError):
+        raise
+    except StorageError as error:
+        info = store.head(part.key)
+        if info.size != part.size:
+            raise _replaced(store.url_of(part.key), f"it has {info.size} bytes, and had {part.size}") from error
+        if part.version and not same_version(part.version, info.version):
+            raise _replaced(store.url_of(part.key), "its ETag or time of change is another") from error
+        raise
+    pieces = [data[first - start : last - start] for first, last in wanted]
+    if isinstance(into, memoryview):
+        for piece in pieces:
+            into[at : at + len(piece)] = piece
+            at += len(piece)
+        return
+    with open(open_own(into), "r+b") as handle:
+        handle.seek(at)
+        handle.writelines(pieces)
+
+
+def _check_local(store: Store, part: FilePart) -> None:
+    directory = is_local(store.url)
+    if directory is not None:
+        path = directory / part.key
+        with contextlib.suppress(FileNotFoundError):  # what was read was read before it went
+            check_file(path, os.stat(path), part)

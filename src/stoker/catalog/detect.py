@@ -1,0 +1,155 @@
+"""What lies at a URL: a dataset with an index, shards whose index is lost, or files that others wrote."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Final, Literal
+
+from stoker.catalog.unindexed.found_files import SUFFIXES, is_hidden, source_of
+from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.formats.common.inspect_header import file_suffixes
+from stoker.formats.one_file import IMAGES
+from stoker.formats.registry import format_names, get_format
+from stoker.index.index import INDEX_NAME
+from stoker.index.shard_files import ShardFiles, find_shards
+from stoker.storage import ObjectInfo, is_local, open_store
+from stoker.types import StorageOptions
+
+__all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "suffixes_of_formats"]
+
+# A look at so many names tells what a dataset consists of.
+_PEEK: Final = 5000
+# Files with these ends often lie beside a dataset to tell of it. They count where there are no others.
+_TELLING: Final = (".json", ".csv", ".tsv", ".txt", ".psv")
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """What was found.
+
+    Attributes:
+        kind: ``index`` for an ``index.json``; ``shards`` for files named as shards are, without an index; ``files`` for
+            files of one format that others wrote.
+        format: of ``files``; ``None`` else.
+    """
+
+    kind: Literal["index", "shards", "files"]
+    format: str | None = None
+
+
+def dataset_url(url: str | os.PathLike[str]) -> str:
+    """The directory or URL of a dataset that is named by it, or by its ``index.json``."""
+    text = os.fspath(url)
+    head, _, last = text.rpartition("/")
+    return (head or ".") if last == INDEX_NAME else text
+
+
+@cache
+def suffixes_of_formats() -> Mapping[str, str]:
+    """End of a file's name, in lower case, to the format that reads such files without an index; stoker's own formats.
+
+    Images of one kind have a format of their own, by which files of both are told apart.
+    """
+    found = dict.fromkeys(SUFFIXES, "parquet")
+    for name in format_names():
+        if name == IMAGES:
+            continue
+        for suffix in file_suffixes(get_format(name)):
+            found.setdefault(suffix, name)
+    return found
+
+
+def detect(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Detected:
+    """Find out what lies at a URL from its names; nothing is opened.
+
+    Args:
+        url: a directory or URL prefix, a file, or a pattern.
+        storage_options: credentials and settings of a remote place, by obstore's names.
+
+    Raises:
+        ObjectNotFoundError: nothing is there.
+        ConfigError: files of several formats, or of none that is known; says what was found.
+    """
+    text = os.fspath(url)
+    if text.startswith(("http://", "https://")) and open_store(text, storage_options).exists(INDEX_NAME):
+        return Detected("index")  # what can not be listed is a file otherwise
+    named = detect_named(text)
+    if named is not None:
+        return named
+    directory = is_local(text)
+    if directory is not None and not directory.is_dir():
+        raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
+    store = open_store(text, None if directory is not None else storage_options)
+    if store.exists(INDEX_NAME):
+        return Detected("index")
+    listing = [item for item in islice(store.list(), _PEEK) if not item.key.startswith(".stoker/")]
+    if not listing:
+        if directory is None and store.url.lower().endswith(tuple(suffixes_of_formats())):
+            return Detected("files", _chosen([store.url], text))  # a single object, which has no listing
+        raise ObjectNotFoundError(f"{store.url}: nothing is there", url=store.url)
+    below = sorted(item.key for item in listing if item.key.endswith(f"/{INDEX_NAME}"))
+    if below:
+        raise ConfigError(
+            f"{store.url} has no {INDEX_NAME}, but its sub-directories have ({below[0]}{', ...' if below[1:] else ''}): "
+            "name one of them, or make one index of them with `stoker index --merge`"
+        )
+    return detect_listed(listing, text)
+
+
+def detect_named(text: str) -> Detected | None:
+    """What a file or a pattern is by its name; ``None`` where the text is neither.
+
+    Raises:
+        ConfigError: the name tells no format.
+    """
+    source = source_of(text)
+    if source.keys is None and source.pattern is None:
+        return None
+    return Detected("files", _chosen(list(source.keys or (source.given or "",)), text))
+
+
+def detect_listed(listing: Sequence[ObjectInfo], where: str) -> Detected:
+    """What a directory without an index holds, by its listing; ``where`` names it.
+
+    Raises:
+        ConfigError: files of several formats, or of none that is known; says what was found.
+    """
+    if any(_is_whole(shard) for shard in find_shards(listing).values()):
+        return Detected("shards")
+    return Detected("files", _chosen([item.key for item in listing if not is_hidden(item.key)], where))
+
+
+def _is_whole(shard: ShardFiles) -> bool:
+    """Whether all files of a shard are there; of packed formats the data files alone are files as others have them."""
+    try:
+        return bool(shard.codec) or bool(shard.sizes)
+    except CorruptDataError:
+        return False
+
+
+def _chosen(names: list[str], where: str) -> str:
+    """The format of files with these names."""
+    known = suffixes_of_formats()
+    counts: Counter[str] = Counter()
+    telling: Counter[str] = Counter()
+    for name in names:
+        suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
+        if suffix is not None:
+            (telling if suffix in _TELLING else counts)[known[suffix]] += 1
+    counts = counts or telling
+    if len(counts) == 1:
+        return next(iter(counts))
+    if counts.keys() == {"jpeg", "png"}:
+        return IMAGES
+    if counts:
+        told = ", ".join(f"{count} of {name}" for name, count in counts.most_common())
+        raise ConfigError(f"{where} holds files of several formats ({told}): say which with format=")
+    raise ConfigError(
+        f"{where}: no name of its {len(names)} files tells a format: say which with format=, such as "
+        "format='files' for files as they are"
+    )

@@ -1,0 +1,262 @@
+"""Where a dataset's index and shards are: the remote, the local cache, and which of them is the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.cache.base import CacheSettings, ShardCache
+from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
+from stoker.cache.open_cache import make_cache
+from stoker.cache.origin import Origin
+from stoker.catalog.missing import index_in
+from stoker.display import redact_url
+from stoker.errors import ConfigError, StokerError, StorageTimeoutError
+from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.index.version import IndexVersion, LoadedIndex, VersionWatch, opening_time, read_index
+from stoker.storage import RetryPolicy, Store, is_local, join_url, open_store
+from stoker.storage.files import read_regular
+from stoker.storage.recorded_versions import describe_version
+from stoker.types import StorageOptions
+
+__all__ = ["Address", "Place", "address_of", "caches_home", "default_cache", "open_place", "origin_of"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An opened dataset location.
+
+    Attributes:
+        index: the dataset's index.
+        cache: the directory its shard files are read from, and how they get there.
+        keep: directories for what is computed from all of the dataset, the best first; the next serves where one can
+            not be written to.
+        version: text that is another for another version of the dataset; empty where the files' descriptions tell.
+        origin: where the dataset lies; ``None`` of samples that lie nowhere.
+        listed: text for states that is another if the index or, without one, any file is written anew.
+    """
+
+    index: Index
+    cache: ShardCache
+    keep: tuple[Path, ...] = ()
+    version: str = ""
+    origin: Origin | None = None
+    listed: str = ""
+
+    @property
+    def url(self) -> str:
+        """Where the dataset lies, for messages; empty of samples that lie nowhere."""
+        return "" if self.origin is None else redact_url(self.origin.url)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What identifies the data in a state; see docs/order.md."""
+        about: dict[str, Any] = {"fingerprint": self.index.fingerprint}
+        if content := self.index.content:
+            return about | {"content": content}
+        if self.origin is None:
+            return about
+        return about | describe_version(self.origin.text, self.listed)
+
+    def limited(self, limit: int | None) -> Place:
+        """The same place with another ``cache_limit``.
+
+        Raises:
+            ConfigError: a limit, and no remote to fetch evicted shards from again.
+        """
+        cache = self.cache
+        known = None if cache.store is None else self.index.file_sizes
+        settings = replace(cache.settings, limit=limit)
+        limited = make_cache(cache.directory or cache.root, cache.store, settings, known, cache.watch)
+        limited.early = cache.early
+        return replace(self, cache=limited)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a dataset lies, by what the caller gave, before anything is read.
+
+    Attributes:
+        source: URL or directory of the remote, split included; ``None`` if there is no remote.
+        root: absolute path of the directory that shards are read from, or in which each version has its cache.
+        in_place: whether the root is the dataset itself, not a cache.
+    """
+
+    source: str | None
+    root: Path
+    in_place: bool
+
+
+def address_of(
+    remote: str | os.PathLike[str] | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+    storage_options: StorageOptions | None = None,
+) -> Address:
+    """Where the dataset lies.
+
+    Raises:
+        ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
+    """
+    if remote is None and local is None:
+        raise ConfigError("give remote= (a URL or directory that holds an index.json), local= (a directory), or both")
+    if split and (os.path.isabs(split) or ".." in Path(split).parts or "\0" in split):
+        raise ConfigError(f"split must be a sub-directory of the dataset, got {split!r}")
+    if local is not None and "://" in os.fspath(local) and not os.fspath(local).startswith("file://"):
+        raise ConfigError(f"local is a directory, got {redact_url(os.fspath(local))!r}: give a URL as remote=")
+    source = None if remote is None else join_url(remote, *([split] if split else []))
+    root = None if local is None else Path(os.path.expanduser(local)) / (split or "")
+    directory = None if source is None else is_local(source)
+    if root is None:
+        root = directory if directory is not None else default_cache(str(source), storage_options)
+    root = root.absolute()
+    return Address(source, root, source is None or (directory is not None and _same(directory, root)))
+
+
+def open_place(
+    remote: str | os.PathLike[str] | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+    *,
+    settings: CacheSettings,
+    storage_options: StorageOptions | None = None,
+    retry: RetryPolicy | None = None,
+    stall_timeout: float = 60.0,
+    load: Callable[[Store], LoadedIndex] = read_index,
+) -> Place:
+    """Find the index and set up the cache.
+
+    With only ``local`` (or a remote that is a directory, and no ``local``), shards are read where they lie. With a
+    remote, its index is fetched each time, and each version of it has a directory of its own in the cache; where the store
+    can not be reached, the version that was there last serves.
+
+    Args:
+        remote, local, split: where the dataset is, and its cache; see :class:`~stoker.streams.streams.Stream`.
+        settings: how the cache behaves.
+        storage_options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
+        load: gives the index of the dataset in a store.
+
+    Raises:
+        ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
+        ObjectNotFoundError: there is no index.
+        IndexFileError: the index is not valid.
+    """
+    address = address_of(remote, local, split, storage_options)
+    source, base = address.source, address.root
+    opened = opening_time(base if address.source is None else address.source)
+    if address.in_place:
+        store = open_store(base)
+        loaded = index_in(store, load)
+        if local is not None or not loaded.index.compressed:
+            # What is given as the remote is not written to.
+            beside = (base,) if local is not None else ()
+            keep = (*beside, default_cache(os.path.realpath(base), None))
+            cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, opened))
+            return Place(
+                loaded.index,
+                cache,
+                keep,
+                loaded.version.text,
+                origin_of(address.source or address.root, None),
+                listed=loaded.version.written,
+            )
+        # A remote is not written to: its shards are decompressed into a cache.
+        base = default_cache(os.path.realpath(base), None)
+    assert source is not None  # without a remote we have returned
+    if local is not None:
+        refuse_dataset((Path(os.path.expanduser(local)).absolute(), base), source)
+    store = open_store(source, storage_options, retry=retry, stall_timeout=stall_timeout)
+    origin = origin_of(source, storage_options)
+    loaded, directory, fresh = _load(store, base, origin, load)
+    index = loaded.index
+    cache = make_cache(directory, store, settings, index.file_sizes, VersionWatch(store, loaded.version, opened))
+    if cache.keeps:
+        directory.hold()
+        _keep_index(index, cache, directory)
+        if fresh:
+            directory.seen()
+    with contextlib.suppress(OSError):
+        cache.sweep()
+    keep = tuple(dict.fromkeys((directory.path, default_cache(source, storage_options))))
+    return Place(index, cache, keep, loaded.version.text, origin, loaded.version.written)
+
+
+def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> Origin:
+    """Where a dataset lies, whatever it is called: the real path of a directory, or a URL and its endpoint.
+
+    Raises:
+        ConfigError: the URL or the options make no sense.
+    """
+    directory = is_local(source)
+    if directory is not None:
+        return Origin(os.path.realpath(directory))
+    store = open_store(source, storage_options)
+    return Origin(store.url, store.endpoint())
+
+
+def _load(
+    store: Store, base: Path, origin: Origin, load: Callable[[Store], LoadedIndex]
+) -> tuple[LoadedIndex, CacheDirectory, bool]:
+    """The index, the directory for its version, and whether it came from the store.
+
+    Where the store can not be reached, the version in the cache that was there last serves.
+    """
+    try:
+        loaded = index_in(store, load)
+    except StorageTimeoutError as error:
+        latest = latest_version(base, origin)
+        version = None if latest is None else IndexVersion.from_dict(latest.version)
+        if latest is None or version is None:
+            raise
+        directory = CacheDirectory(base, latest, version.text)
+        logger.warning("%s; going on with the index in the cache, %s", error, directory.path / INDEX_NAME)
+        directory.hold()
+        return LoadedIndex(load_index(open_store(directory.path)), version), directory, False
+    known = replace(origin, version=loaded.version.as_dict())
+    return loaded, CacheDirectory(base, known, loaded.version.text), True
+
+
+def _keep_index(index: Index, cache: ShardCache, directory: CacheDirectory) -> None:
+    """Write the index into the cache unless it is there. Shards of others that hashes prove the same are linked."""
+    if (cache.root / INDEX_NAME).exists():
+        return
+    new = {name: entry for name, entry in index.file_entries().items() if entry.hashes}
+    for other in directory.others() if new else ():
+        with contextlib.suppress(OSError, StokerError):
+            old = Index.from_json(read_regular(other / INDEX_NAME), str(other)).file_entries()
+            directory.make()
+            for name in (name for name, entry in new.items() if old.get(name) == entry):
+                with contextlib.suppress(OSError):
+                    (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
+                    os.link(other / name, cache.root / name)
+    try:
+        cache.keep(INDEX_NAME, index.to_json())
+    except (OSError, StokerError) as error:
+        # A read-only cache may hold every shard all the same; a missing one gives its own error.
+        logger.debug("can not keep the index in %s: %s", cache.root, error)
+
+
+def caches_home() -> Path:
+    """The directory of the user's caches."""
+    base = os.environ.get("STOKER_CACHE")
+    return Path(base or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stoker"))
+
+
+def default_cache(url: str, options: StorageOptions | None, purpose: str = "") -> Path:
+    """A directory of the user's own for this URL and endpoint, and this purpose."""
+    endpoint = "" if is_local(url) is not None else open_store(url, options).endpoint()
+    return (
+        caches_home() / hashlib.sha256(f"{url}\n{endpoint}\n{purpose}".encode(errors="surrogatepass")).hexdigest()[:24]
+    )
+
+
+def _same(first: Path, second: Path) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)

@@ -1,0 +1,123 @@
+"""Opening a dataset by its format: shards with an index.json, files that others wrote, as they are, or samples made up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from stoker.arguments import unknown_name
+from stoker.cache.base import CacheSettings
+from stoker.catalog.header_columns import index_or_headers
+from stoker.catalog.location import Place, open_place
+from stoker.catalog.missing import split_explained
+from stoker.catalog.synthetic import open_synthetic
+from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
+from stoker.errors import ConfigError
+from stoker.formats.parquet.footer.predicate import Filters
+from stoker.formats.registry import format_names
+from stoker.storage import RetryPolicy
+from stoker.types import StorageOptions
+
+__all__ = ["check_format", "format_name", "is_made", "open_format"]
+
+_OTHER_NAMES: Final = {"jpg": "jpeg", "jsonl": "json", "ndjson": "json", "webdataset": "tar"}
+_MADE: Final = "synthetic"
+_INDEXED: Final = "mds"
+
+
+def format_name(given: str | None) -> str | None:
+    """The format that a name stands for: ``jsonl`` is ``json``."""
+    return given if given is None else _OTHER_NAMES.get(given, given)
+
+
+def check_format(
+    format: str | None,  # noqa: A002 - the name that users write
+    remote: Files | None,
+    filters: Filters | None,
+    on_bad_files: OnBadFiles,
+    options: Mapping[str, Any] | None,
+    where: str,
+) -> None:
+    """See that arguments go together.
+
+    Raises:
+        ConfigError: an unknown format, or arguments that it does not have.
+    """
+    name = format_name(format)
+    if name is not None and name not in format_names():
+        raise ConfigError(
+            f"{where}: {unknown_name('format', format, (*format_names(), *_OTHER_NAMES))}, or none for an index.json"
+        )
+    if options and name in (None, _INDEXED):
+        raise ConfigError(f"{where}: format_options= go with a format= of files that are read as they are")
+    if name == _MADE and remote is not None:
+        raise ConfigError(f"{where}: synthetic samples have no remote=")
+    if name == "parquet":
+        return
+    if name in (None, _INDEXED) and not (remote is None or isinstance(remote, str | os.PathLike)):
+        raise ConfigError(
+            f'{where}: a list of files needs format="parquet", or another format of files that are read as they are'
+        )
+    if filters is not None or on_bad_files != "error":
+        raise ConfigError(
+            f'{where}: filters= and on_bad_files= go with format="parquet"; use subset=Where(...) otherwise'
+        )
+
+
+def is_made(format: str | None) -> bool:  # noqa: A002
+    """Whether samples of this format lie nowhere."""
+    return format == _MADE
+
+
+def open_format(
+    format: str | None,  # noqa: A002
+    remote: Files | None,
+    local: str | os.PathLike[str] | None,
+    split: str | None,
+    *,
+    columns: Sequence[str] | None,
+    filters: Filters | None,
+    on_bad_files: OnBadFiles,
+    options: Mapping[str, Any] | None = None,
+    cache_limit: int | None = None,
+    settings: CacheSettings,
+    storage_options: StorageOptions | None,
+    retry: RetryPolicy,
+    stall_timeout: float,
+) -> Place:
+    """Open the dataset.
+
+    Args:
+        format: a format's name, or ``None`` for shards with an index.json.
+        columns: all that will be read, where that decides what is fetched.
+        options: settings of the format.
+        cache_limit: bytes that opening may put into the cache.
+        remote, local, split, filters, on_bad_files: see :class:`~stoker.streams.streams.Stream`.
+        settings, storage_options, retry, stall_timeout: see :func:`~stoker.catalog.location.open_place`.
+    """
+    name, more = format_name(format), dict(options or {})
+    reading: dict[str, Any] = {
+        "settings": settings,
+        "storage_options": storage_options,
+        "retry": retry,
+        "stall_timeout": stall_timeout,
+    }
+    with split_explained(local if remote is None else remote, split, storage_options):
+        if name == "parquet":
+            if unknown := set(more) - {"hive"}:
+                raise ConfigError(f"format 'parquet' has no setting {min(unknown)!r}; it has hive")
+            return open_parquet(
+                remote, local, split, columns=columns, filters=filters, on_bad_files=on_bad_files, **more, **reading
+            )
+        if name == _MADE:
+            return open_synthetic(settings, **more)
+        if name is not None and name != _INDEXED:
+            if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit", "unpack_into"}:
+                raise ConfigError(f"format {name!r} has no setting {min(clash)!r}")
+            return open_foreign(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
+        assert remote is None or isinstance(remote, str | os.PathLike)
+        if name == _INDEXED:
+            reading["load"] = index_or_headers
+        return open_place(remote, local, split, **reading)

@@ -1,0 +1,1 @@
+"""Files without an index: listed, their headers read, described as shards."""

@@ -1,0 +1,165 @@
+"""``stoker bench``: will the accelerators wait for this storage, and for this loader?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stoker.cli.arguments import integer
+from stoker.cli.bench import compare as bench_compare
+from stoker.cli.bench import report as bench_report
+from stoker.cli.bench import size as bench_size
+from stoker.cli.running import ExitCode, add_json, on_interrupt, print_json
+from stoker.cli.terminal import make_console
+from stoker.errors import ConfigError
+
+__all__ = ["add", "run"]
+
+_STAGES = ("generate", "train", "evaluate", "checkpoint")
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command's arguments."""
+    parser = commands.add_parser("bench", description="Measure whether accelerators would wait for storage and loader.")
+    parser.set_defaults(run=run)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    one = kinds.add_parser("run", help="run a workload", description="Run a workload, and write what was measured.")
+    one.add_argument(
+        "workload", metavar="WORKLOAD", help="a YAML file, stoker's or DLIO's, or a name of stoker bench list"
+    )
+    one.add_argument(
+        "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
+    )
+    one.add_argument("--data", metavar="URL", help="the data set: a directory or URL, with train/ and valid/ below")
+    one.add_argument("--results", metavar="DIR", required=True, help="a directory, new or empty")
+    one.add_argument(
+        "--accelerators", metavar="N", type=integer(1), help="ranks to start here; default: 1, or the launcher's"
+    )
+    one.add_argument("--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in")
+    one.add_argument("--stages", metavar="A,B", type=_stages, help=f"of {', '.join(_STAGES)}; default: the workload's")
+    one.add_argument(
+        "--loader",
+        metavar="NAME",
+        action="append",
+        help="the loader under test, as reader.loader; of several, one after the other, a table compares them",
+    )
+    add_json(one)
+    two = kinds.add_parser("init", help="write a commented workload", description="Write a workload with all settings.")
+    two.add_argument("file", metavar="FILE", nargs="?", help="where to; default: stdout")
+    two.add_argument("--like", metavar="WORKLOAD", help="with the settings of this one; default: the defaults")
+    three = kinds.add_parser(
+        "list", help="list workloads and loaders", description="List shipped workloads, and loaders."
+    )
+    add_json(three)
+    for more in (bench_compare, bench_report, bench_size):
+        more.add(kinds)
+    kinds.metavar = f"{{{','.join(kinds.choices)}}}"
+
+
+def _stages(text: str) -> tuple[str, ...]:
+    stages = tuple(part.strip() for part in text.split(",") if part.strip())
+    unknown = [stage for stage in stages if stage not in _STAGES]
+    if unknown or not stages:
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(_STAGES)}, with commas between, got {text!r}")
+    return stages
+
+
+def run(chosen: argparse.Namespace) -> int | None:
+    """Do what was asked.
+
+    Raises:
+        StokerError: see :func:`stoker.bench.run.run_benchmark`.
+    """
+    kinds: dict[str, Callable[[argparse.Namespace], int | None]] = {
+        "run": _run,
+        "init": _init,
+        "list": _list,
+        "compare": bench_compare.run,
+        "report": bench_report.run,
+        "size": bench_size.run,
+    }
+    return kinds[chosen.kind](chosen)
+
+
+def _run(chosen: argparse.Namespace) -> int | None:
+    from stoker.bench.run import run_benchmark
+    from stoker.bench.settings.sources import read_workload
+
+    settings = list(chosen.settings)
+    if chosen.loader is not None and len(chosen.loader) > 1:
+        from stoker.cli.bench.loaders import run_loaders
+
+        return run_loaders(chosen)
+    if chosen.loader is not None:
+        settings.append(f"reader.loader={chosen.loader[0]}")
+    resolved = read_workload(chosen.workload, settings)
+    if not chosen.json:
+        for note in resolved.notes:
+            sys.stderr.write(f"note: {note}\n")
+    with on_interrupt(f"what was measured until then is in {chosen.results}, marked as invalid"):
+        result = run_benchmark(
+            resolved,
+            results=chosen.results,
+            url=chosen.data,
+            accelerators=chosen.accelerators,
+            stages=chosen.stages,
+            launcher=chosen.launcher,
+            command=sys.argv,
+        )
+    if not result:
+        return None  # not rank 0
+    if chosen.json:
+        print_json(result)
+    else:
+        _show(result)
+    return None if result["valid"] else ExitCode.PROBLEMS
+
+
+def _show(result: dict[str, Any]) -> None:
+
+    from stoker.cli.bench.table import show_result
+
+    show_result(make_console(), result)
+
+
+def _init(chosen: argparse.Namespace) -> None:
+    from stoker.bench.settings.sources import default_yaml, read_workload
+
+    workload = None if chosen.like is None else read_workload(chosen.like, environ={}, dotenv=None).workload
+    text = default_yaml(workload)
+    if chosen.file is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with Path(chosen.file).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{chosen.file} is there already: give another name, or remove it") from None
+    except OSError as error:
+        raise ConfigError(f"{chosen.file} can not be written: {error.strerror or error}") from None
+
+
+def _list(chosen: argparse.Namespace) -> None:
+    from stoker.bench.loaders import get_loader, loader_names
+    from stoker.bench.settings.sources import shipped
+    from stoker.errors import StokerError
+
+    loaders: dict[str, str | None] = {}
+    for name in loader_names():
+        try:
+            get_loader(name)
+            loaders[name] = None
+        except StokerError as error:
+            loaders[name] = str(error)
+    workloads = shipped()
+    if chosen.json:
+        print_json({"workloads": workloads, "loaders": loaders})
+        return
+    width = max(map(len, [*workloads, *loaders]))
+    sys.stdout.write("workloads\n")
+    sys.stdout.writelines(f"  {name:<{width}}  {said}\n" for name, said in workloads.items())
+    sys.stdout.write("loaders\n")
+    sys.stdout.writelines(f"  {name:<{width}}  {missing or 'ready'}\n" for name, missing in loaders.items())

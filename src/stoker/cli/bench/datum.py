@@ -1,0 +1,36 @@
+"""Numbers of results on a page: as they are in the file, and in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from typing import Any, Final
+
+from stoker.bench.results.report_files import RunFiles
+from stoker.cli.render.markup import Html
+
+__all__ = ["NOTHING", "datum"]
+
+NOTHING: Final = "-"
+"""For what was not measured."""
+
+
+def datum(k: int, run: RunFiles, path: str, words: Callable[[Any], str]) -> str:
+    """A ``<data>`` element whose ``value`` is the number as it is in ``results.json``.
+
+    Args:
+        k: number of the run on the page, counted from 0.
+        run: the run.
+        path: where in the file, with dots.
+        words: what is shown.
+    """
+    value: Any = run.result
+    for name in path.split("."):
+        if value is None:
+            break
+        value = value[int(name)] if isinstance(value, list) else value.get(name)
+    if value is None:
+        return NOTHING
+    exact = escape(json.dumps(value))
+    return Html(f'<data value="{exact}" data-run="{k}" data-path="{escape(path)}">{escape(words(value))}</data>')

@@ -1,0 +1,123 @@
+"""``stoker bench run --loader A --loader B``: the same workload over several loaders, and one table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.cli.running import ExitCode, on_interrupt, print_json
+from stoker.cli.terminal import make_console
+from stoker.errors import ConfigError
+
+__all__ = ["run_loaders"]
+
+_COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "first", "p99", "CPU s/GB", "valid")
+
+
+def run_loaders(chosen: argparse.Namespace) -> int | None:
+    """Run the workload with each loader, one after the other; results are in folders of their names.
+
+    A loader that does not read the workload's format gets the data in one that it reads: below the data's URL, in a folder of
+    the format's name.
+
+    Raises:
+        ConfigError: a loader is named twice, or there is none of the name.
+        StokerError: a run failed; what was measured until then is kept.
+    """
+    from stoker.bench.loaders import get_loader
+    from stoker.bench.run import run_benchmark
+    from stoker.bench.settings.sources import read_workload
+    from stoker.storage import join_url
+
+    names: list[str] = chosen.loader
+    if len(set(names)) != len(names):
+        raise ConfigError("--loader: a loader is named twice")
+    loaders = {name: get_loader(name) for name in names}  # one that is missing is told before any is run
+    folder = Path(chosen.results)
+    found: dict[str, dict[str, Any]] = {}
+    for number, (name, loader) in enumerate(loaders.items()):
+        settings = [*chosen.settings, f"reader.loader={name}"]
+        resolved = read_workload(chosen.workload, settings)
+        place = chosen.data or resolved.workload.storage.url
+        formats = getattr(loader, "formats", ())
+        if formats and resolved.workload.dataset.format not in formats:
+            if place is None:
+                raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
+            resolved = read_workload(chosen.workload, [*settings, f"dataset.format={formats[0]}"])
+            place = join_url(place, formats[0])
+        if not chosen.json:
+            sys.stderr.write(f"{name}: {resolved.workload.dataset.format} at {place}\n")
+            if not number:
+                sys.stderr.writelines(f"note: {note}\n" for note in resolved.notes)
+        with on_interrupt(f"what was measured until then is in {folder}"):
+            result = run_benchmark(
+                resolved,
+                results=folder / name.replace(":", "."),
+                url=place,
+                accelerators=chosen.accelerators,
+                stages=chosen.stages,
+                launcher=chosen.launcher,
+                command=sys.argv,
+            )
+        if result:
+            found[name] = result
+    if not found:
+        return None  # not rank 0
+    if chosen.json:
+        print_json(found)
+    else:
+        _show(found)
+    return None if all(result["valid"] for result in found.values()) else ExitCode.PROBLEMS
+
+
+def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = make_console()
+    table = Table(box=None, pad_edge=False)
+    for heading in _COLUMNS:
+        table.add_column(
+            heading, justify="left" if heading in _COLUMNS[:3] else "right", header_style="dim", no_wrap=True
+        )
+    for name, result in found.items():
+        table.add_row(*_row(name, result))
+    console.print(table)
+    console.print(
+        Text(
+            "means over the epochs of training; first: until the first batch of the first epoch; p99: waited",
+            style="dim",
+        )
+    )
+    for name, result in found.items():
+        for finding in result["findings"]:
+            if finding["invalid"]:
+                console.print(Text.assemble((f"{name} invalid: ", "bold red"), finding["reason"]))
+
+
+def _row(name: str, result: Mapping[str, Any]) -> list[str]:
+    from stoker.cli.bench.table import as_part, as_time
+
+    epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
+    first, last = (epochs[0], epochs[-1]) if epochs else ({}, {})
+    stalls = [epoch["stall_seconds"]["p99"] for epoch in epochs if epoch["stall_seconds"]]
+    size = [epoch["bytes_per_second"] for epoch in epochs if epoch["bytes_per_second"] is not None]
+    over = result["train"] or {}
+    cpu = last.get("cpu_seconds_per_gb")
+    rate = over.get("samples_per_second")
+    au = over.get("au")
+    return [
+        name,
+        result["plan"]["workload"]["dataset"]["format"],
+        str((last.get("loader") or {}).get("decoded", "-")),
+        as_part(None if au is None else au["mean"]),
+        "-" if rate is None else f"{rate['mean']:,.1f}",
+        f"{sum(size) / len(size) / 1e6:,.1f}" if size else "-",
+        as_time(first.get("time_to_first_batch")),
+        as_time(max(stalls, default=None)),
+        "-" if cpu is None else f"{cpu:.2f}",
+        "yes" if result["valid"] else "no",
+    ]

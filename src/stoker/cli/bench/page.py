@@ -1,0 +1,241 @@
+"""Benchmark runs as one page of HTML that needs nothing beside itself. What comes from files is text, whatever it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+from stoker.bench.results.report_files import RunFiles
+from stoker.cli.bench.charts import charts
+from stoker.cli.bench.datum import NOTHING, datum
+from stoker.cli.render.amounts import decimal_bytes_text, seconds_text
+from stoker.cli.render.markup import Html, document, pairs, rows, section, tile
+
+__all__ = ["bench_page"]
+
+_EPOCHS: Final = 200
+"""Rows of a table of epochs; the rest is in ``results.json``."""
+
+
+def bench_page(runs: Sequence[RunFiles]) -> str:
+    """The page.
+
+    Each number of a result is a ``<data>`` element: ``value`` is the number as it is in ``results.json``, ``data-run``
+    says of which run, counted from 0, and ``data-path`` where in the file.
+
+    Args:
+        runs: at least one.
+    """
+    names = " and ".join(dict.fromkeys(run.text("name") for run in runs))
+    body = [f"<h1>{escape(names)}</h1>", f"<p>{escape(_said(runs))}</p>"]
+    if len(runs) == 1:
+        body.append(f'<div class="tiles">{"".join(_tiles(runs[0]))}</div>')
+    for run in runs:
+        of = "" if len(runs) == 1 else f"{run.name}: "
+        for one in run.result["findings"]:
+            if one["invalid"]:
+                said = escape(f"{of}invalid, {one['rule']}: {one['reason']}")
+                body.append(f'<div class="warning" role="note">{said}</div>')
+    body.append(section("Summary", "", f'<div class="scroll">{_summary(runs)}</div>'))
+    body += [charts(runs), _rules(runs)]
+    for k, run in enumerate(runs):
+        body.append(_details(k, run, alone=len(runs) == 1))
+    return document(f"stoker bench: {names}", "".join(body))
+
+
+def _said(runs: Sequence[RunFiles]) -> str:
+    if len(runs) > 1:
+        return f"{len(runs)} runs of stoker bench."
+    result = runs[0].result
+    return f"{result['world']['said']}; {result['began']}, {seconds_text(result['seconds'])}."
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2%}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.1f}"
+
+
+def _bytes_rate(value: float) -> str:
+    return f"{decimal_bytes_text(value)}/s"
+
+
+def _verdict(run: RunFiles) -> str:
+    result = run.result
+    if not result["valid"]:
+        return Html('<span class="bad">invalid</span>')
+    if result["passed"] is None:
+        return "valid"
+    return Html('<span class="good">passed</span>' if result["passed"] else '<span class="bad">not passed</span>')
+
+
+def _tiles(run: RunFiles) -> list[str]:
+    shown = [
+        ("verdict", _verdict(run)),
+        (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", _percent)),
+        ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
+        ("bytes a second", datum(0, run, "train.bytes_per_second.mean", _bytes_rate)),
+        ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
+        ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", _percent)),
+        ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", _bytes_rate)),
+    ]
+    return [tile(name, value) for name, value in shown if value != NOTHING]
+
+
+def _summary(runs: Sequence[RunFiles]) -> str:
+    headings = (
+        *("", "run", "verdict", "loader", "decoded", "storage", "accelerators"),
+        *("utilization", "±", "stall", "samples/s", "bytes/s", "first batch", "CPU s/GB"),
+    )
+    table = []
+    for k, run in enumerate(runs):
+        decoded = next((one["loader"]["decoded"] for one in run.result["epochs"] if one["loader"] is not None), "-")
+        table.append(
+            (
+                str(k + 1),
+                run.name,
+                _verdict(run),
+                run.text("reader.loader"),
+                decoded,
+                run.result["storage"]["kind"],
+                datum(k, run, "world.ranks", str),
+                datum(k, run, "train.au.mean", _percent),
+                datum(k, run, "train.au.stdev", _percent),
+                datum(k, run, "train.stall_part.mean", _percent),
+                datum(k, run, "train.samples_per_second.mean", _rate),
+                datum(k, run, "train.bytes_per_second.mean", _bytes_rate),
+                datum(k, run, "train.time_to_first_batch.mean", seconds_text),
+                datum(k, run, "train.cpu_seconds_per_gb.mean", lambda value: f"{value:.3g}"),
+            )
+        )
+    return rows(headings, table)
+
+
+def _rules(runs: Sequence[RunFiles]) -> str:
+    table = []
+    for run in runs:
+        for one in run.result["findings"]:
+            kind = Html('<span class="bad">broken</span>') if one["invalid"] else "remark"
+            table.append((run.name, one["rule"], kind, one["reason"]))
+        if not any(one["invalid"] for one in run.result["findings"]):
+            which = "all others" if run.result["findings"] else "all"
+            table.append((run.name, which, Html('<span class="good">kept</span>'), "No rule was broken."))
+    text = "A result that broke a rule does not say what it seems to say."
+    return section("Rules", text, f'<div class="scroll">{rows(("run", "rule", "", "reason"), table, words=True)}</div>')
+
+
+def _details(k: int, run: RunFiles, *, alone: bool) -> str:
+    result = run.result
+    environment, loaders = (
+        result["environment"],
+        [one["loader"] for one in result["epochs"] if one["loader"] is not None],
+    )
+    facts = [
+        ("directory", str(run.folder)),
+        ("command", " ".join(result["plan"]["command"]) or "from Python"),
+        ("workload", result["plan"]["source"] or "the defaults"),
+        ("data", f"{result['storage']['url']} ({result['storage']['kind']})"),
+        ("began", result["began"]),
+        ("took", seconds_text(result["seconds"])),
+        ("ended", "as it should" if result["complete"] else result["failure"] or "before all ranks had reported"),
+        ("accelerators", result["world"]["said"]),
+    ]
+    if loaders:
+        one = loaders[-1]
+        facts.append(("loader", f"{run.text('reader.loader')}: {one['decoded']}, {one['parallel']}, {one['order']}"))
+        facts += [("loader's note", note) for note in one["notes"]]
+    facts += [
+        ("host", f"{environment['host']}, {environment['system']}"),
+        ("processor", f"{environment['processor']}, {environment['processors_usable']} of {environment['processors']}"),
+        ("memory", decimal_bytes_text(environment["memory_bytes"])),
+        ("versions", ", ".join(f"{name} {version}" for name, version in environment["versions"].items())),
+    ]
+    facts += [("note", note) for note in result["plan"]["notes"]]
+    settings = (
+        f"<details><summary>All settings</summary><pre>{escape(json.dumps(run.workload, indent=1))}</pre></details>"
+    )
+    epochs = f'<div class="scroll">{_epochs(k, run)}</div>'
+    if len(result["epochs"]) > _EPOCHS:
+        epochs += f"<p>The first {_EPOCHS} of {len(result['epochs'])}.</p>"
+    title = "" if alone else f"{run.name}: "
+    made = [section(f"{title}{'e' if title else 'E'}pochs", "", epochs)] if result["epochs"] else []
+    if result["checkpoint"] is not None:
+        made.append(section(f"{title}{'c' if title else 'C'}heckpoints", "", _checkpoints(k, run)))
+    made.append(section(f"{title}{'h' if title else 'H'}ow it was measured", "", pairs(facts) + settings))
+    return "".join(made)
+
+
+def _epochs(k: int, run: RunFiles) -> str:
+    headings = (
+        *("", "repeat", "epoch", "steps", "utilization", "stall", "barrier", "overhead", "samples/s", "bytes/s"),
+        *("first batch", "stall p50", "p99", "most", "from the device", "CPU s/GB", "memory"),
+    )
+    table = []
+    for at, epoch in enumerate(run.result["epochs"][:_EPOCHS]):
+        shown = (
+            *(("au", _percent), ("stall_part", _percent), ("barrier_part", _percent), ("overhead_part", _percent)),
+            *(("samples_per_second", _rate), ("bytes_per_second", _bytes_rate), ("time_to_first_batch", seconds_text)),
+            *((f"stall_seconds.{name}", _short) for name in ("p50", "p99", "max")),
+            *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
+            ("peak_memory_bytes", decimal_bytes_text),
+        )
+        table.append(
+            (
+                epoch["kind"],
+                str(epoch["repeat"]),
+                str(epoch["epoch"]),
+                str(max(epoch["steps"], default=0)),
+                *(datum(k, run, f"epochs.{at}.{path}", words) for path, words in shown),
+            )
+        )
+    return rows(headings, table)
+
+
+def _checkpoints(k: int, run: RunFiles) -> str:
+    headings = (
+        "",
+        "while",
+        "number",
+        "size",
+        "took",
+        "bytes/s",
+        "slowest rank",
+        "fsync",
+        "from the device",
+        "CPU",
+        "complete",
+    )
+    table = []
+    for kind in ("saves", "loads"):
+        for at, one in enumerate(run.result["checkpoint"][kind][:_EPOCHS]):
+            shown = (
+                *(("bytes", decimal_bytes_text), ("seconds", seconds_text), ("bytes_per_second", _bytes_rate)),
+                *(("rank_bytes_per_second.min", _bytes_rate), ("fsync_seconds", seconds_text)),
+                *(("device_bytes", decimal_bytes_text), ("cpu_seconds", seconds_text)),
+            )
+            table.append(
+                (
+                    one["kind"],
+                    "training" if one["place"] == "train" else "nothing else",
+                    str(one["number"]),
+                    *(datum(k, run, f"checkpoint.{kind}.{at}.{path}", words) for path, words in shown),
+                    "yes" if one["complete"] else Html('<span class="bad">no</span>'),
+                )
+            )
+    layout = run.result["checkpoint"]["layout"]
+    facts = [
+        ("of all ranks", datum(k, run, "checkpoint.layout.bytes", decimal_bytes_text)),
+        ("of the whole model", datum(k, run, "checkpoint.layout.whole_bytes", decimal_bytes_text)),
+        ("ranks that it is for", str(layout["whole_ranks"])),
+        ("where", run.result["checkpoint"]["storage"]["url"]),
+    ]
+    return f'<div class="scroll">{rows(headings, table)}</div>{pairs(facts)}'
+
+
+def _short(value: float) -> str:
+    return f"{value * 1e6:.3g} µs" if value < 1e-3 else seconds_text(value)

@@ -1,0 +1,53 @@
+"""``stoker bench report``: results as one page of HTML with charts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import ConfigError
+
+__all__ = ["add", "run"]
+
+_NAME: Final = "report.html"
+
+
+def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command's arguments."""
+    parser = kinds.add_parser(
+        "report",
+        help="make a page of results",
+        description="Make one page of HTML of results, with charts, that needs no network. Of several runs, loaders and "
+        "storages are compared.",
+    )
+    parser.add_argument(
+        "folders",
+        metavar="DIR",
+        nargs="+",
+        help="results of stoker bench run, or a directory that holds several of them",
+    )
+    parser.add_argument("--output", metavar="FILE", help=f"where to; default: {_NAME} in the first DIR")
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Do what was asked.
+
+    Raises:
+        StokerError: there are no results, or the page can not be written.
+    """
+    from stoker.bench.results.report_files import find_runs
+    from stoker.cli.bench.page import bench_page
+
+    text = bench_page(find_runs(chosen.folders))
+    path = Path(chosen.output) if chosen.output else Path(chosen.folders[0]).expanduser() / _NAME
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(text.encode("utf-8", "replace"))  # JSON may hold halves of surrogates
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(f"{path} can not be written: {error.strerror or error}") from None
+    sys.stdout.write(f"{path}\n")

@@ -1,0 +1,169 @@
+"""``stoker bench size``: how many accelerators a storage feeds, and what data set the rules demand for them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.arguments import byte_size, integer
+from stoker.cli.running import ExitCode, add_json, on_interrupt, print_json
+from stoker.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stoker.bench.size.rules import Demand
+    from stoker.bench.size.size import Sizing
+
+__all__ = ["add", "run"]
+
+
+def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Define the command's arguments."""
+    parser = kinds.add_parser(
+        "size",
+        help="search how many accelerators a storage feeds",
+        description="Search how many simulated accelerators a storage feeds at the utilization that the workload asks for "
+        "(metric.au), on data that is there: make it by stoker bench run --stages generate.",
+    )
+    parser.add_argument("workload", metavar="WORKLOAD", help="as of stoker bench run")
+    parser.add_argument(
+        "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
+    )
+    parser.add_argument("--data", metavar="URL", help="the data set: a directory or URL, with train/ below")
+    parser.add_argument("--results", metavar="DIR", help="a directory, new or empty, for the results of all runs")
+    parser.add_argument("--loader", metavar="NAME", help="the loader, as reader.loader")
+    parser.add_argument(
+        "--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in"
+    )
+    parser.add_argument("--most", metavar="N", type=integer(1), default=64, help="accelerators to try; default: 64")
+    parser.add_argument("--steps", metavar="N", type=integer(1), help="steps of a run; default: of about 15 s")
+    parser.add_argument(
+        "--repeats", metavar="N", type=integer(1), default=3, help="runs on each side of the border; default: 3"
+    )
+    parser.add_argument(
+        "--no-calibrate", action="store_true", help="do not measure whether it is this host that is too slow"
+    )
+    rules = parser.add_argument_group("what data set the rules of MLPerf Storage demand")
+    rules.add_argument("--rules-only", action="store_true", help="compute only that, for --accelerators; run nothing")
+    rules.add_argument("--accelerators", metavar="N", type=integer(1), help="with --rules-only")
+    rules.add_argument("--hosts", metavar="N", type=integer(1), default=1, help="default: 1")
+    rules.add_argument(
+        "--host-memory", metavar="SIZE", type=byte_size, help="of each, such as 512gb; default: this one's"
+    )
+    add_json(parser)
+
+
+def run(chosen: argparse.Namespace) -> int | None:
+    """Do what was asked.
+
+    Raises:
+        StokerError: see :func:`stoker.bench.size.size.find_size`.
+    """
+    from stoker.bench.measure.page_cache import memory_bytes
+    from stoker.bench.settings.sources import read_workload
+    from stoker.bench.size.rules import demanded
+
+    settings = list(chosen.settings)
+    if chosen.loader is not None:
+        settings.append(f"reader.loader={chosen.loader}")
+    resolved = read_workload(chosen.workload, settings)
+    memory = chosen.host_memory or memory_bytes()
+    if chosen.rules_only:
+        if chosen.accelerators is None:
+            raise ConfigError("--rules-only: for how many accelerators? Give --accelerators N")
+        demand = demanded(resolved.workload, chosen.accelerators, chosen.hosts, memory)
+        if chosen.json:
+            print_json(demand.as_dict())
+        else:
+            _show_demand(demand, resolved.workload.name)
+        return None
+    if chosen.accelerators is not None:
+        raise ConfigError("--accelerators is what is searched for; it goes with --rules-only. --most bounds the search")
+    if chosen.results is None:
+        raise ConfigError("where do the results go? Give --results DIR")
+    from stoker.bench.size.size import find_size
+
+    if not chosen.json:
+        for note in resolved.notes:
+            sys.stderr.write(f"note: {note}\n")
+    with on_interrupt(f"the results of runs until then are in {chosen.results}"):
+        found = find_size(
+            resolved,
+            results=chosen.results,
+            demand=partial(_demand, resolved.workload, hosts=chosen.hosts, memory=memory),
+            url=chosen.data,
+            most=chosen.most,
+            repeats=chosen.repeats,
+            steps=chosen.steps,
+            calibrate=not chosen.no_calibrate,
+            launcher=chosen.launcher,
+            on_run=None if chosen.json else _tell,
+            command=sys.argv,
+        )
+    if chosen.json:
+        print_json(found.as_dict())
+    else:
+        _show(found)
+    return None if found.valid else ExitCode.PROBLEMS
+
+
+def _demand(workload: Any, accelerators: int, *, hosts: int, memory: int) -> Demand:
+    from stoker.bench.size.rules import demanded
+
+    return demanded(workload, accelerators, hosts, memory)
+
+
+def _tell(accelerators: int, result: Mapping[str, Any]) -> None:
+    train = result["train"]
+    au = "nothing" if train is None or train["au"] is None else f"{train['au']['mean']:.2%}"
+    sys.stderr.write(f"{accelerators} accelerator{'' if accelerators == 1 else 's'}: utilization {au}\n")
+
+
+def _show(found: Sizing) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from stoker.cli.pairs import stdout
+
+    console = stdout()
+    console.print(Text(f"{found.workload}, data at {found.url}, {found.steps} steps a run", style="bold"))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("accelerators", "utilization", "at 95 %", "runs", "samples/s", ""):
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    for point in found.points:
+        known = point.low is not None and point.high is not None
+        table.add_row(
+            str(point.accelerators),
+            f"{point.mean:.2%}",
+            f"{max(0.0, point.low or 0):.1%} to {min(1.0, point.high or 0):.1%}" if known else "",
+            str(len(point.values)),
+            "" if point.samples_per_second is None else f"{point.samples_per_second:,.1f}",
+            Text("fed" if point.fed else "not fed", style="green" if point.fed else "yellow"),
+        )
+    console.print(table)
+    console.print(Text(found.said, style="bold"))
+    for reason in found.broken.values():
+        console.print(Text.assemble(("invalid: ", "bold red"), reason))
+    console.print()
+    _show_demand(found.demand, found.workload)
+
+
+def _show_demand(demand: Demand, name: str) -> None:
+    from stoker.cli.pairs import pairs, stdout
+    from stoker.cli.render.amounts import bytes_text
+
+    many = f"{demand.accelerators} accelerator{'' if demand.accelerators == 1 else 's'}"
+    hosts = f"{demand.hosts} host{'' if demand.hosts == 1 else 's'} of {bytes_text(demand.host_memory_bytes)}"
+    enough = "has as many samples" if demand.enough else "is too small for that"
+    rows = [
+        (
+            "samples",
+            f"{demand.samples:,}: for {'500 steps an epoch' if demand.decides == 'steps' else '5 times the memory'}",
+        ),
+        ("files", f"{demand.files:,} (dataset.files={demand.files})"),
+        ("size", f"{bytes_text(demand.bytes)} ({demand.bytes:,} bytes)"),
+        ("the workload's data set", enough),
+    ]
+    stdout().print(pairs(f"what MLPerf Storage's rules demand of {name} for {many} on {hosts}", rows))

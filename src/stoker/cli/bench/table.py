@@ -1,0 +1,121 @@
+"""A benchmark's result on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.cli.render.amounts import decimal_bytes_text as _size
+
+__all__ = ["as_part", "as_time", "show_result"]
+
+
+def show_result(console: Console, result: Mapping[str, Any]) -> None:
+    """Epochs, means, and what the rules found."""
+    workload = result["plan"]["workload"]
+    console.print(Text(f"{workload['name']}: {result['world']['said']}", style="bold"))
+    if result["epochs"] or result["generate"] is not None:
+        console.print(Text(f"loader {workload['reader']['loader']}, data at {result['storage']['url']}", style="dim"))
+    if result["generate"] is not None:
+        made = result["generate"]
+        rate = made["bytes"] / max(made["seconds"], 1e-9)
+        console.print(
+            f"generated {made['files']} files, {_size(made['bytes'])}, in {made['seconds']:.1f} s ({_size(rate)}/s)"
+        )
+    if result["epochs"]:
+        console.print(_epochs(result))
+        console.print(Text("first: until the first batch; p99: of the time waited for a batch", style="dim"))
+    for name in ("train", "evaluate"):
+        over = result[name]
+        if over and over["au"] is not None:
+            au, rate = over["au"], over["samples_per_second"]
+            console.print(
+                f"{name}: utilization {au['mean']:.2%} (± {au['stdev']:.2%} over {au['count']} epochs), "
+                f"{rate['mean']:,.1f} samples/s"
+            )
+    if result["checkpoint"] is not None:
+        _checkpoints(console, result["checkpoint"])
+    calibration = result["calibration"]
+    if calibration is not None and calibration["au_ceiling"] is not None:
+        console.print(f"with data in memory: utilization {calibration['au_ceiling']:.2%}")
+    for finding in result["findings"]:
+        style = "bold red" if finding["invalid"] else "yellow"
+        console.print(Text.assemble(("invalid: " if finding["invalid"] else "note: ", style), finding["reason"]))
+    if result["passed"] is not None:
+        threshold = workload["metric"]["au"]
+        told = "passed" if result["passed"] else "not passed"
+        console.print(Text(f"{told}: utilization of at least {threshold:.0%}, by a valid run", style="bold"))
+
+
+def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
+    layout = found["layout"]
+    size, most = _size(layout["bytes"]), _size(layout["most_rank_bytes"])
+    place = found["storage"]["url"]
+    console.print(Text(f"checkpoints at {place}: {size} of {layout['ranks']} ranks, up to {most} a rank", style="dim"))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("checkpoints", "", "seconds", "±", "MB/s", "slowest rank", "fsync"):
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    for kind, done in (("save", "saved"), ("load", "loaded")):
+        over = found[kind]
+        if over is not None:
+            seconds, slowest = over["seconds"], over["slowest_rank_bytes_per_second"]
+            table.add_row(
+                str(over["count"]),
+                done,
+                f"{seconds['mean']:.3f}",
+                f"{seconds['stdev']:.3f}",
+                f"{over['bytes_per_second']['mean'] / 1e6:,.1f}",
+                "-" if slowest is None else f"{slowest['mean'] / 1e6:,.1f}",
+                as_time(over["fsync_seconds"]["mean"] or None),
+            )
+    if table.row_count:
+        console.print(table)
+
+
+def _epochs(result: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    barrier = any(epoch["barrier_part"] for epoch in result["epochs"])
+    for heading in (
+        "epoch",
+        "steps",
+        "AU",
+        "stall",
+        *(("barrier",) if barrier else ()),
+        "other",
+        "samples/s",
+        "MB/s",
+        "first",
+        "p99",
+    ):
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    repeats = result["plan"]["workload"]["train"]["repeats"] > 1
+    for epoch in result["epochs"]:
+        stall, rate, size = epoch["stall_seconds"], epoch["samples_per_second"], epoch["bytes_per_second"]
+        number = f"{epoch['repeat']}.{epoch['epoch']}" if repeats else str(epoch["epoch"])
+        parts = ("au", "stall_part", *(("barrier_part",) if barrier else ()), "overhead_part")
+        table.add_row(
+            number if epoch["kind"] == "train" else f"eval {number}",
+            str(max(epoch["steps"], default=0)),
+            *(as_part(epoch[name]) for name in parts),
+            "-" if rate is None else f"{rate:,.1f}",
+            "-" if size is None else f"{size / 1e6:,.1f}",
+            as_time(epoch["time_to_first_batch"]),
+            as_time(None if stall is None else stall["p99"]),
+        )
+    return table
+
+
+def as_part(value: float | None) -> str:
+    """A part of 1, in percent."""
+    return "-" if value is None else f"{value:.2%}"
+
+
+def as_time(value: float | None) -> str:
+    """Seconds, in the unit that fits."""
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"

@@ -1,0 +1,46 @@
+"""A report on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.cli.pairs import pairs
+from stoker.cli.render.numbers import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
+from stoker.simulate import Report
+
+__all__ = ["show"]
+
+_MOST_NODES = 16
+
+
+def show(console: Console, report: Report, settings: Mapping[str, Any], warnings: Sequence[str]) -> None:
+    """Write everything: settings, nodes, findings, warnings."""
+    console.print(pairs("settings", settings_in_words(report, settings)))
+    console.print()
+    console.print(_nodes(report))
+    console.print(Text(NODE_LEGEND, style="dim"))
+    console.print()
+    console.print(pairs("result", findings(report)))
+    for warning in warnings:
+        console.print()
+        console.print(Text.assemble(("warning: ", "bold yellow"), warning))
+
+
+def _nodes(report: Report) -> Table:
+    shown = list(report.nodes)
+    left_out = max(0, len(shown) - _MOST_NODES)
+    if left_out:
+        # Those that fetch the most are those that decide.
+        shown = sorted(sorted(shown, key=lambda node: -node.bytes)[:_MOST_NODES], key=lambda node: node.node)
+    title = f"nodes ({_MOST_NODES} of {len(report.nodes)}, those that fetch the most)" if left_out else "nodes"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in NODE_COLUMNS:
+        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    for row in node_rows(shown):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,45 @@
+"""Work that is handed out as workers ask for it, and done once although they fail; see ``docs/coordination.md``."""
+
+from stoker.coordination.client import Coordination, LeasedSplit
+from stoker.coordination.engines.store import CoordinationStore, open_store
+from stoker.coordination.errors import (
+    CommitRefusedError,
+    EngineError,
+    EngineRegressedError,
+    EngineReplacedError,
+    LeaseLostError,
+    Owner,
+    RankTakenError,
+    RefusedRange,
+    StaleCheckpointError,
+    StalledError,
+    WaitTimeoutError,
+)
+from stoker.coordination.health import WorkerState
+from stoker.coordination.history.assignment import Replay
+from stoker.coordination.history.records import Entry, Settings
+from stoker.coordination.run import Progress, WorkerHealth
+
+__all__ = [
+    "CommitRefusedError",
+    "Coordination",
+    "CoordinationStore",
+    "EngineError",
+    "EngineRegressedError",
+    "EngineReplacedError",
+    "Entry",
+    "LeaseLostError",
+    "LeasedSplit",
+    "Owner",
+    "Progress",
+    "RankTakenError",
+    "RefusedRange",
+    "Replay",
+    "Settings",
+    "StaleCheckpointError",
+    "StalledError",
+    "WaitTimeoutError",
+    "WorkerHealth",
+    "WorkerState",
+    "open_store",
+]

@@ -1,0 +1,504 @@
+"""What one worker does, as a protocol without clock, engine or threads: it leases, commits, renews and looks after others.
+
+:meth:`Agent.run` yields operations and is sent their answers; the consumer's side is plain calls between two steps. The
+same code runs over real engines (:mod:`stoker.coordination.client`) and in simulations with loss, delay and
+crashes. One operation is out at a time. A commit and the next lease are one compare-and-set.
+
+If a write gets no answer, nobody knows whether it was done, or will yet be; and where writes are repeated, a no can be
+the answer to the repetition. So nothing is concluded from either: the lane is read again, what is there is taken as it
+is, and if nobody has written it since, it is written once more, which makes the earlier write impossible.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from stoker.coordination.errors import EngineRegressedError
+from stoker.coordination.health import split_size
+from stoker.coordination.history.records import Epoch, Held, Lane, Process, Split, Worker
+from stoker.coordination.membership import Clock, Membership, mixed
+from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
+from stoker.coordination.rules import cleared, commit, first_lane, give_back, leasable, lease, spilled
+from stoker.coordination.watch import Watch
+
+__all__ = ["Agent", "Holding"]
+
+# Several splits are leased at once where so many would still fit into what is left, and so many at most.
+_PLENTY, _MOST_TOGETHER = 16, 4
+
+
+class Holding:
+    """A split that this worker holds.
+
+    Attributes:
+        lane: its lane.
+        split: as it was leased.
+        delivered: one past the last position that was delivered.
+        wanted: up to where the consumer has asked to commit.
+        committed: up to where the engine has acknowledged.
+        begun: when the consumer took it, by the worker's clock.
+        lost: why it is no longer this worker's; empty as long as it is.
+        given_up: why the consumer can not go on with it; empty if it can.
+    """
+
+    __slots__ = ("begun", "committed", "delivered", "given_up", "lane", "lost", "split", "wanted")
+
+    def __init__(self, lane: int, split: Split) -> None:
+        self.lane = lane
+        self.split = split
+        self.delivered = self.wanted = self.committed = split.cursor
+        self.begun = -1.0
+        self.lost = self.given_up = ""
+
+
+class Agent:
+    """One worker's part in one epoch.
+
+    Attributes:
+        ready: splits that are leased and not yet taken by the consumer.
+        over: whether the epoch is: all is committed, or what is left was set aside.
+        stopping: set it to have all given back and :meth:`run` end.
+        flush: set it to have all that was asked for committed at once.
+        ahead: how many splits are leased beyond the one that is worked on, at least.
+        commit_every: seconds after which what is done is committed. Shorter splits are leased several at a time.
+        again: samples delivered whose split was lost before they were committed.
+        refused: positions ``(begin, end)`` that the consumer has asked to commit, and that others have.
+        leases: splits leased so far.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        epoch: Epoch,
+        member: Membership,
+        clock: Clock,
+        *,
+        ahead: int = 1,
+        commit_every: float = 1.0,
+        gone: Callable[[Process], bool] = lambda _: False,
+        takes_over: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.ready: deque[Holding] = deque()
+        self.over = self.stopping = self.flush = False
+        self.ahead = ahead
+        self.commit_every = commit_every
+        self.again = self.leases = 0
+        self.refused: list[tuple[int, int]] = []
+        self.rate = 0.0
+        self.epoch = epoch
+        self.watch = Watch(keys, epoch, member, clock, gone)
+        self.member = member
+        self._keys = keys
+        self._clock = clock
+        self._gone = gone
+        self._takes_over = takes_over
+        self._held: dict[tuple[int, int], Holding] = {}
+        self._doubts: dict[int, int] = {}
+        self._shared: set[int] = set()
+        self._verify: set[int] = set()
+        self._tokens: dict[int, int] = {}
+        self._home_empty = False
+        self._taken = self._delivered = self._committed = 0
+        self._commit_at = self._glance_at = self._quiet_until = clock.now
+        # Not all at once: the first to look publishes a summary, which the others need only read.
+        place = mixed(member.rank, 0) % epoch.world_size
+        self._look_at = clock.now + min(0.02 * place, epoch.settings.lease)
+        self._idle_looks = 0
+        self._failures = 0
+
+    # -- the consumer's side ---------------------------------------------------------------------------------------
+
+    @property
+    def safe(self) -> bool:
+        """Whether nobody can have taken this worker's splits: else the consumer must wait."""
+        return self._clock.now < self.member.valid_until and not self._verify
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that was asked for is committed."""
+        return not any(h.wanted > h.committed or h.given_up for h in self._held.values())
+
+    def take(self) -> Holding | None:
+        """The next split to work on, if one is ready."""
+        if not self.ready or not self.safe:
+            return None
+        holding = self.ready.popleft()
+        holding.begun = self._clock.now
+        return holding
+
+    def deliver(self, holding: Holding, position: int) -> None:
+        """Note that all before ``position`` were delivered; done before they are."""
+        self._delivered += position - holding.delivered
+        holding.delivered = position
+
+    def commit(self, holding: Holding, cursor: int) -> None:
+        """Ask for a commit of all before ``cursor``."""
+        if cursor <= holding.wanted:
+            return
+        holding.wanted = cursor
+        if cursor == holding.split.end and holding.begun >= 0:
+            took = self._clock.now - holding.begun
+            rate = (cursor - holding.split.begin) / took if took > 0 else self.rate
+            self.rate = rate if self.rate == 0 else (self.rate + rate) / 2
+
+    def give_up(self, holding: Holding, reason: str) -> None:
+        """Give back what is not committed of a split, as it can not be worked on."""
+        holding.given_up = reason or "given up"
+
+    # -- the protocol ----------------------------------------------------------------------------------------------
+
+    def run(self) -> Steps:
+        """Do the worker's part until told to stop. The worker must have joined."""
+        while True:
+            steps = self._next()
+            if steps is None:
+                return
+            try:
+                yield from steps
+                self._failures = 0
+            except Unanswered:
+                # Whatever it was is due again. Renewals and reads tell when the engine is back.
+                self._failures = min(self._failures + 1, 5)
+                base = self.epoch.settings.heartbeat / 64
+                self._quiet_until = self._clock.now + base * 2 ** (self._failures - 1)
+
+    def _next(self) -> Steps | None:
+        now = self._clock.now
+        if now < self._quiet_until:
+            return self._sleep(self._quiet_until)
+        if now >= self.member.renew_at:
+            return self._renew()
+        if self._verify:
+            return self._assure(min(self._verify))
+        if self._doubts:
+            return self._step(min(self._doubts))
+        if self.stopping and not self._held:
+            self.member.record = self._record()  # for who says that the worker leaves
+            return None
+        due = self._due(now)
+        if due is not None:
+            return self._step(due)
+        if now >= self._glance_at:
+            return self._glance()
+        if self._wants() and not self.over and self.safe:
+            number = self._choose()
+            if number is not None:
+                return self._step(number)
+        if self.over and not self._has_said_all:
+            return self._renew()  # the numbers of an epoch that is over are right at once
+        looks = not self.over or self.watch.may_watch  # whoever watches does so for the others' health
+        if now >= self._look_at and looks:
+            return self._look()
+        until = min(self.member.renew_at, self._glance_at)
+        if looks:
+            until = min(until, self._look_at)
+        if any(h.wanted > h.committed for h in self._held.values()):
+            until = min(until, self._commit_at)
+        return self._sleep(until)
+
+    @property
+    def _has_said_all(self) -> bool:
+        said = self.member.record
+        return (said.epoch, said.delivered, said.committed) == (self.epoch.number, self._delivered, self._committed)
+
+    def _sleep(self, until: float) -> Steps:
+        yield Sleep(until)
+
+    def _wants(self) -> bool:
+        if self.stopping:
+            return False
+        return sum([h.wanted < h.split.end and not h.given_up for h in self._held.values()]) <= self.ahead
+
+    def _due(self, now: float) -> int | None:
+        """A lane in which something is to be committed or given back now."""
+        late = now >= self._commit_at or self.flush or self.stopping
+        # A split that is done is committed with the next lease: soon, but where several are leased ahead.
+        done = late or self._wants()
+        for holding in self._held.values():
+            if holding.given_up or self.stopping:
+                return holding.lane
+            if holding.wanted > holding.committed and (late or (done and holding.wanted == holding.split.end)):
+                return holding.lane
+        if late:
+            self._commit_at = now + self.commit_every
+            self.flush = False
+        return None
+
+    def _choose(self) -> int | None:
+        """A lane to lease from: one that this worker takes over, then its own, then any open one, with a chance in
+        proportion to what is there."""
+        for number in self.watch.orphans:
+            if self._takes_over(number):
+                return number
+        home = self.member.rank % self.epoch.lanes
+        if not self._home_empty:
+            return home
+        total = sum(self.watch.open.values())
+        if not total:
+            return None
+        place = mixed(self.member.rank, self.leases) % total
+        for number, count in self.watch.open.items():
+            place -= count
+            if place < 0:
+                return number
+        return None
+
+    def _renew(self) -> Steps:
+        safe_until = self.member.valid_until
+        yield from self.member.renew(self._record())
+        if self._clock.now >= safe_until:
+            # Silent for so long that splits may have been taken: nothing goes on before that is known.
+            self._verify = {holding.lane for holding in self._held.values()}
+
+    def _record(self) -> Worker:
+        """What the worker says of itself."""
+        held = [Held(h.lane, h.split.token, h.delivered) for h in self._held.values() if h.begun >= 0]
+        held += [Held(h.lane, h.split.token, h.split.begin) for h in self._held.values() if h.begun < 0]
+        return self.member.record._replace(
+            rate=self.rate,
+            delivered=self._delivered,
+            committed=self._committed,
+            again=self.again,
+            held=tuple(held),
+            epoch=self.epoch.number,
+        )
+
+    def _glance(self) -> Steps:
+        epoch = yield from self.watch.glance()
+        now = self._clock.now
+        settings = self.epoch.settings
+        # A worker's splits are with others no later than a lease and two eighths after its last sign of life.
+        self._glance_at = now + min(settings.heartbeat, settings.lease / 8)
+        if epoch is None:
+            raise EngineRegressedError(
+                f"the engine no longer knows epoch {self.epoch.number}: it has lost its records: go on from a checkpoint"
+            )
+        if epoch.incarnation != self.epoch.incarnation:
+            self._restart(epoch)
+
+    def _restart(self, epoch: Epoch) -> None:
+        """The epoch was restored from a checkpoint: nothing that was leased before holds."""
+        for holding in self._held.values():
+            self._lose(holding, "the epoch was restored from a checkpoint")
+        self._held.clear()
+        self.ready.clear()
+        self._doubts.clear()
+        self._verify.clear()
+        self._tokens.clear()
+        self._home_empty = self.over = False
+        self._committed = 0
+        self.epoch = epoch
+        self.watch = Watch(self._keys, epoch, self.member, self._clock, self._gone)
+        self._look_at = self._clock.now
+
+    @property
+    def _look_every(self) -> float:
+        settings = self.epoch.settings
+        return min(settings.heartbeat / 2, settings.lease / 8)
+
+    def _look(self) -> Steps:
+        watch, settings = self.watch, self.epoch.settings
+        publish = watch.may_watch
+        if publish and not watch.watching:
+            yield from watch.glance()  # perhaps another does by now
+            publish = watch.may_watch
+        idle = self._wants() and self._choose() is None
+        if publish or idle:
+            yield from watch.look(publish=publish)
+            self.over = watch.over
+            for number in {holding.lane for holding in self._held.values()} | set(self._doubts):
+                self._take_over(number, watch.lanes[number])
+            home = self.member.rank % self.epoch.lanes
+            self._home_empty = leasable(watch.lanes[home].value) == 0
+        now = self._clock.now
+        if idle and not self.over:
+            # Together the idle read at most some ten thousand lanes a second, however many they are.
+            every = self.epoch.world_size * (self.epoch.lanes + 8) * 4e-5
+            soon = settings.heartbeat / 256 * 2**self._idle_looks
+            self._idle_looks = min(self._idle_looks + 1, 8)
+            self._look_at = now + min(max(soon, every), self._look_every)
+        else:
+            self._look_at = now + self._look_every
+
+    def _assure(self, number: int) -> Steps:
+        """See what this worker still has in a lane, after it was silent; and write the lane, so that nobody who saw it silent
+        can take anything from it later on."""
+        entry = yield from self._read(number)
+        if any(holding.lane == number for holding in self._held.values()):
+            key = self._keys.lane(self.epoch, number)
+            version = yield Swap(key, entry.value, entry.version)
+            if version is None:
+                return
+            self.watch.lanes[number] = Versioned(entry.value, version)
+        self._verify.discard(number)
+
+    def _read(self, number: int) -> Steps:
+        (found,) = yield Get((self._keys.lane(self.epoch, number),))
+        entry = found or Versioned(first_lane(self.epoch, number), 0)
+        self._take_over(number, entry)
+        return entry
+
+    def _take_over(self, number: int, entry: Versioned) -> None:
+        """Take a lane as it was read for the truth."""
+        lane: Lane = entry.value
+        if lane.token < self._tokens.get(number, 0):
+            raise EngineRegressedError(
+                f"lane {number} of epoch {self.epoch.number} was at lease {self._tokens[number]} and is at "
+                f"{lane.token}: the engine has lost writes that it had acknowledged: go on from a checkpoint"
+            )
+        self.watch.lanes[number] = entry
+        self._tokens[number] = lane.token
+        if self._doubts.get(number, entry.version) != entry.version:
+            del self._doubts[number]  # it was written since, by whomever: the write in doubt can not be done any more
+        rank, incarnation = self.member.rank, self.member.incarnation
+        mine = {s.token: s for s in lane.splits if s.rank == rank and s.incarnation == incarnation}
+        for holding in [h for h in self._held.values() if h.lane == number]:
+            split = mine.pop(holding.split.token, None)
+            if split is not None:
+                self._acknowledge(holding, split.cursor)
+                continue
+            del self._held[number, holding.split.token]
+            if not holding.given_up:
+                self._lose(holding, f"rank {rank} was not seen to renew for a lease, and others have the split now")
+        for split in mine.values():
+            if split.cursor < split.end:
+                self._hold(number, split)  # leased by a write that got no answer
+
+    def _lose(self, holding: Holding, reason: str) -> None:
+        holding.lost = reason
+        self.again += holding.delivered - holding.committed
+        if holding.wanted > holding.committed:
+            self.refused.append((holding.committed, holding.wanted))
+        if holding in self.ready:
+            self.ready.remove(holding)
+
+    def _hold(self, number: int, split: Split) -> None:
+        holding = Holding(number, split)
+        self._held[number, split.token] = holding
+        self.ready.append(holding)
+        self._taken = max(self._taken, split.turn + 1)
+        self.leases += 1
+        self._idle_looks = 0
+
+    def _acknowledge(self, holding: Holding, cursor: int) -> None:
+        if cursor > holding.committed:
+            self._committed += cursor - holding.committed
+            holding.committed = cursor
+        if holding.committed == holding.split.end:
+            self._held.pop((holding.lane, holding.split.token), None)
+
+    def _step(self, number: int) -> Steps:
+        """Commit and give back what is due in a lane, and lease from it if that is wanted: one compare-and-set."""
+        entry = known = self.watch.lanes.get(number)
+        if entry is None or number in self._doubts or number in self._shared:
+            entry = yield from self._read(number)
+            if known is not None and known.version == entry.version:
+                self._shared.discard(number)
+        rank, incarnation = self.member.rank, self.member.incarnation
+        lane: Lane = entry.value
+        settings = self.epoch.settings
+        after = cleared(lane, rank, incarnation)
+        asked: list[tuple[Holding, int, bool]] = []
+        for holding in [h for h in self._held.values() if h.lane == number]:
+            cursor, back = holding.wanted, bool(holding.given_up) or self.stopping
+            if cursor <= holding.committed and not back:
+                continue
+            done = commit(after, rank, incarnation, holding.split.token, cursor, record=settings.record)
+            if done is None:
+                # Others have the split now, which a look has seen. Reading again says so to the consumer.
+                self.watch.lanes.pop(number, None)
+                return
+            if back and cursor < holding.split.end:
+                split = next(s for s in done.splits if s.token == holding.split.token)
+                reason = holding.given_up or f"rank {rank} left"
+                done = give_back(
+                    done,
+                    split,
+                    reason,
+                    lost=False,
+                    delivered=holding.delivered,
+                    attempts=settings.attempts,
+                    blame=bool(holding.given_up),
+                    record=settings.record,
+                )
+            after = done
+            asked.append((holding, cursor, back))
+        fresh: list[Split] = []
+        if self._may_lease(number):
+            after, fresh = self._lease(after)
+            if not fresh:
+                self._found_empty(number)
+        if not fresh and not asked and number not in self._doubts:
+            return
+        yield from self._write(number, entry, after, asked, fresh)
+
+    def _write(
+        self, number: int, entry: Versioned, after: Lane, asked: list[tuple[Holding, int, bool]], fresh: list[Split]
+    ) -> Steps:
+        rest, chunk = spilled(after)
+        if chunk is not None:
+            epoch = self.epoch
+            yield Create(self._keys.log(epoch.number, epoch.incarnation, number, after.chunks), chunk)
+        key = self._keys.lane(self.epoch, number)
+        try:
+            version = yield Swap(key, rest, entry.version) if entry.version else Create(key, rest)
+        except Unanswered:
+            self._doubts[number] = entry.version
+            self.watch.lanes.pop(number, None)
+            raise
+        if version is None:
+            # Another wrote this lane: reading it first next time saves writes in vain. Or this was written and the answer
+            # is that to its repetition: so it is in doubt as well.
+            self._shared.add(number)
+            self._doubts[number] = entry.version
+            self.watch.lanes.pop(number, None)
+            return
+        self._doubts.pop(number, None)
+        self.watch.lanes[number] = Versioned(rest, version)
+        self._tokens[number] = rest.token
+        for holding, cursor, back in asked:
+            self._acknowledge(holding, cursor)
+            if back:
+                self._held.pop((number, holding.split.token), None)
+                if holding in self.ready:
+                    self.ready.remove(holding)
+                if not holding.given_up:
+                    holding.lost = "given back, as the worker leaves"
+        for split in fresh:
+            self._hold(number, split)
+
+    def _may_lease(self, number: int) -> bool:
+        return not self.over and self.safe and self._wants() and number == self._choose()
+
+    def _lease(self, lane: Lane) -> tuple[Lane, list[Split]]:
+        """The lane with one more split leased, or with several: where they are shorter than the time between commits and
+        there is far more to do, as each write costs the engine a sync of its disk."""
+        epoch, member, summary = self.epoch, self.member, self.watch.summary
+        home = member.rank % epoch.lanes == lane.number
+        if lane.number in self.watch.orphans:
+            home = True  # it goes on where the lane's own worker stopped
+        sharers = max(1.0, epoch.world_size / epoch.lanes)
+        if summary is not None and self.rate and summary.rate > 0:
+            # How many workers as fast as this one all of them are worth.
+            sharers = max(1.0, summary.rate / self.rate / epoch.lanes)
+        splits: list[Split] = []
+        many = 1
+        while len(splits) < many:
+            size = split_size(lane, rate=self.rate, share=1 / sharers, settings=epoch.settings, from_back=not home)
+            leased = lease(lane, member.rank, member.incarnation, self._taken + len(splits), size, from_back=not home)
+            if leased is None:
+                break
+            if home and not splits and leasable(lane) / sharers >= _PLENTY * size:
+                many = min(_MOST_TOGETHER, 1 + int(self.rate * self.commit_every / size))
+            lane, split = leased
+            splits.append(split)
+        return lane, splits
+
+    def _found_empty(self, number: int) -> None:
+        if number == self.member.rank % self.epoch.lanes:
+            self._home_empty = True
+        self.watch.open.pop(number, None)
+        self.watch.orphans.discard(number)
+        if not self.watch.open:
+            self._look_at = min(self._look_at, self._clock.now + self.epoch.settings.heartbeat / 256)

@@ -1,0 +1,425 @@
+"""What a worker uses: splits to work on, leased ahead; commits, sent in the background; and word of its lease."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+from stoker.arguments import checked
+from stoker.coordination.agent import Agent, Holding
+from stoker.coordination.driver import Driver
+from stoker.coordination.engines.store import CoordinationStore
+from stoker.coordination.errors import (
+    CommitRefusedError,
+    EngineError,
+    LeaseLostError,
+    RefusedRange,
+    StalledError,
+)
+from stoker.coordination.history.checkpoint import uncommitted
+from stoker.coordination.history.records import Entry, Epoch, Lane, Settings
+from stoker.coordination.membership import Clock, Membership
+from stoker.coordination.process import here, is_gone
+from stoker.coordination.run import Progress, RunRecords, WorkerHealth
+from stoker.coordination.starting import check_worker, lane_starts, opened
+from stoker.errors import ConfigError
+
+__all__ = ["Coordination", "LeasedSplit"]
+
+_log = logging.getLogger(__name__)
+
+# Seconds for which an engine that does not answer is asked again when it is opened.
+_OPENING = 30.0
+
+
+class LeasedSplit:
+    """Positions ``[begin, end)`` of the epoch, for this worker alone while its lease holds.
+
+    Attributes:
+        begin: first position.
+        end: one past the last.
+    """
+
+    __slots__ = ("_holding", "_owner", "begin", "end")
+
+    @checked
+    def __init__(self, owner: Coordination, holding: Holding) -> None:
+        self.begin = holding.split.begin
+        self.end = holding.split.end
+        self._owner = owner
+        self._holding = holding
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def __repr__(self) -> str:
+        return f"LeasedSplit({self.begin}, {self.end})"
+
+    @property
+    def committed(self) -> int:
+        """One past the last position whose commit the engine has acknowledged; ``begin`` if none."""
+        return self._holding.committed
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to be lost. What is not committed then is others'."""
+        return bool(self._holding.lost)
+
+    def deliver(self, position: int) -> None:
+        """Call this before the samples up to ``position`` (exclusive) are handed on.
+
+        It waits while the lease is in doubt, because the engine has not answered for most of a lease's time.
+
+        Raises:
+            LeaseLostError: others have the split now: these samples must not be handed on.
+            EngineError: the doubt lasts longer than ``patience``.
+        """
+        self._owner._deliver(self, self._holding, position)
+
+    def commit(self, cursor: int | None = None) -> None:
+        """Ask for all before ``cursor`` (default: the end) to be committed. Returns at once; :meth:`Coordination.flush`
+        waits, and says what was refused.
+
+        Only what was delivered may be committed.
+
+        Raises:
+            LeaseLostError: others have the split now.
+        """
+        self._owner._commit(self, self._holding, self.end if cursor is None else cursor)
+
+    def give_up(self, reason: str) -> None:
+        """Say that the rest of the split can not be worked on. Others try; after ``Settings.attempts`` it is set aside."""
+        self._owner._give_up(self._holding, reason)
+
+
+class Coordination:
+    """One worker's part in a run.
+
+    Args:
+        store: an engine, or its URL (:func:`~stoker.coordination.engines.store.open_store`).
+        run: the run's id: workers with the same id at the same engine work together.
+        rank: this worker's, in ``[0, world_size)``; no two live processes may have the same.
+        world_size: most workers that take part. They may come late, leave, die and be replaced.
+        positions: positions of an epoch; or, for lanes that belong to ranks (``settings.threshold``), how many each
+            rank's part has: then part r is positions ``[sum(positions[:r]), sum(positions[:r + 1]))``.
+        identity: names and JSON values that must be the same for all workers: fingerprint, seed, order settings.
+        settings: times, sizes and thresholds; the same for all workers.
+        ahead: splits leased beyond the one that is worked on.
+        commit_every: seconds after which the part of a split that is done is committed.
+        patience: seconds without an answer from the engine after which waiting calls raise EngineError.
+        lanes: number of lanes; by default as many as workers, so that their writes seldom meet.
+        takes_over: whether this worker, rather than any that has no more work, goes on with a lane whose worker (that with
+            the lane's number as rank, where there are as many lanes as ranks) is lost: because it holds the lane's
+            shards, say (:func:`~stoker.coordination.replication.holders`). Asked for lost workers' lanes, often.
+
+    Raises:
+        ConfigError: the arguments make no sense.
+        EngineError: the engine can not be reached.
+
+    A background thread does all that takes time. Use it as a context manager, or call :meth:`leave`.
+    """
+
+    def __init__(
+        self,
+        store: str | CoordinationStore,
+        run: str,
+        *,
+        rank: int,
+        world_size: int,
+        positions: int | Sequence[int],
+        identity: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
+        ahead: int = 1,
+        commit_every: float = 1.0,
+        patience: float = 120.0,
+        lanes: int | None = None,
+        takes_over: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.settings = settings = settings or Settings()
+        check_worker(run, rank, world_size, settings)
+        self._starts = lane_starts(positions, world_size, settings, lanes)
+        # As it will be once it was written and read, so that it compares.
+        self._identity = tuple(json.loads(json.dumps(dict(identity or {}))).items())
+        self._world_size = world_size
+        self._takes_over = takes_over
+        self._ahead, self._commit_every, self._patience = ahead, commit_every, patience
+        # A call is not broken off: it must be shorter than what the caller allows.
+        limit = min(10.0, settings.lease / 4, patience / 2)
+        self._store = opened(store, limit, min(patience, _OPENING)) if isinstance(store, str) else store
+        self._owns_store = isinstance(store, str)
+        self._records = RunRecords(self._store, run)
+        clock = Clock(time.monotonic())
+        self._driver = Driver(self._store, clock, patience)
+        self._member = Membership(self._records.keys, rank, here(), settings, clock, is_gone)
+        self._agent: Agent | None = None
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, number: int) -> None:
+        """Take part in an epoch. The first call takes the rank.
+
+        Raises:
+            RankTakenError: another live process has the rank.
+            ConfigError: settings or identity are not those of the other workers; or the epoch before is not over.
+            EngineError: the engine does not answer.
+        """
+        self._end_epoch()
+        driver, records = self._driver, self._records
+        before = driver.insist(lambda: records.epoch(number - 1)) if number > 0 else None
+        if before is not None:
+            left = sum(end - begin for begin, end in uncommitted(driver.insist(lambda: records.lanes(before))))
+            if left:
+                raise ConfigError(
+                    f"epoch {number} can not begin: {left} samples of epoch {number - 1} of run {records.keys.run!r} are "
+                    f"not committed yet"
+                )
+        epoch = driver.insist(lambda: records.open_epoch(self._wanted(number)))
+        if self._member.incarnation == 0:
+            driver.run(self._member.join, self._patience)
+        driver.clock.now = time.monotonic()
+        self._agent = Agent(
+            self._records.keys,
+            epoch,
+            self._member,
+            driver.clock,
+            ahead=self._ahead,
+            commit_every=self._commit_every,
+            gone=is_gone,
+            takes_over=self._takes_over,
+        )
+        driver.start(self._agent.run())
+
+    def restore(self, checkpoint: dict[str, Any], *, rollback: bool = False, attempt: int = 0) -> None:
+        """Bring the checkpoint's epoch back to where it was; call it before :meth:`begin_epoch`.
+
+        All workers may call it; it is done once. Workers that are in the epoch lose their splits.
+
+        Args:
+            checkpoint: what :meth:`checkpoint` gave.
+            rollback: undo commits that the engine has and the checkpoint lacks. They are delivered again.
+            attempt: another number each time that a run goes back to the same checkpoint.
+
+        Raises:
+            StateError: it is of another epoch, dataset, order or world.
+            StaleCheckpointError: the engine is further on, and ``rollback`` is not set.
+        """
+        wanted = self._wanted(int(checkpoint.get("epoch", 0)))
+        records = self._records
+        self._driver.insist(lambda: records.restore(wanted, checkpoint, rollback=rollback, attempt=attempt))
+
+    def leave(self, timeout: float = 30.0) -> None:
+        """Commit what was asked for, give back the rest, and let the rank go. May be called twice.
+
+        Raises:
+            EngineError: the engine did not answer in time; what this worker held is given to others after the lease.
+        """
+        try:
+            if not self._driver.failed:
+                self._end_epoch(timeout)
+                if self._member.incarnation and not self._member.record.left:
+                    self._driver.run(self._member.leave, timeout)
+        finally:
+            if self._owns_store and not self._driver.forked:
+                self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.leave()
+        except EngineError:
+            if kind is None:
+                raise
+            _log.warning("left run %r without telling its engine", self._records.keys.run, exc_info=True)
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def next_split(self, timeout: float | None = None) -> LeasedSplit | None:
+        """The next split to work on; ``None`` when all of the epoch is committed, by whomever.
+
+        While others have all that is left, it waits: their work may become this worker's.
+
+        Raises:
+            StalledError: what is left was set aside; names it.
+            WaitTimeoutError: nothing after ``timeout`` seconds.
+            EngineError: the engine has not answered for ``patience`` seconds.
+        """
+        agent = self._current()
+        holding: Holding | None = None
+
+        def ready() -> bool:
+            nonlocal holding
+            holding = agent.take()
+            return holding is not None or agent.over
+
+        self._driver.wait(ready, timeout, "a split")
+        if holding is not None:
+            return LeasedSplit(self, holding)
+        self._raise_if_stalled()
+        return None
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was asked for is committed, or refused.
+
+        Raises:
+            CommitRefusedError: leases were lost before that, of what was asked for since the last call; names the positions
+                and who has them.
+            WaitTimeoutError: not after ``timeout`` seconds.
+            EngineError: the engine has not answered for ``patience`` seconds.
+        """
+        agent = self._current()
+        with self._driver.changed:
+            agent.flush = True
+            self._driver.wake()
+        self._driver.wait(lambda: agent.settled, timeout, "commits")
+        with self._driver.changed:
+            refused, agent.refused = agent.refused, []
+        if refused:
+            raise CommitRefusedError(self.refused_ranges(refused))
+
+    def refused_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[RefusedRange, ...]:
+        """Positions ``(begin, end)`` of leases that were lost, with who has them now."""
+        epoch = self.epoch
+        return tuple(
+            [
+                RefusedRange(begin, end, self._driver.insist(partial(self._records.owners, epoch, begin, end)))
+                for begin, end in ranges
+            ]
+        )
+
+    def wait_finished(self, timeout: float | None = None) -> None:
+        """Wait until the epoch is committed, by whomever; this worker must hold nothing.
+
+        Raises:
+            StalledError: what is left was set aside; names it.
+            WaitTimeoutError: not after ``timeout`` seconds.
+            EngineError: the engine has not answered for ``patience`` seconds.
+        """
+        agent = self._current()
+        with self._driver.changed:
+            agent.ahead = -1
+            self._driver.wake()
+        self._driver.wait(lambda: agent.over, timeout, "the end of the epoch")
+        self._raise_if_stalled()
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that was begun."""
+        return self._current().epoch
+
+    @property
+    def incarnation(self) -> int:
+        """How many processes had this rank, this one included; 0 before the first epoch."""
+        return self._member.incarnation
+
+    def health(self) -> list[WorkerHealth]:
+        """All ranks, in order."""
+        return self._driver.insist(lambda: self._records.health(self.epoch))
+
+    def progress(self) -> Progress:
+        """How far the epoch is, of all workers together."""
+        return self._driver.insist(lambda: self._records.progress(self.epoch))
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The epoch's state as a JSON dict, for :meth:`restore`. It holds all commits acknowledged before the call."""
+        return self._driver.insist(lambda: self._records.checkpoint(self.epoch))
+
+    def assignment(self) -> list[Entry]:
+        """Who has committed what so far, for :class:`~stoker.coordination.history.assignment.Replay`."""
+        return self._driver.insist(lambda: self._records.assignment(self.epoch))
+
+    def forget_epoch(self, number: int) -> int:
+        """Remove the records of an epoch that is over; returns how many they were.
+
+        Raises:
+            StateError: it is not over.
+        """
+        epoch = self._driver.insist(lambda: self._records.epoch(number))
+        return 0 if epoch is None else self._driver.insist(lambda: self._records.forget_epoch(epoch))
+
+    # -- for splits ------------------------------------------------------------------------------------------------
+
+    def _deliver(self, split: LeasedSplit, holding: Holding, position: int) -> None:
+        if not holding.delivered <= position <= split.end:
+            raise ConfigError(f"position {position} does not follow {holding.delivered} in {split!r}")
+        agent, driver = self._current(), self._driver
+        with driver.changed:
+            driver.clock.now = time.monotonic()
+            if agent.safe and not holding.lost:
+                agent.deliver(holding, position)
+                return
+        driver.wait(lambda: agent.safe or bool(holding.lost), None, "word of a lease")
+        self._raise_if_lost(split, holding)
+        with driver.changed:
+            agent.deliver(holding, position)
+
+    def _commit(self, split: LeasedSplit, holding: Holding, cursor: int) -> None:
+        if not split.begin <= cursor <= holding.delivered:
+            raise ConfigError(
+                f"only what was delivered can be committed: {cursor} of {split!r}, delivered up to {holding.delivered}"
+            )
+        self._raise_if_lost(split, holding)
+        with self._driver.changed:
+            self._driver.clock.now = time.monotonic()
+            self._current().commit(holding, cursor)
+            self._driver.wake()
+
+    def _give_up(self, holding: Holding, reason: str) -> None:
+        with self._driver.changed:
+            self._current().give_up(holding, reason)
+            self._driver.wake()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _wanted(self, number: int) -> Epoch:
+        return Epoch(number, 1, self._world_size, self._starts, None, self._identity, self.settings)
+
+    def _current(self) -> Agent:
+        if self._agent is None:
+            raise ConfigError("no epoch has begun: call begin_epoch first")
+        return self._agent
+
+    def _end_epoch(self, timeout: float | None = None) -> None:
+        """Stop the background thread, when all it holds is committed or given back."""
+        if self._agent is None:
+            return
+        with self._driver.changed:
+            self._agent.stopping = True
+            self._driver.wake()
+        self._driver.stop(self._patience if timeout is None else timeout)
+        if self._agent.refused:
+            ranges = ", ".join([f"[{begin}, {end})" for begin, end in self._agent.refused])
+            _log.warning(
+                "run %r, rank %d: the commits of positions %s of epoch %d were refused, as their leases were lost",
+                self._records.keys.run,
+                self._member.rank,
+                ranges,
+                self._agent.epoch.number,
+            )
+        self._agent = None
+
+    def _raise_if_lost(self, split: LeasedSplit, holding: Holding) -> None:
+        self._driver.raise_if_failed()
+        if holding.lost:
+            raise LeaseLostError(
+                f"the lease of {split!r} is lost: {holding.lost}; {holding.committed} was its last commit"
+            )
+
+    def _raise_if_stalled(self) -> None:
+        agent = self._current()
+        lanes: list[Lane] = [entry.value for entry in agent.watch.lanes.values()]
+        pieces = sorted([piece for lane in lanes for piece in lane.aside])
+        if pieces:
+            listed = "; ".join([f"[{p.begin}, {p.end}): {p.reason}" for p in pieces[:8]])
+            more = f"; and {len(pieces) - 8} more" if len(pieces) > 8 else ""
+            raise StalledError(
+                f"epoch {agent.epoch.number} of run {self._records.keys.run!r} can not be finished: after "
+                f"{self.settings.attempts} attempts each were set aside {listed}{more}"
+            )

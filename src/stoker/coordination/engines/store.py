@@ -1,0 +1,140 @@
+"""Where the records of a run live: one small interface, which any engine with compare-and-set can give.
+
+An engine must be durable and linearizable: what it has acknowledged stays, and every read that is sent after that sees
+it. Nothing else is asked of it: no clock, no expiry, no locks, no notifications, no transactions over records.
+:mod:`stoker.coordination.conformance` checks an engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+from urllib.parse import parse_qsl, urlsplit
+
+from stoker.errors import ConfigError
+
+__all__ = ["CoordinationStore", "Stored", "fresh_version", "open_store"]
+
+
+class Stored(NamedTuple):
+    """A record's bytes and the version of the write that made it."""
+
+    value: bytes
+    version: int
+
+
+class CoordinationStore(Protocol):
+    """An engine. Every call ends within the time limit that the engine was opened with; calls from several threads are safe.
+
+    A version is a number in ``[1, 2**63)`` that no other write of any record has, ever: so a compare-and-set that comes
+    late, or after the engine has lost writes, can never succeed by accident.
+
+    Every call raises :class:`~stoker.coordination.errors.EngineError` where no answer came in time; a write may
+    then have been done, or not.
+    """
+
+    url: str
+
+    def get(self, keys: Sequence[str]) -> list[Stored | None]:
+        """Records in the order of ``keys``, ``None`` for those that are not there. Not all of one moment."""
+        ...
+
+    def create(self, key: str, value: bytes) -> int | None:
+        """Write a record that is not there. Returns its version, or ``None`` if it is there already."""
+        ...
+
+    def swap(self, key: str, value: bytes, version: int) -> int | None:
+        """Write a record over one of this version. Returns the new version, or ``None`` if it has another or is not there."""
+        ...
+
+    def delete(self, key: str, version: int) -> bool:
+        """Remove a record of this version. Returns whether it did."""
+        ...
+
+    def scan(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, Stored]]:
+        """Records whose keys begin with ``prefix`` and are larger than ``after``, sorted by key (in code points), at most
+        ``limit``."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections. What is stored stays."""
+        ...
+
+
+def fresh_version() -> int:
+    """A version unlike any other: 63 random bits, but for 0."""
+    return (int.from_bytes(os.urandom(8)) >> 1) | 1
+
+
+def open_store(url: str, *, timeout: float = 10.0) -> CoordinationStore:
+    """Open an engine.
+
+    Args:
+        url: ``sqlite://PATH``, ``redis://HOST:PORT/DB`` (also ``rediss``, ``valkey``, ``valkeys``, ``unix``),
+            ``ray://NAME?path=PATH``, or ``memory://NAME`` (this process alone, for tests).
+        timeout: seconds after which a call that has no answer raises ``EngineError``.
+
+    Raises:
+        ConfigError: no such engine, or a URL that it can not use.
+        MissingPackageError: the engine's client is not installed.
+        EngineError: it can not be reached.
+    """
+    if timeout <= 0:
+        raise ConfigError(f"the time limit of engine calls must be positive, got {timeout}")
+    scheme = urlsplit(url).scheme
+    if scheme not in _ENGINES:
+        raise ConfigError(f"no engine is called {scheme!r} (in {url!r}); known: {', '.join(_ENGINES)}")
+    return _ENGINES[scheme](url, timeout)
+
+
+def options_of(url: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Options after the question mark, with defaults for those that are not given.
+
+    Raises:
+        ConfigError: an option that is not known.
+    """
+    given = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigError(f"{url!r}: unknown option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    return {**known, **given}
+
+
+def _sqlite(url: str, timeout: float) -> CoordinationStore:
+    from stoker.coordination.engines.sqlite import SqliteStore
+
+    options_of(url, {})
+    return SqliteStore(url.removeprefix("sqlite://").partition("?")[0], timeout=timeout)
+
+
+def _redis(url: str, timeout: float) -> CoordinationStore:
+    from stoker.coordination.engines.redis import RedisStore
+
+    return RedisStore(url, timeout=timeout)
+
+
+def _ray(url: str, timeout: float) -> CoordinationStore:
+    from stoker.coordination.engines.ray import RayStore
+
+    options = options_of(url, {"path": "", "namespace": "stoker"})
+    return RayStore(urlsplit(url).netloc, options["path"], options["namespace"], timeout=timeout)
+
+
+def _memory(url: str, _: float) -> CoordinationStore:
+    from stoker.coordination.engines.memory import MemoryStore
+
+    options_of(url, {})
+    return MemoryStore(url)
+
+
+_ENGINES: dict[str, Callable[[str, float], CoordinationStore]] = {
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "rediss": _redis,
+    "valkey": _redis,
+    "valkeys": _redis,
+    "unix": _redis,
+    "ray": _ray,
+    "memory": _memory,
+}

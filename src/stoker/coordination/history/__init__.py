@@ -1,0 +1,1 @@
+"""What workers have done and will do, as records."""

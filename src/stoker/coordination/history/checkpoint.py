@@ -1,0 +1,154 @@
+"""Checkpoints of an epoch, and the way back to one. Pure functions; a checkpoint is a dict of JSON's types.
+
+It holds the ranges that are *not* committed: what is out, given back and unleased, merged. So it grows with what is in
+flight, and not with the samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.coordination.errors import StaleCheckpointError
+from stoker.coordination.history.assignment import from_rows, partial, to_rows
+from stoker.coordination.history.records import Epoch, History, Lane
+from stoker.coordination.rules import log_entries
+from stoker.errors import StateError
+from stoker.storage.recorded_versions import with_versions_of
+
+__all__ = ["differences", "restored", "take", "uncommitted"]
+
+_VERSION = 1
+
+
+def uncommitted(lanes: Sequence[Lane]) -> list[tuple[int, int]]:
+    """Ranges that are not committed, sorted, disjoint, none next to another."""
+    ranges: list[tuple[int, int]] = []
+    for lane in lanes:
+        ranges += [(lane.front, lane.back)] if lane.front < lane.back else []
+        ranges += [(piece.begin, piece.end) for piece in (*lane.free, *lane.aside)]
+        ranges += [(split.cursor, split.end) for split in lane.splits if split.cursor < split.end]
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if merged and merged[-1][1] == begin:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def take(epoch: Epoch, lanes: Sequence[Lane]) -> dict[str, Any]:
+    """A checkpoint of an epoch, from all its lanes. Each lane is of one moment; the moments may differ."""
+    return {
+        "version": _VERSION,
+        "epoch": epoch.number,
+        "incarnation": epoch.incarnation,
+        "world_size": epoch.world_size,
+        "starts": list(epoch.starts),
+        "identity": dict(epoch.identity),
+        "left": [list(part) for part in uncommitted(lanes)],
+        "again": sum([lane.again for lane in lanes]),
+        "exposed": sum([lane.exposed for lane in lanes]),
+        "counts": [max(0, log_entries(lane) - 1) for lane in lanes],
+        "partial": to_rows([entry for lane in lanes for entry in (*lane.log[-1:], *partial(lane))]),
+        "history": [[h.incarnation, list(h.counts), to_rows(h.partial)] for h in epoch.history],
+    }
+
+
+def restored(
+    wanted: Epoch,
+    checkpoint: Mapping[str, Any],
+    found: Epoch | None,
+    lanes: Sequence[Lane],
+    *,
+    rollback: bool,
+    attempt: int,
+) -> Epoch | None:
+    """The epoch's record after going back to a checkpoint.
+
+    Args:
+        wanted: the epoch as this worker is configured.
+        checkpoint: what :func:`take` made.
+        found: the epoch's record in the engine, if there is one.
+        lanes: its lanes.
+        rollback: whether commits that the engine has and the checkpoint lacks are to be undone.
+        attempt: tells apart several times that a run goes back to the same checkpoint.
+
+    Returns:
+        The record to write; ``None`` if the engine is already where the checkpoint is.
+
+    Raises:
+        StateError: the checkpoint is of another epoch, dataset, order or world, or is none.
+        StaleCheckpointError: the engine has more, and ``rollback`` is not set.
+    """
+    try:
+        if checkpoint["version"] != _VERSION:
+            raise StateError(f"the checkpoint has format {checkpoint['version']}, this stoker reads format {_VERSION}")
+        theirs = {"epoch": checkpoint["epoch"], "starts": tuple(checkpoint["starts"]), **checkpoint["identity"]}
+        left = tuple([(int(begin), int(end)) for begin, end in checkpoint["left"]])
+        history = tuple([History(k, tuple(counts), tuple(from_rows(es))) for k, counts, es in checkpoint["history"]])
+        here = History(checkpoint["incarnation"], tuple(checkpoint["counts"]), tuple(from_rows(checkpoint["partial"])))
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"not a checkpoint of a coordinated epoch: {error!r}") from error
+    ours = {"epoch": wanted.number, "starts": wanted.starts, **dict(wanted.identity)}
+    theirs = with_versions_of(theirs, ours)
+    if theirs != ours:
+        raise StateError(
+            f"the checkpoint is not of this epoch: {differences(theirs, ours, 'the checkpoint', 'this run')}"
+        )
+    if any(not 0 <= a < b <= wanted.starts[-1] for a, b in left):
+        raise StateError(f"the checkpoint has ranges outside of the epoch's {wanted.starts[-1]} positions")
+    digest = hashlib.sha256(json.dumps(dict(checkpoint), sort_keys=True).encode()).hexdigest()[:16]
+    name = f"{digest}:{attempt}"
+    if found is not None and found.restored == name:
+        return None
+    incarnation = here.incarnation
+    if found is not None:
+        engine_left = uncommitted(lanes)
+        if found.incarnation == incarnation and engine_left == list(left):
+            return None
+        more = _length(left) - _length(_common(list(left), engine_left))
+        if (more or found.incarnation > incarnation) and not rollback:
+            raise StaleCheckpointError(
+                f"the checkpoint of epoch {wanted.number} is stale: it is of incarnation {incarnation} with "
+                f"{wanted.starts[-1] - _length(left)} samples committed; the engine is at incarnation {found.incarnation} "
+                f"with {wanted.starts[-1] - _length(engine_left)}, {more} of which the checkpoint lacks: go on without "
+                f"restoring, or pass rollback=True to have them delivered again"
+            )
+        incarnation = max(incarnation, found.incarnation)
+    return wanted._replace(incarnation=incarnation + 1, left=left, history=(*history, here), restored=name)
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], them: str, us: str) -> str:
+    """What differs, field by field, naming both sides."""
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    return "; ".join(
+        [f"{name} is {_short(theirs.get(name))} in {them} and {_short(ours.get(name))} in {us}" for name in names]
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _length(ranges: Sequence[tuple[int, int]]) -> int:
+    return sum([end - begin for begin, end in ranges])
+
+
+def _common(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The intersection of two sorted lists of disjoint ranges."""
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if begin < end:
+            found.append((begin, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found

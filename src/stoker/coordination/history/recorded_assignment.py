@@ -1,0 +1,82 @@
+"""A recorded assignment with what it is of, so that nothing else is taken for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.coordination.history.assignment import from_rows, to_rows
+from stoker.coordination.history.checkpoint import differences
+from stoker.coordination.history.records import Entry
+from stoker.errors import StateError
+from stoker.storage.recorded_versions import with_versions_of
+
+__all__ = ["Assignment"]
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A recorded assignment of an epoch, and what it is of.
+
+    Attributes:
+        epoch: number of the epoch.
+        world_size: ranks of the run.
+        identity: names and JSON values of what the positions follow from: data set, order and settings.
+        entries: who committed what.
+    """
+
+    epoch: int
+    world_size: int
+    identity: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The assignment as JSON can have it."""
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "world_size": self.world_size,
+            "identity": dict(self.identity),
+            "entries": to_rows(self.entries),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
+        """The assignment that :meth:`as_dict` gave.
+
+        Raises:
+            StateError: it is none.
+        """
+        try:
+            version, epoch, world_size = (values[name] for name in ("version", "epoch", "world_size"))
+            identity, rows = values["identity"], values["entries"]
+            good = version == _VERSION and all(type(number) is int and number >= 0 for number in (epoch, world_size))
+        except (KeyError, TypeError, IndexError):
+            good, identity, rows, epoch, world_size = False, None, (), 0, 0
+        if not good or not isinstance(identity, Mapping):
+            raise StateError("not a recorded assignment: give what loader.assignment() returned, whole")
+        return cls(epoch, world_size, dict(identity), tuple(from_rows(rows)))
+
+    def check(self, identity: Mapping[str, Any]) -> None:
+        """See that an order is the one that was recorded.
+
+        Raises:
+            StateError: it is another; says what differs.
+        """
+        ours, theirs = _comparable(identity), _comparable(with_versions_of(self.identity, identity))
+        if ours != theirs:
+            said = differences(theirs, ours, "the recorded assignment", "this loader")
+            raise StateError(f"the recorded assignment is of another data set, order or settings: {said}")
+
+
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is once it was written and read; without the name of a single stream, which is that of its directory."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+    streams = plain.get("streams")
+    if isinstance(streams, dict) and len(streams) == 1:
+        plain["streams"] = list(streams.values())
+    return plain

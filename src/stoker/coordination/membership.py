@@ -1,0 +1,160 @@
+"""A worker's record: how a process takes a rank, renews its leases, and goes. A protocol without clock or engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.coordination.errors import EngineRegressedError, RankTakenError
+from stoker.coordination.health import Observer
+from stoker.coordination.history.records import Process, Settings, Worker
+from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap
+
+__all__ = ["Clock", "Membership", "mixed"]
+
+
+class Clock:
+    """The time that is handed in: whoever runs a protocol sets ``now`` before each step, from a monotonic clock."""
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+
+def mixed(*numbers: int) -> int:
+    """63 bits that look random, from integers (splitmix64's finaliser): for spreading things without a generator."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
+
+
+class Membership:
+    """One process's hold on a rank.
+
+    Attributes:
+        record: what was last said, or tried to be.
+        renew_at: when the next renewal is due.
+        valid_until: until then no observer can take this worker for lost, by this worker's clock.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        rank: int,
+        process: Process,
+        settings: Settings,
+        clock: Clock,
+        gone: Callable[[Process], bool] = lambda _: False,
+    ) -> None:
+        self.record = Worker(rank, 0, 0, process)
+        self.renew_at = self.valid_until = clock.now
+        self._key = keys.worker(rank)
+        self._settings = settings
+        self._clock = clock
+        self._gone = gone
+        self._version = 0
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+        return self.record.rank
+
+    @property
+    def incarnation(self) -> int:
+        """How many processes had the rank, this one included; 0 before it has joined."""
+        return self.record.incarnation
+
+    def join(self) -> Steps:
+        """Take the rank. If another process has it, watch that one until it has moved twice or been silent for a lease.
+
+        Raises:
+            RankTakenError: the other process lives.
+            Unanswered: the engine does not answer; may be called again.
+        """
+        clock, settings = self._clock, self._settings
+        rank, process = self.record.rank, self.record.process
+        observer, last, moves = Observer(), None, 0
+        while True:
+            sent = clock.now
+            (found,) = yield Get((self._key,))
+            if found is None:
+                taken, attempt = Worker(rank, 1, 1, process), None
+            else:
+                other: Worker = found.value
+                if other.process.nonce == process.nonce:
+                    # A write of ours that got no answer. Nobody knows how old it is: renew before anything else.
+                    self.record, self._version = other, found.version
+                    self.renew_at = self.valid_until = clock.now
+                    return
+                mark = (other.incarnation, other.counter)
+                moves += last is not None and mark != last
+                last = mark
+                # A write that was under way when its process died can move the counter once.
+                if moves > 1:
+                    raise RankTakenError(
+                        f"rank {rank} is taken: {other.process} has it and is alive, and {process} wants it too: give each "
+                        f"process a rank of its own, or end the other"
+                    )
+                quiet = observer.see(rank, mark, sent, clock.now)
+                if not (other.left or quiet >= settings.lease or self._gone(other.process)):
+                    yield Sleep(clock.now + settings.lease / 8)
+                    continue
+                taken, attempt = Worker(rank, other.incarnation + 1, 1, process), found.version
+            sent = clock.now
+            version = yield Create(self._key, taken) if attempt is None else Swap(self._key, taken, attempt)
+            if version is not None:
+                self.record, self._version = taken, version
+                self._renewed(sent)
+                return
+
+    def renew(self, record: Worker) -> Steps:
+        """Move the counter, and say what the record says.
+
+        Raises:
+            RankTakenError: another process has taken the rank, as this one was silent for too long.
+            EngineRegressedError: the record is gone.
+            Unanswered: the engine does not answer; may be called again.
+        """
+        clock = self._clock
+        sent = clock.now
+        self.record = record._replace(counter=self.record.counter + 1)
+        # Soon again, if this fails.
+        self.renew_at = sent + self._settings.heartbeat / 4
+        version = yield Swap(self._key, self.record, self._version)
+        if version is None:
+            (found,) = yield Get((self._key,))
+            if found is None:
+                raise EngineRegressedError(
+                    f"the engine no longer knows rank {self.rank}, which had joined: it has lost its records: go on from a "
+                    f"checkpoint"
+                )
+            other: Worker = found.value
+            if other.process.nonce != self.record.process.nonce:
+                raise RankTakenError(
+                    f"rank {self.rank} was taken over by {other.process}, as {self.record.process} was not seen for "
+                    f"{self._settings.lease:g} s: end one of them"
+                )
+            # An earlier renewal without an answer was done after all.
+            self._version = found.version
+            sent = clock.now
+            self.record = self.record._replace(counter=self.record.counter + 1)
+            version = yield Swap(self._key, self.record, self._version)
+            if version is None:
+                self.renew_at = clock.now
+                return
+        self._version = version
+        self._renewed(sent)
+
+    def leave(self) -> Steps:
+        """Say that the process is gone; it must hold nothing. Whoever comes next need not wait."""
+        yield from self.renew(self.record._replace(left=True, held=()))
+
+    def _renewed(self, sent: float) -> None:
+        self.valid_until = sent + self._settings.valid
+        # Workers that began together drift apart.
+        jitter = 0.8 + 0.2 * (mixed(self.rank, self.record.counter) % 1024) / 1024
+        self.renew_at = sent + self._settings.heartbeat * jitter

@@ -1,0 +1,235 @@
+"""What may happen to a lane: pure functions from one lane record to the next.
+
+They know neither clock nor engine. What makes them safe together is that each result replaces the record it was made
+from by compare-and-set, or is thrown away. From these alone it follows that every position is committed exactly once:
+
+* a position is in exactly one place: unleased, in one split, in one piece given back, set aside, or committed;
+* only :func:`commit` commits, only for the split's owner and token, and only forwards;
+* :func:`give_back` takes the token out of the lane, and tokens only grow, so a commit that shows it is refused for ever.
+"""
+
+from __future__ import annotations
+
+from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Piece, Split
+from stoker.errors import ConfigError
+
+__all__ = [
+    "TOKEN_BITS",
+    "cleared",
+    "commit",
+    "finished",
+    "first_lane",
+    "give_back",
+    "leasable",
+    "lease",
+    "log_entries",
+    "remaining",
+    "set_aside",
+    "spilled",
+    "stalled",
+]
+
+TOKEN_BITS = 40
+"""Tokens of an epoch's incarnation i begin at ``i << 40``, so no token of an earlier one is as large."""
+
+_LOG_TAIL = 40
+_LOG_CHUNK = 32
+
+
+def first_lane(epoch: Epoch, number: int) -> Lane:
+    """A lane as its epoch begins: all of it unleased, or what a checkpoint had left of it."""
+    begin, end = epoch.starts[number : number + 2]
+    token = epoch.incarnation << TOKEN_BITS
+    if epoch.left is None:
+        return Lane(number, begin, end, begin, end, token)
+    ranges = [(max(a, begin), min(b, end)) for a, b in epoch.left if a < end and b > begin]
+    if not ranges:
+        return Lane(number, begin, end, end, end, token)
+    longest = max(ranges, key=lambda part: part[1] - part[0])
+    pieces = tuple([Piece(a, b, 0, "") for a, b in ranges if (a, b) != longest])
+    return Lane(number, begin, end, *longest, token, free=pieces)
+
+
+def lease(
+    lane: Lane, rank: int, incarnation: int, turn: int, size: int, *, from_back: bool = False
+) -> tuple[Lane, Split] | None:
+    """Lease the next split to a worker.
+
+    What came back goes first. A range on which leases were lost twice waits until nothing else is there, and is then
+    leased in ever smaller parts: so what kills its readers is cornered, and little is set aside in the end.
+
+    Args:
+        lane: the record.
+        rank: the worker's.
+        incarnation: the worker's.
+        turn: how many splits the worker had before.
+        size: most samples, at least 1.
+        from_back: take from the back of what is unleased: for workers whose lane this is not, so that those whose lane
+            it is read on in order.
+
+    Returns:
+        The lane, and the split in it; ``None`` where there is nothing to lease.
+    """
+    token = lane.token + 1
+    if lane.free:
+        which = min(range(len(lane.free)), key=lambda k: (lane.free[k].attempts, lane.free[k].begin))
+        piece = lane.free[which]
+        if piece.attempts < 2 or lane.front == lane.back:
+            length = piece.end - piece.begin
+            most = length if piece.attempts < 2 else max(1, length >> (piece.attempts - 1))
+            end = piece.begin + min(size, most)
+            split = Split(piece.begin, end, piece.begin, rank, incarnation, turn, token, piece.attempts)
+            rest = () if end == piece.end else (piece._replace(begin=end),)
+            free = lane.free[:which] + rest + lane.free[which + 1 :]
+            return lane._replace(token=token, splits=(*lane.splits, split), free=free), split
+    if lane.front == lane.back:
+        return None
+    if from_back:
+        begin = max(lane.front, lane.back - size)
+        split = Split(begin, lane.back, begin, rank, incarnation, turn, token, 0)
+        return lane._replace(token=token, splits=(*lane.splits, split), back=begin), split
+    end = min(lane.back, lane.front + size)
+    split = Split(lane.front, end, lane.front, rank, incarnation, turn, token, 0)
+    return lane._replace(token=token, splits=(*lane.splits, split), front=end), split
+
+
+def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, record: bool = True) -> Lane | None:
+    """Commit a split up to a position.
+
+    Committing again, or less than before, changes nothing.
+
+    Returns:
+        The lane; ``None`` if the token is no longer in it for this worker: the commit is refused.
+
+    Raises:
+        ConfigError: the position is not of the split.
+    """
+    place = next((k for k, split in enumerate(lane.splits) if split.token == token), None)
+    if place is None:
+        return None
+    split = lane.splits[place]
+    if split.rank != rank or split.incarnation != incarnation:
+        return None
+    if cursor <= split.cursor:
+        return lane
+    if cursor > split.end:
+        raise ConfigError(f"position {cursor} is not of the split [{split.begin}, {split.end})")
+    moved = split._replace(cursor=cursor)
+    splits = (*lane.splits[:place], moved, *lane.splits[place + 1 :])
+    if cursor == split.end and record:
+        return lane._replace(splits=splits, log=_noted(lane.log, moved))
+    return lane._replace(splits=splits)
+
+
+def cleared(lane: Lane, rank: int, incarnation: int) -> Lane:
+    """The lane without the splits that this worker has committed to their ends, and now knows of."""
+    for split in lane.splits:
+        if split.rank == rank and split.incarnation == incarnation and split.cursor == split.end:
+            break
+    else:
+        return lane
+    kept = [s for s in lane.splits if s.rank != rank or s.incarnation != incarnation or s.cursor < s.end]
+    return lane._replace(splits=tuple(kept))
+
+
+def give_back(
+    lane: Lane,
+    split: Split,
+    reason: str,
+    *,
+    lost: bool,
+    delivered: int,
+    attempts: int,
+    blame: bool = True,
+    record: bool = True,
+) -> Lane:
+    """Take a split from its worker; what it had not committed can be leased again, under a new token.
+
+    Args:
+        lane: the record.
+        split: one of its splits.
+        reason: why; kept for the message that names what was set aside.
+        lost: whether nobody knows how far the worker has delivered: it may be all.
+        delivered: one past the last position that it is known to have delivered.
+        attempts: how many such leases without a commit the range is given in all.
+        blame: whether this lease counts as one. A worker that leaves in good order is no reason to think ill of it.
+        record: whether the assignment is recorded.
+    """
+    splits = tuple([other for other in lane.splits if other.token != split.token])
+    if split.cursor == split.end:
+        return lane._replace(splits=splits)
+    moved = split.cursor > split.begin
+    failures = (0 if moved else split.attempts) + (1 if blame else 0)
+    piece = Piece(split.cursor, split.end, failures, reason[:200])
+    known = max(0, min(delivered, split.end) - split.cursor)
+    lane = lane._replace(
+        splits=splits,
+        log=_noted(lane.log, split) if moved and record else lane.log,
+        again=lane.again + known,
+        exposed=lane.exposed + (split.end - split.cursor if lost else known),
+    )
+    if failures >= attempts:
+        return lane._replace(aside=(*lane.aside, piece))
+    if failures == 0:
+        if piece.end == lane.front:
+            return lane._replace(front=piece.begin)
+        if piece.begin == lane.back:
+            return lane._replace(back=piece.end)
+    return lane._replace(free=(*lane.free, piece))
+
+
+def spilled(lane: Lane) -> tuple[Lane, LogChunk | None]:
+    """The lane without its oldest entries, if it has many, and those: they belong in chunk ``lane.chunks``.
+
+    All but the last of a lane's entries stay as they are, so all who spill the same chunk write the same.
+    """
+    if len(lane.log) < _LOG_TAIL:
+        return lane, None
+    rest = lane._replace(log=lane.log[_LOG_CHUNK:], chunks=lane.chunks + 1)
+    return rest, LogChunk(lane.log[:_LOG_CHUNK])
+
+
+def leasable(lane: Lane) -> int:
+    """Samples that can be leased now."""
+    return lane.back - lane.front + sum([piece.end - piece.begin for piece in lane.free])
+
+
+def set_aside(lane: Lane) -> int:
+    """Samples that failed too often."""
+    return sum([piece.end - piece.begin for piece in lane.aside])
+
+
+def remaining(lane: Lane) -> int:
+    """Samples that are not committed."""
+    return leasable(lane) + set_aside(lane) + sum([split.end - split.cursor for split in lane.splits])
+
+
+def finished(lane: Lane) -> bool:
+    """Whether all of the lane is committed."""
+    return not lane.aside and _none_left(lane)
+
+
+def stalled(lane: Lane) -> bool:
+    """Whether all that is left of the lane is set aside."""
+    return bool(lane.aside) and _none_left(lane)
+
+
+def _none_left(lane: Lane) -> bool:
+    if lane.front < lane.back or lane.free:
+        return False
+    return all(split.cursor == split.end for split in lane.splits)
+
+
+def log_entries(lane: Lane) -> int:
+    """Entries that the lane's log has, those in chunks included."""
+    return lane.chunks * _LOG_CHUNK + len(lane.log)
+
+
+def _noted(log: tuple[Entry, ...], split: Split) -> tuple[Entry, ...]:
+    """The log with what was committed of a split. A worker that reads on where its last split ended lengthens an entry."""
+    entry = Entry(split.begin, split.cursor, split.rank, split.incarnation, split.turn, split.token)
+    if log:
+        last = log[-1]
+        if last.end == entry.begin and (*last[2:4], last.turn + 1) == entry[2:5]:
+            return (*log[:-1], entry._replace(begin=last.begin))
+    return (*log, entry)

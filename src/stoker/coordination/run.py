@@ -1,0 +1,292 @@
+"""A run's records in an engine, as whole values: what is read and written outside of a worker's protocol."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.coordination.engines.store import CoordinationStore
+from stoker.coordination.errors import EngineError, Owner
+from stoker.coordination.health import WorkerState
+from stoker.coordination.history.assignment import entries_of
+from stoker.coordination.history.checkpoint import differences, restored, take
+from stoker.coordination.history.codec import decode, encode
+from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Summary, Worker
+from stoker.coordination.operations import Create, Get, Keys, Operation, Swap, Versioned
+from stoker.coordination.rules import finished, first_lane, remaining, set_aside, stalled
+from stoker.errors import ConfigError, StateError
+from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
+
+__all__ = ["Progress", "RunRecords", "WorkerHealth", "perform"]
+
+_TOGETHER = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """One worker, as the run's records have it.
+
+    Attributes:
+        rank: its rank.
+        state: as the watching worker has judged it last.
+        process: where it runs; ``None`` if it never joined.
+        rate: samples a second while it had work; 0 if not known yet.
+        delivered: samples delivered in this epoch by its present process.
+        committed: samples committed in this epoch by its present process.
+        again: samples it had delivered of splits that it then found lost.
+        splits: splits it holds.
+    """
+
+    rank: int
+    state: WorkerState
+    process: str | None
+    rate: float
+    delivered: int
+    committed: int
+    again: int
+    splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an epoch is.
+
+    Attributes:
+        total: positions of the epoch.
+        committed: positions that are committed.
+        out: positions that are leased and not committed.
+        aside: positions that failed too often.
+        again: samples that were certainly delivered more than once.
+        exposed: samples that may have been: at least ``again``.
+        variation: coefficient of variation of expected finish times, as seen last; -1 if never.
+        finished: whether all is committed.
+        stalled: what was set aside, as ``(begin, end, reason)``, if nothing else is left; else empty.
+    """
+
+    total: int
+    committed: int
+    out: int
+    aside: int
+    again: int
+    exposed: int
+    variation: float
+    finished: bool
+    stalled: tuple[tuple[int, int, str], ...]
+
+
+def perform(store: CoordinationStore, operation: Operation) -> Any:
+    """Carry out an operation of a protocol, but for sleeping.
+
+    Raises:
+        EngineError: the engine gave no answer.
+        StateError: what it holds are no records of ours.
+    """
+    if isinstance(operation, Get):
+        found = store.get(operation.keys)
+        return [None if entry is None else Versioned(decode(entry.value), entry.version) for entry in found]
+    if isinstance(operation, Create):
+        return store.create(operation.key, encode(operation.value))
+    if isinstance(operation, Swap):
+        return store.swap(operation.key, encode(operation.value), operation.version)
+    raise TypeError(f"not an operation on records: {operation!r}")
+
+
+class RunRecords:
+    """The records of one run."""
+
+    def __init__(self, store: CoordinationStore, run: str) -> None:
+        self.store = store
+        self.keys = Keys(run)
+
+    def open_epoch(self, wanted: Epoch) -> Epoch:
+        """The record of an epoch; it is made if there is none.
+
+        Raises:
+            ConfigError: the others' record says otherwise; names both sides.
+        """
+        key = self.keys.epoch(wanted.number)
+        found = self._get(key)
+        if found is None and self.store.create(key, encode(wanted)) is None:
+            found = self._get(key)
+        if found is None:
+            return wanted
+        epoch: Epoch = found.value
+        ours = _agreed(wanted)
+        theirs = with_versions_of(_agreed(epoch), ours)
+        if theirs != ours:
+            anew = rewritten_streams(theirs.get("streams"), ours.get("streams"))
+            said = "; ".join(
+                [
+                    *(f"the files of stream {name!r} were written anew since the run began" for _, name in anew),
+                    differences(theirs, ours, "the run", "this worker"),
+                ]
+            )
+            raise ConfigError(
+                f"this worker and its peers in run {self.keys.run!r} at {self.store.url} contradict each other: {said}: give "
+                f"all workers the same, or this run an id of its own"
+            )
+        return epoch
+
+    def epoch(self, number: int) -> Epoch | None:
+        """The record of an epoch, if there is one."""
+        found = self._get(self.keys.epoch(number))
+        return None if found is None else found.value
+
+    def lanes(self, epoch: Epoch) -> list[Lane]:
+        """All lanes of an epoch. Each is of one moment; the moments differ."""
+        lanes: list[Lane] = []
+        for first in range(0, epoch.lanes, _TOGETHER):
+            numbers = range(first, min(epoch.lanes, first + _TOGETHER))
+            found = perform(self.store, Get(tuple([self.keys.lane(epoch, number) for number in numbers])))
+            lanes += [
+                first_lane(epoch, number) if lane is None else lane.value
+                for number, lane in zip(numbers, found, strict=True)
+            ]
+        return lanes
+
+    def progress(self, epoch: Epoch) -> Progress:
+        """How far an epoch is."""
+        lanes, summary = self.lanes(epoch), self._get(self.keys.summary(epoch))
+        left, aside = sum(map(remaining, lanes)), sum(map(set_aside, lanes))
+        over = all(finished(lane) or stalled(lane) for lane in lanes)
+        return Progress(
+            total=epoch.starts[-1],
+            committed=epoch.starts[-1] - left,
+            out=sum([split.end - split.cursor for lane in lanes for split in lane.splits]),
+            aside=aside,
+            again=sum([lane.again for lane in lanes]),
+            exposed=sum([lane.exposed for lane in lanes]),
+            variation=-1.0 if summary is None else summary.value.variation,
+            finished=left == 0,
+            stalled=tuple(sorted([(*piece[:2], piece.reason) for lane in lanes for piece in lane.aside]))
+            if over
+            else (),
+        )
+
+    def health(self, epoch: Epoch) -> list[WorkerHealth]:
+        """All ranks of an epoch's world."""
+        workers: dict[int, Worker] = {}
+        for first in range(0, epoch.world_size, _TOGETHER):
+            ranks = range(first, min(epoch.world_size, first + _TOGETHER))
+            found = perform(self.store, Get(tuple([self.keys.worker(rank) for rank in ranks])))
+            workers.update(
+                [(rank, worker.value) for rank, worker in zip(ranks, found, strict=True) if worker is not None]
+            )
+        seen = self._get(self.keys.summary(epoch))
+        summary: Summary | None = None if seen is None else seen.value
+        committed: Counter[tuple[int, int]] = Counter()
+        for entry in self.assignment(epoch) if epoch.settings.record else ():
+            committed[entry.rank, entry.incarnation] += entry.end - entry.begin
+        health = []
+        for rank in range(epoch.world_size):
+            worker = workers.get(rank)
+            if worker is None:
+                health.append(WorkerHealth(rank, WorkerState.UNKNOWN, None, 0.0, 0, 0, 0, 0))
+                continue
+            if worker.epoch != epoch.number:
+                worker = worker._replace(delivered=0, committed=0, again=0, held=())
+            # Lanes know at once what workers tell with their next renewal.
+            done = max(worker.committed, committed[rank, worker.incarnation])
+            state = WorkerState.UNKNOWN if summary is None or worker.left else WorkerState(summary.states[rank])
+            numbers = (max(worker.delivered, done), done, worker.again, len(worker.held))
+            health.append(WorkerHealth(rank, state, str(worker.process), worker.rate, *numbers))
+        return health
+
+    def checkpoint(self, epoch: Epoch) -> dict[str, Any]:
+        """A checkpoint of an epoch; see :func:`stoker.coordination.history.checkpoint.take`."""
+        return take(epoch, self.lanes(epoch))
+
+    def restore(self, wanted: Epoch, checkpoint: dict[str, Any], *, rollback: bool, attempt: int) -> None:
+        """Bring an epoch to where a checkpoint is.
+
+        Raises:
+            StateError: the checkpoint is of something else.
+            StaleCheckpointError: the engine is further on, and ``rollback`` is not set.
+        """
+        key = self.keys.epoch(wanted.number)
+        while True:
+            found = self._get(key)
+            lanes = [] if found is None else self.lanes(found.value)
+            known = None if found is None else found.value
+            record = restored(wanted, checkpoint, known, lanes, rollback=rollback, attempt=attempt)
+            if record is None:
+                return
+            value = encode(record)
+            done = self.store.create(key, value) if found is None else self.store.swap(key, value, found.version)
+            if done is not None:
+                return
+
+    def assignment(self, epoch: Epoch) -> list[Entry]:
+        """Who committed what so far: all that holds of the epoch and of incarnations that it was restored from."""
+        if not epoch.settings.record:
+            raise ConfigError(f"run {self.keys.run!r} records no assignment: set Settings(record=True)")
+        found: list[Entry] = []
+        for earlier in epoch.history:
+            old = epoch._replace(incarnation=earlier.incarnation)
+            for lane, count in zip(self.lanes(old), earlier.counts, strict=True):
+                found += [*self._chunks(old, lane), *lane.log][:count]
+            found += earlier.partial
+        lanes = self.lanes(epoch)
+        return sorted([*found, *entries_of(lanes, [self._chunks(epoch, lane) for lane in lanes])])
+
+    def owners(self, epoch: Epoch, begin: int, end: int) -> tuple[Owner, ...]:
+        """Who has which of the positions ``[begin, end)``, in order; who has committed what only if that is recorded."""
+        committed = self.assignment(epoch) if epoch.settings.record else []
+        owners = [Owner(entry.begin, entry.end, entry.rank, committed=True) for entry in committed]
+        for lane in self.lanes(epoch):
+            owners += [Owner(split.cursor, split.end, split.rank, committed=False) for split in lane.splits]
+            left = [(lane.front, lane.back), *[piece[:2] for piece in (*lane.free, *lane.aside)]]
+            owners += [Owner(first, last, None, committed=False) for first, last in left]
+        cut = [one._replace(begin=max(one.begin, begin), end=min(one.end, end)) for one in owners]
+        return tuple(sorted([one for one in cut if one.begin < one.end], key=lambda one: one.begin))
+
+    def forget_epoch(self, epoch: Epoch) -> int:
+        """Remove the records of an epoch that is over; returns how many they were.
+
+        Raises:
+            StateError: it is not over.
+        """
+        if not self.progress(epoch).finished:
+            raise StateError(f"epoch {epoch.number} of run {self.keys.run!r} is not over: its records are needed")
+        count = 0
+        tag = f"{epoch.number:08d}"
+        for prefix in (f"lane/{tag}.", f"log/{tag}.", f"summary/{tag}.", f"epoch/{tag}"):
+            while page := self.store.scan(f"{self.keys.run}/{prefix}"):
+                for key, entry in page:
+                    count += self.store.delete(key, entry.version)
+        return count
+
+    def _chunks(self, epoch: Epoch, lane: Lane) -> list[Entry]:
+        keys = [self.keys.log(epoch.number, epoch.incarnation, lane.number, chunk) for chunk in range(lane.chunks)]
+        entries: list[Entry] = []
+        for first in range(0, len(keys), _TOGETHER):
+            for chunk in perform(self.store, Get(tuple(keys[first : first + _TOGETHER]))):
+                if chunk is None:
+                    raise EngineError(
+                        f"a part of the assignment's log of lane {lane.number} is gone from {self.store.url}"
+                    )
+                part: LogChunk = chunk.value
+                entries += part.entries
+        return entries
+
+    def _get(self, key: str) -> Versioned | None:
+        found: Versioned | None = perform(self.store, Get((key,)))[0]
+        return found
+
+
+def _agreed(epoch: Epoch) -> dict[str, Any]:
+    parts = _parts(epoch.starts)
+    return {
+        "world_size": epoch.world_size,
+        "positions": epoch.starts[-1],
+        "parts": parts,
+        **dict(epoch.identity),
+        **{f"settings.{name}": value for name, value in epoch.settings._asdict().items()},
+    }
+
+
+def _parts(starts: Sequence[int]) -> list[int]:
+    return [end - begin for begin, end in itertools.pairwise(starts)]

@@ -1,0 +1,1 @@
+"""NPY and NPZ files."""

@@ -1,0 +1,368 @@
+"""Arrow IPC files (Feather version 2), of the file format and of the streaming format.
+
+Columns are mapped where they lie. Each batch of a column is checked in full when it is first used: offsets of a damaged file
+would otherwise lead anywhere in memory. What is checked is in memory of our own, as the file may change later: offsets are
+copied, and so are columns of nested types, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import CorruptDataError, FormatError
+from stoker.formats.arrow.layout import arrow_layout
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import ByteSource, MappedSource, SourceFile
+from stoker.formats.common.checks import check_memory
+from stoker.formats.common.container import (
+    PackedFormat,
+    PackedShard,
+    Survey,
+    check_count,
+    decode_fixed,
+    decode_values,
+    only_settings,
+    read_gathered,
+    read_offsets,
+)
+from stoker.formats.common.container_writer import PackedEncoder, fixed_kind, flatten
+from stoker.formats.common.merge import scatter
+from stoker.formats.common.records import BytesLike
+from stoker.formats.mds.encodings import Encoding
+from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.memory import Shelf, memory_of
+from stoker.formats.parquet.pages.values import Fixed, Values, as_values, gather
+from stoker.types import Array, Batch, Buffer, Column, Ids
+
+__all__ = ["ArrowEncoder", "ArrowFormat", "ArrowShard"]
+
+# What text columns are declared as, so that others read text.
+_TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
+
+
+def _ipc() -> Any:
+    import pyarrow.ipc
+
+    return pyarrow.ipc
+
+
+class _Bytes(Values):
+    """Values of any length that lie end to end in the file."""
+
+    def __init__(self, array: Any) -> None:
+        _, offsets, data = array.buffers()
+        count = len(array)
+        self._offsets = np.frombuffer(offsets, "<i8", count + 1, 8 * array.offset) if count else np.zeros(1, np.int64)
+        self._data = memoryview(data) if data is not None else memoryview(b"")
+        self.nbytes = self._offsets.nbytes
+
+    def take(self, rows: Ids, *, views: bool = False) -> Column:
+        bounds = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True)
+        data = self._data
+        if views:
+            return [data[begin:end] for begin, end in bounds]
+        return [bytes(data[begin:end]) for begin, end in bounds]
+
+
+class ArrowShard(PackedShard):
+    """An open Arrow file."""
+
+    __slots__ = ("__weakref__", "_buffer", "_firsts", "_kinds", "_layout", "_schema", "_shelf", "_source")
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
+        super().__init__(info, where, options)
+        read_offsets(info, files, where)
+        self._source = MappedSource(files[0], where)
+        self._layout = arrow_layout(self._source)
+        self._buffer = pyarrow().py_buffer(files[0])
+        self._firsts = np.cumsum([0, *self._layout.rows], dtype=np.int64)
+        self._kinds: Mapping[str, str] = info.spec.get("columns", {})
+        self._schema: Any = None
+        self._shelf = Shelf()
+        if int(self._firsts[-1]) != info.samples:
+            raise CorruptDataError(f"{where}: the file holds {self._firsts[-1]} rows, the index says {info.samples}")
+
+    def take(self, name: str, rows: Ids) -> Column:
+        """See :class:`~stoker.formats.common.container.PackedShard`."""
+        encoding = self.encodings.get(name)
+        views = self.options.views and (encoding is None or encoding.verbatim)
+        parts = self.parts(name)
+        if len(parts) == 1:
+            return self.finish(name, rows, self._take(parts[0], name, rows, views))
+        batch = self.batches(rows)
+        taken: list[tuple[Ids, Batch]] = []
+        for number in np.unique(batch).tolist():
+            here = np.flatnonzero(batch == number)
+            values = self._take(parts[number], name, rows[here] - self._firsts[number], views)
+            taken.append((here, {name: values}))
+        if not taken:
+            return parts[0].take(rows) if parts else []
+        return self.finish(name, rows, scatter(taken, len(rows))[name])
+
+    def batches(self, rows: Ids) -> Ids:
+        """Number of the batch that each row is in."""
+        found: Ids = np.searchsorted(self._firsts, rows, side="right") - 1
+        return found
+
+    def parts(self, name: str) -> list[Values]:
+        """A column's batches, checked."""
+        parts: list[Values] = (
+            memory_of(self.options.decoded_limit).get(self._shelf, name, partial(_Parts, self, name)).parts
+        )
+        return parts
+
+    @property
+    def compressed(self) -> bool:
+        """Whether batches are decoded into memory."""
+        return self._layout.compressed
+
+    @property
+    def firsts(self) -> Ids:
+        """First row of each batch, and the end of the last."""
+        return self._firsts
+
+    def finish(self, name: str, rows: Ids, taken: Column) -> Column:
+        """Values as they lie in the file, to values as users see them."""
+        encoding = self.encodings.get(name)
+        if encoding is None or (encoding.verbatim and isinstance(taken, list)):
+            return taken
+        if isinstance(taken, np.ndarray):
+            if not len(rows):
+                return encoding.decode_fixed(np.zeros((0, encoding.size or 0), np.uint8))
+            raw = np.ascontiguousarray(taken).view(np.uint8).reshape(len(rows), -1)
+            return decode_fixed(encoding, raw, rows, name, self.where)
+        if encoding.size is not None:
+            raise CorruptDataError(f"{self.where}: column {name!r} has nulls, but is declared {encoding.name}")
+        return decode_values(encoding, taken, rows, name, self.where)
+
+    def _take(self, part: Values, name: str, rows: Ids, views: bool) -> Column:
+        try:
+            return part.take(rows, views=views)
+        except (UnicodeDecodeError, ValueError, OverflowError, pyarrow().ArrowException) as error:
+            raise CorruptDataError(f"{self.where}, column {name!r}: {error}") from None
+
+    def read_parts(self, name: str) -> list[Values]:
+        """Read a column's batches from the file.
+
+        Raises:
+            CorruptDataError: they are damaged; names shard and column.
+        """
+        pa, here = pyarrow(), f"{self.where}: column {name!r}"
+        check_memory(self._layout.unpacked, self._source.size, self.options.decoded_limit, self.where)
+        try:
+            reader = self._open_ipc(name)
+            arrays = [_own_offsets(batch.column(0)) for batch in reader if batch.num_columns]
+            for array in arrays:
+                array.validate(full=True)
+        except (pa.ArrowException, ValueError, OSError, IndexError, KeyError, TypeError, MemoryError) as error:
+            raise CorruptDataError(f"{here} does not decode: {str(error)[:200]}") from None
+        if [len(array) for array in arrays] != list(self._layout.rows):
+            raise CorruptDataError(f"{here} is missing or has another number of rows than its batches")
+        encoding = self.encodings.get(name)
+        if encoding is None:
+            kind = self._kinds[name]
+            if any(str(array.type) != kind for array in arrays):
+                raise CorruptDataError(f"{here} is not {kind} as when it was indexed")
+            return [as_values(array) for array in arrays]
+        return [_declared(array, encoding, here) for array in arrays]
+
+    def _open_ipc(self, name: str) -> list[Any]:
+        ipc = _ipc()
+        opener = ipc.open_stream if self._layout.stream else ipc.open_file
+        if self._schema is None:
+            self._schema = opener(self._buffer).schema
+        places = self._schema.get_all_field_indices(name)
+        if len(places) != 1:
+            raise ValueError("there is no such column" if not places else "there are several columns of that name")
+        options = ipc.IpcReadOptions(included_fields=places, use_threads=False)
+        mapped = _stays_mapped(self._schema.field(places[0]).type)
+        reader = opener(
+            self._buffer if mapped else pyarrow().PythonFile(SourceFile(self._source), "r"), options=options
+        )
+        if self._layout.stream:
+            return list(reader)
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+class _Parts:
+    """A column's batches, as what decoded memory keeps."""
+
+    def __init__(self, shard: ArrowShard, name: str) -> None:
+        self.parts = shard.read_parts(name)
+        # What is mapped takes no memory of ours.
+        self.nbytes = sum(part.nbytes for part in self.parts if shard.compressed or not _is_mapped(part))
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether an Arrow type is text or bytes."""
+    types = pyarrow().types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _is_number_list(kind: Any) -> bool:
+    """Whether an Arrow type is lists of numbers, of any lengths."""
+    types = pyarrow().types
+    return bool((types.is_list(kind) or types.is_large_list(kind)) and types.is_primitive(kind.value_type))
+
+
+def _stays_mapped(kind: Any) -> bool:
+    """Whether values of an Arrow type are read where they lie."""
+    types = pyarrow().types
+    while isinstance(kind, pyarrow().BaseExtensionType) or types.is_fixed_size_list(kind):
+        kind = kind.value_type if types.is_fixed_size_list(kind) else kind.storage_type
+    flat = types.is_primitive(kind) or types.is_fixed_size_binary(kind)
+    return bool(flat or _is_plain(kind) or _is_number_list(kind))
+
+
+def _own_offsets(array: Any) -> Any:
+    """An array whose offsets, and bits that tell of nulls, do not lie in the file; one without offsets as it is."""
+    lists = _is_number_list(array.type)
+    if not (lists or _is_plain(array.type)):
+        return array
+    pa = pyarrow()
+    own = [None if one is None else pa.py_buffer(one.to_pybytes()) for one in array.buffers()[:2]]
+    if lists:
+        return pa.Array.from_buffers(array.type, len(array), own, offset=array.offset, children=[array.values])
+    return pa.Array.from_buffers(array.type, len(array), [*own, array.buffers()[2]], offset=array.offset)
+
+
+def _is_mapped(part: Values) -> bool:
+    return isinstance(part, _Bytes) or (isinstance(part, Fixed) and not part.array.flags.owndata)
+
+
+def _declared(array: Any, encoding: Encoding, here: str) -> Values:
+    """A batch of a column that stoker wrote."""
+    pa = pyarrow()
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if array.null_count:
+        raise CorruptDataError(f"{here} has nulls, but is declared {encoding.name}")
+    if encoding.size is None:
+        if not (pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)):
+            raise CorruptDataError(f"{here} is {array.type}, but is declared {encoding.name}")
+        return _Bytes(array)
+    dtype, shape = fixed_kind(encoding)
+    if pa.types.is_fixed_size_binary(array.type):
+        _, data = array.buffers()
+        width = array.type.byte_width
+        flat = np.frombuffer(data, np.uint8, width * len(array), width * array.offset) if data is not None else None
+        values = Fixed(np.zeros((0, width), np.uint8) if flat is None else flat.reshape(len(array), width))
+    else:
+        decoded = as_values(array)
+        if not isinstance(decoded, Fixed):
+            decoded = Fixed(np.zeros((0, *shape), dtype)) if not len(array) else decoded
+        if not isinstance(decoded, Fixed):
+            raise CorruptDataError(f"{here} is {array.type}, but is declared {encoding.name}")
+        values = decoded
+    if values.array.dtype != dtype or values.array.size != len(array) * int(np.prod(shape, dtype=np.int64)):
+        raise CorruptDataError(f"{here} is {array.type}, but is declared {encoding.name}")
+    return Fixed(values.array.reshape(len(array), *shape))
+
+
+class ArrowFormat(PackedFormat):
+    """Record batches of one file a shard."""
+
+    name = "arrow"
+    suffixes = (".arrow", ".feather", ".ipc")
+    settings = ("columns",)
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :class:`~stoker.formats.common.container.PackedFormat`.
+
+        Settings: ``columns`` (names of the columns to read, default all).
+        """
+        only_settings(settings, self.settings, self.name)
+        layout = arrow_layout(source)
+        pa, ipc, file = pyarrow(), _ipc(), SourceFile(source)
+        try:
+            opener = ipc.open_stream if layout.stream else ipc.open_file
+            schema = opener(pa.PythonFile(file, "r")).schema
+            kinds = {field.name: str(field.type) for field in schema}
+        except (pa.ArrowException, ValueError, OSError, MemoryError) as error:
+            if file.failure is not None:
+                raise file.failure from None
+            raise CorruptDataError(f"{source.where}: its schema can not be read: {str(error)[:200]}") from None
+        if len(kinds) != len(schema):
+            raise FormatError(f"{source.where}: two columns have the same name")
+        chosen = settings.get("columns")
+        for name in chosen or ():
+            if name not in kinds:
+                raise FormatError(f"{source.where} has no column {name!r}; it has {', '.join(kinds)}")
+        kinds = {name: kind for name, kind in kinds.items() if chosen is None or name in chosen}
+        return Survey(check_count(sum(layout.rows), source.where), {"columns": kinds})
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> ArrowShard:
+        """See :class:`stoker.formats.base.Format`."""
+        return ArrowShard(info, files, where, options)
+
+    def read_many(
+        self, shards: Sequence[ArrowShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """See :class:`stoker.formats.base.Format`."""
+        return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
+
+
+def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> Array | None:
+    """A fixed-width column of several files in one copy; ``None`` where it is none."""
+    parts: list[Fixed] = []
+    number, place = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    for turn, shard in enumerate(shards):
+        here = np.flatnonzero(which == turn)
+        inside = shard.batches(rows[here])
+        number[here] = len(parts) + inside
+        place[here] = rows[here] - shard.firsts[inside]
+        for values in shard.parts(name):
+            if not isinstance(values, Fixed):
+                return None
+            parts.append(values)
+    first = parts[0].array
+    if any(one.array.dtype != first.dtype or one.array.shape[1:] != first.shape[1:] for one in parts):
+        return None
+    return gather(parts, number, place) if parts[0].width else None
+
+
+class ArrowEncoder(PackedEncoder):
+    """Samples to one record batch. Numbers and arrays are Arrow's own, text is text, and all else is its encoded bytes."""
+
+    format = "arrow"
+
+    def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
+        """See :class:`~stoker.formats.common.container_writer.PackedEncoder`."""
+        pa, ipc = pyarrow(), _ipc()
+        arrays = self.arrays(body, ends)
+        slices = self.slices(body, ends)
+        columns = []
+        for name, encoding in self.encodings.items():
+            if encoding.size is not None:
+                columns.append(_fixed_column(pa, encoding, arrays[name]))
+                continue
+            values, offsets = flatten(body, slices[name])
+            kind = pa.large_string() if encoding.name in _TEXT else pa.large_binary()
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+            columns.append(pa.Array.from_buffers(kind, len(ends), buffers))
+        batch = pa.record_batch(columns, names=list(self.encodings))
+        sink = pa.BufferOutputStream()
+        with ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return [memoryview(sink.getvalue())], None
+
+
+def _fixed_column(pa: Any, encoding: Encoding, array: Array) -> Any:
+    if encoding.size and array.dtype == np.uint8 and getattr(encoding, "dtype", None) is None:
+        return pa.Array.from_buffers(pa.binary(encoding.size), len(array), [None, pa.py_buffer(array.reshape(-1))])
+    if array.ndim == 1:
+        return pa.array(array)
+    width = int(np.prod(array.shape[1:], dtype=np.int64))
+    flat = pa.array(array.reshape(-1))
+    if array.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(flat, width)
+    kind = pa.fixed_shape_tensor(flat.type, list(array.shape[1:]))
+    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, width))

@@ -1,0 +1,157 @@
+"""Bytes of a file by place, wherever the file lies: for reading headers without the rest of it."""
+
+from __future__ import annotations
+
+import io
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptDataError, StokerError
+from stoker.formats.common.gather import address_of, gather_rows
+from stoker.types import Buffer, Ids
+
+__all__ = [
+    "ByteSource",
+    "HeadView",
+    "MappedSource",
+    "SourceFile",
+    "check_range",
+    "head_rows",
+    "heads_of",
+    "whole",
+]
+
+_KEPT: Final = 512
+
+
+class ByteSource(Protocol):
+    """A file that can be read from any place.
+
+    Attributes:
+        where: names it in errors.
+        size: its bytes.
+    """
+
+    where: str
+    size: int
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes ``[start, end)``.
+
+        Raises:
+            CorruptDataError: that is not inside the file.
+            StorageError: it can not be read.
+        """
+        ...
+
+
+class MappedSource:
+    """A file in memory."""
+
+    def __init__(self, data: Buffer, where: str) -> None:
+        self.where = where
+        self.size = len(data)
+        self.data = data
+
+    def read(self, start: int, end: int) -> bytes:
+        """See :class:`ByteSource`."""
+        check_range(self, start, end)
+        return bytes(self.data[start:end])
+
+
+class SourceFile(io.RawIOBase):
+    """A source as a file object, for libraries that want one. Reading past the end gives what there is.
+
+    Attributes:
+        failure: what the source failed with. Libraries tend to take any error of a file for a damaged one.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        super().__init__()
+        self.failure: StokerError | None = None
+        self._source = source
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._source.size)[whence]
+        if at < 0:
+            raise ValueError(f"a place before the file's beginning: {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        view = memoryview(buffer).cast("B")
+        end = min(self._at + len(view), self._source.size)
+        count = max(0, end - self._at)
+        if count:
+            try:
+                view[:count] = self._source.read(self._at, end)
+            except StokerError as error:
+                self.failure = error
+                raise
+            self._at = end
+        return count
+
+
+class HeadView:
+    """A source as a buffer of which heads are looked at, one after the other, and nothing is read but those.
+
+    What was looked at is kept, as far as it is short.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._kept: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return self._source.size
+
+    def __getitem__(self, where: slice) -> bytes:
+        start, stop, _ = where.indices(self._source.size)
+        found = self._source.read(start, max(start, stop))
+        if len(found) <= _KEPT:
+            self._kept[start] = found
+        return found
+
+    def rows(self, places: Ids, width: int) -> NDArray[np.uint8]:
+        """What lies at places that were looked at; shape ``(places, width)``."""
+        found = b"".join([self._kept[place][:width] for place in places.tolist()])
+        return np.frombuffer(found, np.uint8).reshape(len(places), width).copy()
+
+
+def heads_of(source: ByteSource) -> Buffer | HeadView:
+    """A source as a buffer, without reading all of it."""
+    return source.data if isinstance(source, MappedSource) else HeadView(source)
+
+
+def head_rows(data: Buffer | HeadView, places: Ids, width: int) -> NDArray[np.uint8]:
+    """Copies of ``width`` bytes from each place, where all of them were looked at; shape ``(places, width)``."""
+    if isinstance(data, HeadView):
+        return data.rows(places, width)
+    return gather_rows(address_of(np.frombuffer(data, np.uint8)) + places, width)
+
+
+def whole(source: ByteSource) -> Buffer:
+    """All of a file."""
+    return source.data if isinstance(source, MappedSource) else source.read(0, source.size)
+
+
+def check_range(source: ByteSource, start: int, end: int) -> None:
+    """See that bytes are inside the source.
+
+    Raises:
+        CorruptDataError: they are not.
+    """
+    if not 0 <= start <= end <= source.size:
+        raise CorruptDataError(f"{source.where}: bytes {start} to {end} of a file of {source.size} bytes")

@@ -1,0 +1,268 @@
+"""What formats share whose shards are files of other programs' formats: NPY, NPZ, HDF5, Arrow, tar, TFRecord.
+
+Such a shard comes from one of two places. One that stoker wrote has an entry in the index with columns and encodings as an
+MDS shard has them, and a meta file beside its data file, which holds nothing that readers of the format need:
+
+    u32 N | u32 offsets[N + 1] | config JSON
+
+Offsets are where samples begin in the data file, the last of them its size. Where a sample's columns lie apart, they are the
+samples' shares of the data file, in proportion to their own bytes. By the meta file a killed writer's work is continued and
+a lost index is made anew, as for all formats of two files.
+
+A shard that others wrote is described by ``survey``, from its own headers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
+from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.common.checks import parse_files, parse_samples
+from stoker.formats.common.inspect_header import Survey, SurveyedFormat, check_count, only_settings
+from stoker.formats.common.merge import read_each
+from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.formats.mds.spec import parse_columns
+from stoker.types import Array, Batch, Buffer, Column, Ids
+
+__all__ = [
+    "DECODE_ERRORS",
+    "PackedFormat",
+    "PackedShard",
+    "Survey",
+    "check_count",
+    "decode_fixed",
+    "decode_values",
+    "encodings_of",
+    "only_settings",
+    "read_offsets",
+]
+
+# What decoders may raise on bytes that are not what they expect. Missing packages are not among them.
+DECODE_ERRORS: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    ArithmeticError,
+    SyntaxError,
+    EOFError,
+    OSError,
+)
+
+
+def read_gathered(
+    shards: Sequence[Any],
+    which: Ids,
+    rows: Ids,
+    columns: Sequence[str] | None,
+    gather: Callable[[str], Array | None],
+) -> Batch:
+    """``read_many`` for formats that gather some columns of several shards at once.
+
+    Args:
+        shards: with ``wanted`` and ``finish``, as :class:`~stoker.formats.arrays.array_shards.ArrayShard` has them.
+        which, rows, columns: see :meth:`stoker.formats.base.Format.read_many`.
+        gather: the chosen rows of a column, shape ``(rows, ...)``; ``None`` where they are read shard by shard. It may read
+            memory by address: no row outside its shard reaches it.
+
+    Raises:
+        IndexError: a row is outside its shard.
+    """
+    if len(shards) == 1 or not len(rows):
+        return read_each(shards, which, rows, columns)
+    counts = np.array([shard.samples for shard in shards], dtype=np.int64)
+    if int(rows.min()) < 0 or (rows >= counts[which]).any():
+        raise IndexError("row outside its shard")
+    names = shards[0].wanted(columns)
+    batch: Batch = {}
+    for name in names:
+        taken = gather(name)
+        if taken is not None:
+            batch[name] = shards[0].finish(name, rows, taken)
+    if rest := [name for name in names if name not in batch]:
+        batch.update(read_each(shards, which, rows, rest))
+    return {name: batch[name] for name in names}
+
+
+class PackedFormat(SurveyedFormat, ABC):
+    """Base of formats whose shards are single files in a layout that others know, too.
+
+    A format of a third party is a subclass with a ``name``, ``suffixes``, ``survey`` (see
+    :class:`~stoker.formats.common.inspect_header.SurveyedFormat`) and :meth:`open`, and an entry point of the group
+    ``stoker.formats`` that leads to it under the same name.
+    """
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+        """See :class:`stoker.formats.base.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
+        spec, _ = parse_columns(obj, where)
+        more = self.parse_more(obj, where)
+        return ShardInfo(self.name, samples, raw, zipped, compression, {**spec, **more} if more else spec)
+
+    def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:  # noqa: ARG002
+        """Keys of an entry that this format alone has, checked."""
+        return {}
+
+    @abstractmethod
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> ShardReader:
+        """See :class:`stoker.formats.base.Format`."""
+
+    def read_many(self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        """See :class:`stoker.formats.base.Format`."""
+        return read_each(shards, which, rows, columns)
+
+    def iterate_many(
+        self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.base.Format`. Values are those that an MDS column of this encoding has."""
+        batch = self.read_many(shards, which, rows, columns)
+        encodings: Mapping[str, Encoding] = getattr(shards[0], "encodings", {})
+        return {
+            name: encodings[name].items(column) if name in encodings else list(column) for name, column in batch.items()
+        }
+
+
+class PackedShard(ABC):
+    """Base of open shards: what is asked for is checked here, and read a column at a time.
+
+    Args:
+        info: the index's entry.
+        where: names the shard in errors.
+        options: how samples are handed out.
+
+    Attributes:
+        encodings: encodings of the columns that have one.
+    """
+
+    __slots__ = ("_columns", "encodings", "format", "layout", "options", "samples", "where")
+
+    def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
+        self.format = info.format
+        self.where = where
+        self.samples = info.samples
+        self.options = options
+        self.encodings: Mapping[str, Encoding] = encodings_of(info.spec)
+        names = info.spec["columns"] if "columns" in info.spec else info.spec["column_names"]
+        self._columns: tuple[str, ...] = tuple(names)
+        self.layout: Hashable = (info.format, repr(info.spec))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See :class:`stoker.formats.base.ShardReader`."""
+        return self._columns
+
+    @abstractmethod
+    def take(self, name: str, rows: Ids) -> Column:
+        """A column's values in rows that are inside the shard."""
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        """See :class:`stoker.formats.base.ShardReader`."""
+        wanted = self.wanted(columns)
+        self.check_rows(rows)
+        return {name: self.take(name, rows) for name in wanted}
+
+    def wanted(self, columns: Sequence[str] | None) -> list[str]:
+        """Names of the columns to read, in the shard's order.
+
+        Raises:
+            FormatError: there is no such column.
+            UnsafeDataError: a pickled column and no consent.
+        """
+        chosen = set(self._columns if columns is None else columns)
+        if unknown := chosen.difference(self._columns):
+            raise FormatError(f"{self.where} has no column {min(unknown)!r}; it has {', '.join(self._columns)}")
+        names = [name for name in self._columns if name in chosen]
+        for name in names:
+            encoding = self.encodings.get(name)
+            if encoding is not None and not encoding.safe and not self.options.allow_unsafe_types:
+                raise UnsafeDataError(
+                    f"{self.where}: column {name!r} is {encoding.name}, and reading it runs code from the data. "
+                    "Pass allow_unsafe_types=True if you trust its author, or leave the column out with columns="
+                )
+        return names
+
+    def check_rows(self, rows: Ids) -> None:
+        """See that rows are inside the shard."""
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.samples):
+            raise IndexError("row outside its shard")
+
+
+def encodings_of(spec: Mapping[str, Any]) -> Mapping[str, Encoding]:
+    """Encodings by column: of what stoker wrote, and of columns of other files for which they were chosen."""
+    if "column_names" in spec:
+        return {n: get_encoding(e) for n, e in zip(spec["column_names"], spec["column_encodings"], strict=True)}
+    return {name: get_encoding(chosen) for name, chosen in spec.get("encodings", {}).items()}
+
+
+def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str, where: str) -> list[Any]:
+    """Decode n values of a column.
+
+    Raises:
+        CorruptDataError: one does not decode; names the shard, its row and the column.
+    """
+    try:
+        return encoding.decode_values(values)
+    except DECODE_ERRORS as error:
+        for row, value in zip(rows.tolist(), values, strict=True):
+            try:
+                encoding.decode_values([value])
+            except DECODE_ERRORS as found:
+                raise _undecodable(where, row, name, encoding, found) from found
+        raise _undecodable(where, int(rows[0]), name, encoding, error) from error
+
+
+def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: str, where: str) -> Column:
+    """Decode n values of a fixed width; ``raw`` has shape ``(n, size)`` and is given away.
+
+    Raises:
+        CorruptDataError: one does not decode; names the shard, its row and the column.
+    """
+    try:
+        return encoding.decode_fixed(raw)
+    except DECODE_ERRORS as error:
+        for place, row in enumerate(rows.tolist()):
+            try:
+                encoding.decode_fixed(raw[place : place + 1])
+            except DECODE_ERRORS as found:
+                raise _undecodable(where, row, name, encoding, found) from found
+        raise _undecodable(where, int(rows[0]), name, encoding, error) from error
+
+
+def _undecodable(where: str, row: int, name: str, encoding: Encoding, error: Exception) -> CorruptDataError:
+    return CorruptDataError(f"{where}: sample {row}: column {name!r} ({encoding.name}) does not decode: {error}")
+
+
+def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str) -> Ids | None:
+    """Where samples begin in the data file, by the meta file; ``None`` for a shard that has none.
+
+    Raises:
+        CorruptDataError: sizes or offsets contradict the index or each other.
+    """
+    for number, (data, description) in enumerate(zip(files, info.raw, strict=True)):
+        if len(data) != description.bytes:
+            raise CorruptDataError(
+                f"{where}: file {number} of the shard has {len(data)} bytes, the index says {description.bytes}"
+            )
+    if len(files) < 2:
+        return None
+    data, meta = files
+    head = 4 + 4 * (info.samples + 1)
+    if len(meta) < head:
+        raise CorruptDataError(f"{where}: {len(meta)} bytes of meta file for {info.samples} samples")
+    words = np.frombuffer(meta[:head], "<u4").astype(np.int64)
+    if int(words[0]) != info.samples:
+        raise CorruptDataError(f"{where}: the meta file tells of {words[0]} samples, the index says {info.samples}")
+    offsets: Ids = words[1:]
+    if int(offsets[-1]) != len(data) or (np.diff(offsets) < 0).any():
+        raise CorruptDataError(f"{where}: the meta file's offsets run backwards or do not end with the data file")
+    return offsets

@@ -1,0 +1,79 @@
+"""Copy many rows from any number of mapped files into one array, in one NumPy call.
+
+A batch of shuffled samples comes from many shards. Gathering shard by shard costs some Python for each shard and a
+second copy to put the rows in order. Here a row is named by its *address* in this process, so that rows of all shards
+are taken by one fancy index, which copies each row once and releases the GIL.
+
+The array that is indexed spans the process's whole address space and is never read but at the addresses given.
+Callers therefore (a) hand in only addresses inside buffers whose bounds they have checked, and (b) keep those buffers
+alive during the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.formats.common.reused_memory import empty
+from stoker.types import Array, Ids
+
+__all__ = ["address_of", "gather_rows", "gather_u32"]
+
+# User-space addresses on 64-bit Linux stay below 2**47 (x86-64) and 2**48 (arm64) unless a larger one is asked for.
+_SPAN = 1 << 48
+# NumPy refuses arrays whose extent in bytes passes 2**63, so wide rows are copied one at a time; they are long enough.
+_WIDEST = 1 << 14
+# The first page is never mapped; a null data pointer would make NumPy allocate.
+_BASE = 4096
+
+
+class _AddressSpace:
+    """All memory as rows of ``width`` bytes, one starting at each byte."""
+
+    def __init__(self, width: int) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "data": (_BASE, True),
+            "shape": (_SPAN, width),
+            "strides": (1, 1),
+        }
+
+
+@lru_cache(maxsize=64)
+def _rows_of(width: int) -> NDArray[np.uint8]:
+    return np.asarray(_AddressSpace(width))
+
+
+def address_of(buffer: NDArray[np.uint8]) -> int:
+    """Address of an array's first byte."""
+    return int(buffer.ctypes.data)
+
+
+def gather_rows(addresses: Ids, width: int) -> NDArray[np.uint8]:
+    """Copy ``width`` bytes from each address.
+
+    Args:
+        addresses: int64, shape ``(n,)``.
+        width: bytes a row, at least 1.
+
+    Returns:
+        A fresh uint8 array of shape ``(n, width)``, C-contiguous and writable.
+    """
+    if width <= _WIDEST:
+        return _rows_of(width)[addresses - _BASE]
+    out = empty(len(addresses), width)
+    target = address_of(out)
+    for source in addresses.tolist():
+        ctypes.memmove(target, source, width)
+        target += width
+    return out
+
+
+def gather_u32(addresses: Ids, count: int) -> Array:
+    """Read ``count`` little-endian u32 from each address (aligned or not); int64 of shape ``(n, count)``."""
+    return gather_rows(addresses, 4 * count).view("<u4").astype(np.int64)

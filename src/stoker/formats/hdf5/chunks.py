@@ -1,0 +1,154 @@
+"""Chunked datasets of HDF5 files, decoded from where their chunks lie in the file.
+
+libhdf5 trusts what a file says of its chunks: one of no bytes with a checksum makes it read other memory, and one that
+unpacks to more than a chunk holds takes as much memory as that wants. Here each chunk is checked against the file and its own
+size. Chunks of several datasets are also decoded at the same time, by several threads, which libhdf5 does not do.
+
+Filters are those that most files have: deflate, shuffle and Fletcher's checksum (HDF5 File Format Specification, version 3,
+"Filter Pipeline Message"). Others, which h5py has to decode, need consent: LZF takes memory without end, scale-offset reads
+memory of others.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from stoker.errors import CorruptDataError, UnsafeDataError
+from stoker.formats.arrays.array_shards import check_decoded
+from stoker.types import Array, Buffer
+
+__all__ = ["read_chunks"]
+
+_DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
+_CHECKSUM: Final = 4
+_ORDERS: Final[tuple[Literal["little", "big"], ...]] = ("little", "big")
+
+
+def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, trusted: bool) -> Array | None:
+    """All values of a chunked dataset.
+
+    Args:
+        h5py: the library.
+        dataset: an open ``h5py.Dataset`` whose size was found possible.
+        data: the file that it is in.
+        where: names it in errors.
+        trusted: let libhdf5 decode what only it can, though it trusts the file.
+
+    Returns:
+        An array of the dataset's dtype and shape; ``None`` where h5py has to read it, and can.
+
+    Raises:
+        CorruptDataError: a chunk leaves the file, has not its checksum, or does not unpack to its size.
+        UnsafeDataError: a filter that only libhdf5 decodes, and the file is not trusted.
+    """
+    created, dtype, kind = dataset.id.get_create_plist(), dataset.dtype, dataset.id.get_type()
+    if created.get_layout() != h5py.h5d.CHUNKED:
+        return None
+    filters = [created.get_filter(place) for place in range(created.get_nfilters())]
+    codes = [one[0] for one in filters]
+    shape, chunk = tuple(dataset.shape), tuple(dataset.chunks)
+    size = math.prod(chunk) * kind.get_size()
+    check_decoded(size, len(data), f"{where}: a chunk")
+    found = _found(dataset.id, shape, chunk, len(data), where)
+    if not set(codes) <= {_DEFLATE, _SHUFFLE, _FLETCHER}:
+        if not trusted:
+            name = next(one[3] for one in filters if one[0] not in (_DEFLATE, _SHUFFLE, _FLETCHER))
+            raise UnsafeDataError(
+                f"{where}: its filter {name.decode(errors='replace')!r} is decoded by HDF5's library, which a forged file "
+                "can crash or worse. Pass allow_unsafe_types=True if you trust the file's author, or write it with gzip"
+            )
+        return None
+    values: Array | None = None
+    if dtype.kind in "biufc" and kind.equal(h5py.h5t.py_create(dtype, logical=True)):
+        dtype = np.dtype(dtype.str)
+        values = np.zeros(shape, dtype)
+        places = {tuple(info.chunk_offset) for info in found}
+        # libhdf5 trusts what the file says of the fill value: it is asked only where there is one, and it is needed.
+        if len(places) < _count(shape, chunk) and created.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
+            values[...] = dataset.fillvalue
+    view = memoryview(data)
+    shifted = dataset.file.userblock_size > 0  # versions of libhdf5 differ in whether offsets count it
+    for info in found:
+        low, begin = info.chunk_offset, info.byte_offset
+        used = [one for place, one in enumerate(codes) if not info.filter_mask >> place & 1]
+        try:
+            raw = dataset.id.read_direct_chunk(low)[1] if shifted else view[begin : begin + info.size]
+            raw = _unfiltered(raw, used, kind.get_size(), size)
+        except (ValueError, zlib.error) as error:
+            raise CorruptDataError(f"{where} does not decode: the chunk at {tuple(low)}: {error}") from None
+        if values is not None:
+            inside = values[tuple(slice(at, at + step) for at, step in zip(low, chunk, strict=True))]
+            inside[...] = np.frombuffer(raw, dtype).reshape(chunk)[tuple(slice(0, extent) for extent in inside.shape)]
+    return values  # None for what is not in the file as in memory: h5py may read that, for its chunks are whole
+
+
+def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:
+    """How many chunks a shape has."""
+    return math.prod(-(-extent // step) for extent, step in zip(shape, chunk, strict=True))
+
+
+def _found(dataset: Any, shape: Sequence[int], chunk: Sequence[int], size: int, where: str) -> list[Any]:
+    """Where the chunks lie, checked."""
+    most = _count(shape, chunk)
+    found: list[Any] = []
+
+    def note(info: Any) -> bool | None:
+        found.append(info)
+        return True if len(found) > most else None
+
+    dataset.chunk_iter(note)
+    if len(found) > most:
+        raise CorruptDataError(f"{where} does not decode: it has more than the {most} chunks of its shape")
+    for info in found:
+        begin, low = info.byte_offset, info.chunk_offset
+        if not 0 <= begin < begin + info.size <= size:
+            raise CorruptDataError(
+                f"{where} does not decode: a chunk of {info.size} bytes at byte {begin} of a file of {size} bytes"
+            )
+        if any(not 0 <= at < extent or at % step for at, extent, step in zip(low, shape, chunk, strict=True)):
+            raise CorruptDataError(f"{where} does not decode: there is no chunk at {tuple(low)}")
+    return found
+
+
+def _unfiltered(raw: Any, filters: Sequence[int], width: int, size: int) -> Any:
+    """A chunk's values. ValueError or zlib.error if it is damaged."""
+    for one in reversed(filters):
+        if one == _FLETCHER:
+            if len(raw) < _CHECKSUM:
+                raise ValueError(f"{len(raw)} bytes have no checksum")
+            if not _sum_fits(raw[:-_CHECKSUM], bytes(raw[-_CHECKSUM:])):
+                raise ValueError("it does not have its checksum")
+            raw = raw[:-_CHECKSUM]
+        elif one == _DEFLATE:
+            unpacker = zlib.decompressobj()
+            raw = unpacker.decompress(raw, size + _CHECKSUM + 1)
+            if not unpacker.eof:
+                raise ValueError(f"it does not unpack to {size} bytes")
+        else:
+            whole = len(raw) // width * width
+            planes = np.frombuffer(raw, np.uint8, whole).reshape(width, -1)
+            raw = memoryview(np.ascontiguousarray(planes.T).reshape(-1).tobytes() + bytes(raw[whole:]))
+    if len(raw) != size:
+        raise ValueError(f"{len(raw)} bytes where {size} should be")
+    return raw
+
+
+def _sum_fits(data: Any, told: bytes) -> bool:
+    """Whether this is Fletcher's checksum of 32 bits, over big-endian words of 16, an odd last byte the upper one's."""
+    octets = np.frombuffer(bytes(data) + b"\0" * (len(data) & 1), ">u2").astype(np.uint64)
+    first = second = 0
+    for at in range(0, len(octets), 1 << 20):
+        part = octets[at : at + (1 << 20)]
+        # Each word counts as often in the second sum as there are words from it on.
+        second += first * len(part) + int((part * np.arange(len(part), 0, -1, dtype=np.uint64)).sum())
+        first += int(part.sum())
+    expected = second % 65535, first % 65535
+    words = [told[at : at + 2] for at in (2, 0)]
+    # Versions before 1.6.3 wrote each word with its bytes turned.
+    return any(tuple(int.from_bytes(word, order) % 65535 for word in words) == expected for order in _ORDERS)

@@ -1,0 +1,208 @@
+"""A file a sample: ``files`` as they are, ``jpeg``, ``png`` and ``images`` (both) as images, whose folders are their classes.
+
+A shard is one file, so nothing has to be prepared, and the shuffle of shards is one of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import CorruptDataError, FormatError, IndexFileError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.common.container import decode_values
+from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.formats.mds.spec import mds_spec
+from stoker.types import Batch, Buffer, Column, Ids
+
+__all__ = [
+    "CLASS",
+    "IMAGES",
+    "LABEL",
+    "PATH",
+    "SIGNATURES",
+    "SUFFIXES",
+    "FileFormat",
+    "FileShard",
+    "content_column",
+    "content_kind",
+    "folder_of",
+]
+
+PATH: Final = "path"
+"""Column of the file's path below the root."""
+CLASS: Final = "class"
+"""Column of the name of the folder that an image is in, the first below the root."""
+LABEL: Final = "label"
+"""Column of the class's number among all, by name; of images that stoker wrote, the label that was given."""
+
+IMAGES: Final = "images"
+"""Format of folders that hold JPEG and PNG files; what a file is, its first bytes tell, whatever its name says."""
+
+SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {
+    "jpeg": (".jpg", ".jpeg", ".jpe"),
+    "png": (".png",),
+    "files": (),
+}
+SIGNATURES: Final[Mapping[str, bytes]] = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "files": b""}
+_KINDS: Final[Mapping[str, tuple[str, ...]]] = {IMAGES: ("jpeg", "png")}
+_IMAGE: Final = "image"
+_COLUMNS: Final = ("image", "data", PATH, CLASS, LABEL)
+
+
+def content_column(name: str) -> str:
+    """Which column of a format holds the file."""
+    return "data" if name == "files" else "image"
+
+
+def content_kind(name: str, *, decode: bool = True) -> str:
+    """What the column of a format's files holds: ``jpeg``, ``png``, ``image`` for either, or ``bytes``."""
+    if name == "files" or not decode:
+        return "bytes"
+    return _IMAGE if name == IMAGES else name
+
+
+def folder_of(path: str) -> str:
+    """The first folder of a path; empty for a file that is in none."""
+    head, slash, _ = path.partition("/")
+    return head if slash else ""
+
+
+class FileShard:
+    """An open file."""
+
+    __slots__ = ("_spec", "columns", "data", "format", "kind", "layout", "options", "path", "samples", "where")
+
+    def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions) -> None:
+        spec = info.spec
+        if len(data) != info.raw[0].bytes or info.samples != 1:
+            raise CorruptDataError(f"{where}: the file has {len(data)} bytes, the index says {info.raw[0].bytes}")
+        self.format = info.format
+        kinds_here = _KINDS.get(info.format, (info.format,))
+        begins = data[:8]
+        self.kind = next((kind for kind in kinds_here if begins.startswith(SIGNATURES[kind])), None)
+        if self.kind is None:
+            told = " or ".join(kinds_here).upper()
+            remedy = (
+                "" if len(kinds_here) > 1 or info.format == "files" else f'; format="{IMAGES}" reads JPEG and PNG alike'
+            )
+            raise CorruptDataError(f"{where}: not a {told} file: it begins {begins!r}{remedy}")
+        self.columns: tuple[str, ...] = tuple(spec["columns"] if "columns" in spec else spec["column_names"])
+        kinds = spec["columns"].values() if "columns" in spec else spec["column_encodings"]
+        self.layout = (info.format, self.columns, tuple(kinds))
+        self.data = data
+        self.where = where
+        self.samples = 1
+        self.path = info.raw[0].part.key if info.raw[0].part is not None else info.raw[0].basename
+        self.options = options
+        self._spec = spec
+
+    def encoding(self, name: str) -> Encoding:
+        """The encoding of a column."""
+        kind = self.layout[2][self.columns.index(name)]
+        return get_encoding(str(self.kind) if kind == _IMAGE else kind)
+
+    def label(self) -> Any:
+        """The image's label."""
+        folder = folder_of(self.path)
+        classes: Mapping[str, int] | None = self._spec.get("numbers")
+        if classes is None:  # written by stoker: the folder is the label's text
+            if self.encoding(LABEL).name == "str":
+                return folder
+            try:
+                return int(folder)
+            except ValueError:
+                raise CorruptDataError(
+                    f"{self.where}: the folder {folder!r} is no whole number, as labels are"
+                ) from None
+        number = classes.get(folder)
+        if number is None:
+            raise CorruptDataError(f"{self.where}: the folder {folder!r} is not among the classes of the index")
+        return number
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        """See :class:`stoker.formats.base.ShardReader`."""
+        return _read([self], np.zeros(len(rows), np.int64), rows, columns)
+
+
+class FileFormat:
+    """One file a shard and a sample.
+
+    Args:
+        name: ``files``, ``images``, ``jpeg`` or ``png``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.suffixes = tuple(suffix for kind in _KINDS.get(name, (name,)) for suffix in SUFFIXES[kind])
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+        """See :class:`stoker.formats.base.Format`. ``spec`` is that of MDS."""
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, ("data",), where)
+        names = string_list(obj, "column_names", where)
+        encodings = string_list(obj, "column_encodings", where)
+        sizes = tuple(require(obj, "column_sizes", list, where))
+        if samples != 1 or zipped or not set(names) <= set(_COLUMNS):
+            refuse(where, f"a shard of {self.name} is one file with one sample, not compressed, of known columns")
+        try:
+            spec, _ = mds_spec(names, encodings, sizes, *parse_settings(obj, where))
+        except IndexFileError as error:
+            raise IndexFileError(f"{where}: {error}") from None
+        except FormatError as error:
+            raise FormatError(f"{where}: {error}") from None
+        except TypeError:
+            refuse(where, "'column_sizes' should hold integers and nulls")
+        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> FileShard:
+        """See :class:`stoker.formats.base.Format`."""
+        return FileShard(info, files[0], where, options)
+
+    def read_many(
+        self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """See :class:`stoker.formats.base.Format`."""
+        return _read(shards, which, rows, columns)
+
+    def iterate_many(
+        self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.base.Format`."""
+        batch = _read(shards, which, rows, columns)
+        return {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in batch.items()}
+
+
+def _read(shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None) -> Batch:
+    first = shards[0]
+    chosen = set(first.columns if columns is None else columns)
+    if unknown := chosen.difference(first.columns):
+        raise FormatError(f"{first.where} has no column {min(unknown)!r}; it has {', '.join(first.columns)}")
+    if rows.any():
+        raise IndexError("row outside its shard")
+    order = which.tolist()
+    return {name: _column(shards, order, name) for name in first.columns if name in chosen}
+
+
+def _column(shards: Sequence[FileShard], order: list[int], name: str) -> Column:
+    if name == PATH:
+        return [shards[number].path for number in order]
+    if name == CLASS:
+        return [folder_of(shards[number].path) for number in order]
+    if name == LABEL:
+        labels = [shards[number].label() for number in order]
+        return labels if shards[0].encoding(LABEL).name == "str" else np.array(labels, np.int64)
+    values: list[Any] = []
+    for number in order:
+        shard = shards[number]
+        encoding = shard.encoding(name)
+        if encoding.verbatim:
+            values.append(memoryview(shard.data) if shard.options.views else bytes(shard.data[:]))
+        else:
+            values += decode_values(encoding, [shard.data[:]], np.zeros(1, np.int64), name, shard.where)
+    return values

@@ -1,0 +1,1 @@
+"""The footer of a Parquet file: schema, row groups, statistics."""

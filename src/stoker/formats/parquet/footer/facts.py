@@ -1,0 +1,91 @@
+"""What is known of a Parquet file's row groups without its footer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.formats.parquet.footer.schema import FileSchema
+from stoker.types import Ids
+
+__all__ = [
+    "CODEC",
+    "COMPRESSED",
+    "DATA_PAGE",
+    "DICTIONARY_PAGE",
+    "FIELDS",
+    "MAGIC",
+    "NULLS",
+    "START",
+    "UNCOMPRESSED",
+    "VALUES",
+    "FileFacts",
+    "RowGroup",
+]
+
+MAGIC: Final = b"PAR1"
+"""What Parquet files begin and end with."""
+
+# Facts of a chunk, in this order. Places are bytes from the file's start; -1 where there is none.
+START, DATA_PAGE, DICTIONARY_PAGE, COMPRESSED, UNCOMPRESSED, VALUES, NULLS, CODEC = range(8)
+FIELDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileFacts:
+    """What is known of a file's row groups, those without rows left out.
+
+    Attributes:
+        key: the file, relative to the dataset's root.
+        size: bytes of the file.
+        version: see :class:`~stoker.formats.base.FilePart`.
+        schema: the columns that are read, in the file's order.
+        numbers: place of each row group in the file; int64, shape ``(row groups,)``.
+        rows: rows of each; int64.
+        bytes: uncompressed bytes of each with all columns; int64.
+        chunks: facts of the column chunks; int64, shape ``(row groups, leaves, FIELDS)``, leaves in the schema's order.
+        possible: whether a row of the group may fulfil the predicate; bool, shape ``(row groups,)``.
+    """
+
+    key: str
+    size: int
+    version: str
+    schema: FileSchema
+    numbers: Ids
+    rows: Ids
+    bytes: Ids
+    chunks: NDArray[np.int64]
+    possible: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowGroup:
+    """One row group: the detail of a shard.
+
+    Attributes:
+        file: the file that it lies in.
+        place: its place in the file's facts.
+        constants: names and values of the columns that its directory's name tells.
+    """
+
+    file: FileFacts
+    place: int
+    constants: tuple[tuple[str, Any], ...]
+
+    @property
+    def number(self) -> int:
+        """Its number in the file."""
+        return int(self.file.numbers[self.place])
+
+    @property
+    def bytes(self) -> int:
+        """Compressed bytes of the columns that are read."""
+        return int(self.file.chunks[self.place, :, COMPRESSED].sum())
+
+    @property
+    def identity(self) -> str:
+        """See :class:`~stoker.formats.base.ShardDetail`."""
+        return f"{self.file.key}\0{self.file.size}\0{self.number}\0{int(self.file.bytes[self.place])}"

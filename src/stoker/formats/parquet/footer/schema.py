@@ -1,0 +1,223 @@
+"""What columns a Parquet file has, and of which types."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import CorruptDataError
+from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.footer.thrift import Footer, SchemaElement
+
+__all__ = ["ColumnSchema", "FileSchema", "declared_array", "kind_of", "leaves_below", "read_schema"]
+
+ARROW_KEY = b"ARROW:schema"
+"""Where Arrow's writers keep the Arrow types, which Parquet's do not tell in full."""
+
+_DTYPE: Final = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSchema:
+    """One top-level column.
+
+    Attributes:
+        name: its name.
+        type: what values it holds, in Arrow's terms, without how they are laid out: see :func:`kind_of`; for arrays of one
+            dtype and shape that lie in the file as bytes ``dtype[shape]``, such as ``float32[3, 4]``.
+        arrow: a schema of this field alone in Arrow's IPC format; empty where the file tells no Arrow types.
+        elements: the column's elements of the Parquet schema, as structs that follow each other.
+        count: number of these elements.
+        first: number of its first leaf in the file, which is its place in every row group's list of chunks.
+        paths: path of each leaf in the schema.
+        kinds: physical type of each leaf.
+    """
+
+    name: str
+    type: str
+    arrow: bytes
+    elements: bytes
+    count: int
+    first: int
+    paths: tuple[tuple[str, ...], ...]
+    kinds: tuple[int, ...]
+
+    @property
+    def flat(self) -> bool:
+        """Whether each row has one value, null or not, of each leaf: no lists and no structs, which may hold lists."""
+        return len(self.paths[0]) == 1 and not self.type.startswith("list<")
+
+    @property
+    def leaves(self) -> range:
+        """Numbers of its leaves in the file."""
+        return range(self.first, self.first + len(self.paths))
+
+
+@dataclass(frozen=True, slots=True)
+class FileSchema:
+    """The columns of a file, in its order.
+
+    Attributes:
+        columns: top-level columns.
+        created_by: what wrote the file, as it says; readers know the faults of some writers by it.
+    """
+
+    columns: tuple[ColumnSchema, ...]
+    created_by: str
+
+    def find(self, name: str) -> ColumnSchema | None:
+        """The column of this name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def select(self, names: Sequence[str] | None) -> FileSchema:
+        """Only the columns of these names that the file has, in the file's order."""
+        if names is None:
+            return self
+        chosen = set(names)
+        return FileSchema(tuple(column for column in self.columns if column.name in chosen), self.created_by)
+
+
+def kind_of(kind: Any) -> str:
+    """Name of an Arrow type, the same for all layouts of the same values.
+
+    Lists of any layout are ``list<...>``, text of any layout ``string``, dictionaries their values' type.
+    """
+    types = pyarrow().types
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return kind_of(kind.value_type)
+    if isinstance(kind, pyarrow().BaseExtensionType):
+        return kind_of(kind.storage_type)
+    if types.is_map(kind):
+        return f"map<{kind_of(kind.key_type)}, {kind_of(kind.item_type)}>"
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        return f"list<{kind_of(kind.value_type)}>"
+    if types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {kind_of(field.type)}' for field in kind)}>"
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "string"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return "binary"
+    return str(kind)
+
+
+def declared_array(field: Any) -> tuple[str, tuple[int, ...]] | None:
+    """Data type and shape of a field whose bytes are arrays, as its metadata say; ``None`` where they are just bytes."""
+    about = field.metadata or {}
+    dtype, shape = (about.get(key, b"").decode("ascii", "replace") for key in (b"dtype", b"shape"))
+    if not pyarrow().types.is_fixed_size_binary(field.type) or not _DTYPE.fullmatch(dtype):
+        return None
+    sizes = [int(size) for size in shape.split(",") if size.isdecimal() and len(size) < 11]
+    fits = field.type.byte_width == math.prod(sizes) * np.dtype(dtype).itemsize
+    return (dtype, tuple(sizes)) if fits and ",".join(map(str, sizes)) == shape else None
+
+
+def _declared(field: Any) -> str:
+    declared = declared_array(field)
+    return "" if declared is None else f"{declared[0]}[{', '.join(map(str, declared[1]))}]"
+
+
+def read_schema(footer: Footer, arrow_schema: Any) -> FileSchema:
+    """A file's schema.
+
+    Args:
+        footer: the footer.
+        arrow_schema: the file's Arrow schema, as pyarrow has it.
+
+    Raises:
+        CorruptDataError: the schema contradicts itself.
+    """
+    elements = footer.schema
+    kept = _arrow_fields(footer.metadata, len(arrow_schema))
+    columns: list[ColumnSchema] = []
+    at, leaf = 1, 0
+    for number in range(elements[0].children):
+        end, paths, kinds = _tree(elements, at)
+        name = elements[at].name
+        if number >= len(arrow_schema) or arrow_schema.field(number).name != name:
+            raise CorruptDataError(f"the footer's schema has a column {name!r} where pyarrow finds another")
+        columns.append(
+            ColumnSchema(
+                name,
+                _declared(arrow_schema.field(number)) or kind_of(arrow_schema.field(number).type),
+                kept[number] if kept else b"",
+                b"".join(element.data for element in elements[at:end]),
+                end - at,
+                leaf,
+                tuple(paths),
+                tuple(kinds),
+            )
+        )
+        at, leaf = end, leaf + len(paths)
+    return FileSchema(tuple(columns), footer.created_by)
+
+
+def leaves_below(elements: Sequence[SchemaElement], names: Container[str] | None) -> Container[int]:
+    """Numbers of the leaves of the top-level columns of these names, or of all for ``None``."""
+    if names is None or not elements:
+        return range(len(elements))
+    chosen: list[int] = []
+    at, leaf = 1, 0
+    for _ in range(elements[0].children):
+        if at >= len(elements):
+            raise CorruptDataError("its footer's schema ends inside a group")
+        name = elements[at].name
+        at, paths, _kinds = _tree(elements, at)
+        if name in names:
+            chosen.extend(range(leaf, leaf + len(paths)))
+        leaf += len(paths)
+    return frozenset(chosen)
+
+
+def _tree(elements: Sequence[SchemaElement], at: int) -> tuple[int, list[tuple[str, ...]], list[int]]:
+    """End of the element at ``at`` with all below it, and its leaves' paths and physical types."""
+    paths: list[tuple[str, ...]] = []
+    kinds: list[int] = []
+    open_groups: list[tuple[str, int]] = []  # names of the groups that we are in, and their children still to come
+    while True:
+        if at >= len(elements):
+            raise CorruptDataError("the footer's schema ends inside a group")
+        element = elements[at]
+        at += 1
+        if element.children:
+            open_groups.append((element.name, element.children))
+            continue
+        paths.append((*(name for name, _ in open_groups), element.name))
+        kinds.append(element.kind)
+        while open_groups:
+            name, left = open_groups.pop()
+            if left > 1:
+                open_groups.append((name, left - 1))
+                break
+        if not open_groups:
+            return at, paths, kinds
+
+
+def _arrow_fields(metadata: Mapping[bytes, bytes], count: int) -> list[bytes] | None:
+    """The kept Arrow schema, a serialised schema for each field; ``None`` where there is none that fits."""
+    kept = metadata.get(ARROW_KEY)
+    if not kept:
+        return None
+    pa = pyarrow()
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept)))
+        return [_alone(field) for field in schema] if len(schema) == count else None
+    except (binascii.Error, UnicodeDecodeError, pa.ArrowException, OSError):
+        return None
+
+
+def _alone(field: Any) -> bytes:
+    pa = pyarrow()
+    kind = field.type
+    # Values are wanted, not dictionaries of them; and of extension types what they are stored as.
+    while pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
+    schema = pa.schema([pa.field(field.name, kind, field.nullable)])
+    data: bytes = schema.serialize().to_pybytes()
+    return data

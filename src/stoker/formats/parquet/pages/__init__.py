@@ -1,0 +1,1 @@
+"""Pages of a Parquet column chunk, decoded to arrays."""

@@ -1,0 +1,167 @@
+"""The heads of the pages of a column chunk, and whether the pages are those that the footer tells of.
+
+For that only heads are read, and the bytes of pages that carry a checksum, whatever they are encoded and compressed with.
+Source: ``parquet.thrift`` and ``README.md`` of Apache parquet-format.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptDataError
+from stoker.formats.parquet.footer.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, VALUES
+from stoker.formats.parquet.footer.thrift import Reader
+from stoker.types import Buffer
+
+__all__ = ["DATA", "DATA_V2", "DICTIONARY", "INDEX", "PageHead", "bad_pages", "page_heads"]
+
+DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
+"""Kinds of pages."""
+
+# Bytes of a page's head that are looked at, and then at most: what makes it longer are statistics.
+_HEAD: Final = 256
+_LONGEST_HEAD: Final = 1 << 26
+_STRUCT: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PageHead:
+    """What the head of a page says.
+
+    Attributes:
+        kind: of the page, as ``parquet.thrift`` numbers them.
+        at: where its head begins in the buffer.
+        start: where its bytes begin there.
+        size: how many there are.
+        unpacked: how many they are when decompressed; -1 if it does not say.
+        numbers: integers and booleans of the kind's own head, by their fields.
+        crc: CRC-32 of its bytes, if it carries one.
+    """
+
+    kind: int
+    at: int
+    start: int
+    size: int
+    unpacked: int
+    numbers: Mapping[int, int]
+    crc: int | None
+
+    @property
+    def entries(self) -> int:
+        """Values, and entries of empty and null lists: the first field of each kind's head. -1 if it does not say."""
+        return self.numbers.get(1, -1)
+
+
+def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[PageHead]:
+    """The heads of the pages that follow each other in ``size`` bytes of a buffer, from ``start`` on.
+
+    Raises:
+        CorruptDataError: what lies there is no page, or is cut off.
+    """
+    view, at, end = memoryview(buffer), start, start + size
+    raw, head = b"", None
+    while at < end:
+        # Pages of one size have the same head, which tells its own length: it is not parsed again.
+        if head is None or at + len(raw) > end or view[at : at + len(raw)] != raw:
+            head = _read(view, at, end)
+            raw = bytes(view[at : head.start])
+        else:
+            head = replace(head, at=at, start=at + len(raw))
+        if head.size > end - head.start:
+            raise CorruptDataError(
+                f"a page of {head.size} bytes begins {end - head.start} bytes before the end of its chunk"
+            )
+        yield head
+        at = head.start + head.size
+
+
+def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int) -> Iterator[str]:
+    """What is wrong with the pages of a chunk, if anything.
+
+    Args:
+        buffer: bytes that hold the chunk.
+        facts: of the chunk as :mod:`stoker.formats.parquet.footer.facts` has them, int64 of shape ``(FIELDS,)``; places are
+            the file's.
+        shift: byte of the file that the buffer begins with.
+    """
+    view = memoryview(buffer)
+    begin, size = int(facts[START]) - shift, int(facts[COMPRESSED])
+    if begin < 0 or begin + size > len(view):
+        yield "its bytes are not all there"
+        return
+    entries = number = 0
+    dictionary = int(facts[DICTIONARY_PAGE]) >= 0
+    try:
+        for head in page_heads(view, begin, size):
+            place = f"page {number} at byte {head.at + shift}"
+            if dictionary and number == 0 and head.kind != DICTIONARY:
+                yield f"{place} is no dictionary, as the footer says"
+            if dictionary and number == 1 and head.at + shift != int(facts[DATA_PAGE]):
+                yield f"{place} is the first one of data; the footer says that this begins at byte {facts[DATA_PAGE]}"
+            if head.kind == DICTIONARY and number:
+                yield f"{place} is a dictionary behind other pages"
+            if head.crc is not None and zlib.crc32(view[head.start : head.start + head.size]) != head.crc:
+                yield f"{place} does not have its checksum"
+            if head.kind in (DATA, DATA_V2):
+                entries += head.entries
+            number += 1
+    except CorruptDataError as error:
+        yield f"page {number}: {error}"
+        return
+    if entries != facts[VALUES]:
+        yield f"its {number} pages hold {entries} values, the footer says {facts[VALUES]}"
+
+
+def _read(view: memoryview, at: int, end: int) -> PageHead:
+    length = _HEAD
+    while True:
+        reader = Reader(bytes(view[at : min(at + length, end)]))
+        try:
+            head = _parse(reader, at)
+        except IndexError:
+            if at + length >= end or length >= _LONGEST_HEAD:
+                raise CorruptDataError("its head is cut off, or is none") from None
+            length *= 16
+            continue
+        except CorruptDataError:
+            raise CorruptDataError("its head is damaged") from None
+        if head.kind not in (DATA, INDEX, DICTIONARY, DATA_V2):
+            raise CorruptDataError(f"its head says that it is of kind {head.kind}, which there is not")
+        if head.size < 0 or (head.kind != INDEX and head.entries < 0):
+            raise CorruptDataError("its head lacks its size")
+        return head
+
+
+def _parse(reader: Reader, at: int) -> PageHead:
+    found = {1: -1, 2: -1, 3: -1}
+    crc: int | None = None
+    numbers: Mapping[int, int] = {}
+    for field, kind in reader.fields():
+        if field in found:
+            found[field] = reader.integer(kind)
+        elif field == 4:
+            crc = reader.integer(kind) & 0xFFFFFFFF
+        elif field in (5, 7, 8) and kind == _STRUCT:
+            numbers = _numbers(reader)
+        else:
+            reader.skip(kind)
+    return PageHead(found[1], at, at + reader.at, found[3], found[2], numbers, crc)
+
+
+def _numbers(reader: Reader) -> dict[int, int]:
+    """Integers and booleans of a struct."""
+    found: dict[int, int] = {}
+    for field, kind in reader.fields():
+        if kind in (1, 2):
+            found[field] = 2 - kind
+        elif kind in (5, 6):
+            found[field] = reader.integer(kind)
+        else:
+            reader.skip(kind)
+    return found

@@ -1,0 +1,179 @@
+"""The pages of a column chunk: what their heads say, and their bytes, decompressed.
+
+Source: ``parquet.thrift`` and ``README.md`` of Apache parquet-format.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptDataError
+from stoker.formats.common.compression import parse_compression
+from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, UNCOMPRESSED, VALUES
+from stoker.formats.parquet.pages.page_headers import DATA, DATA_V2, DICTIONARY, INDEX, PageHead, page_heads
+from stoker.types import Buffer
+
+__all__ = ["PLAIN", "OtherPagesError", "Page", "Unpacker", "read_pages"]
+
+PLAIN: Final = 0
+_DICTIONARIES: Final = (2, 8)  # PLAIN_DICTIONARY, RLE_DICTIONARY
+_RLE: Final = 3
+_CODECS: Final = {1: "snappy", 2: "gz", 6: "zstd"}
+
+
+class OtherPagesError(Exception):
+    """These pages are damaged, or made in a way that is left to pyarrow, which says what is wrong with them, if anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of values.
+
+    Attributes:
+        start: where its bytes begin in the buffer.
+        size: how many there are.
+        unpacked: how many they are when decompressed.
+        entries: values, and entries of empty and null lists.
+        coded: values are numbers of entries of the dictionary; otherwise ``PLAIN``.
+        levels: bytes of its repetition and definition levels, which come first and are not compressed; ``None`` where they
+            tell their lengths themselves, and are compressed as all the rest.
+        packed: whether it is compressed.
+        crc: checksum of its bytes.
+    """
+
+    start: int
+    size: int
+    unpacked: int
+    entries: int
+    coded: bool = False
+    levels: tuple[int, int] | None = None
+    packed: bool = True
+    crc: int | None = None
+
+
+def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, Sequence[Page]]:
+    """The dictionary page of a chunk, if there is one, and its data pages.
+
+    Args:
+        buffer: bytes that hold the chunk.
+        facts: of the chunk, places counted from the buffer's start.
+
+    Raises:
+        OtherPagesError: pages are encoded or compressed in another way, or do not fill the chunk.
+    """
+    view = memoryview(buffer)
+    start = int(facts[START])
+    end = start + int(facts[COMPRESSED])
+    if start < 0 or end > len(view) or (facts[CODEC] and int(facts[CODEC]) not in _CODECS):
+        raise OtherPagesError(f"codec {facts[CODEC]}")
+    dictionary: Page | None = None
+    pages: list[Page] = []
+    entries, unpacked = 0, int(facts[UNCOMPRESSED])
+    try:
+        for head in page_heads(view, start, end - start):
+            page = _page_of(head, packed=bool(facts[CODEC]))
+            if not 0 <= page.unpacked <= unpacked:
+                raise OtherPagesError("a page is larger than its chunk")
+            if head.kind == DICTIONARY and dictionary is None and not pages:
+                dictionary = page
+            elif head.kind in (DATA, DATA_V2):
+                entries += page.entries
+                pages.append(page)
+            elif head.kind != INDEX:
+                raise OtherPagesError(f"a page of kind {head.kind}")
+    except CorruptDataError as error:
+        raise OtherPagesError(str(error)) from None
+    if entries != facts[VALUES] or (dictionary is None and any(page.coded for page in pages)):
+        raise OtherPagesError(f"{entries} entries, not {facts[VALUES]}")
+    return dictionary, pages
+
+
+def _page_of(head: PageHead, *, packed: bool) -> Page:
+    """What a head says that concerns decoding; ``packed``: the chunk has a codec."""
+    numbers = head.numbers
+    coding = numbers.get(4 if head.kind == DATA_V2 else 2, -1)
+    if head.kind != INDEX and coding != PLAIN and coding not in _DICTIONARIES:
+        raise OtherPagesError(f"encoding {coding}")
+    levels = None
+    if head.kind == DATA:
+        if (numbers.get(3), numbers.get(4)) != (_RLE, _RLE):
+            raise OtherPagesError("levels of an encoding that is not used any more")
+    elif head.kind == DATA_V2:
+        levels = numbers.get(6, -1), numbers.get(5, -1)
+        if min(levels) < 0 or sum(levels) > min(head.size, head.unpacked):
+            raise OtherPagesError("levels are larger than their page")
+        packed = packed and bool(numbers.get(7, 1))
+    return Page(head.start, head.size, head.unpacked, head.entries, coding != PLAIN, levels, packed, head.crc)
+
+
+class Unpacker:
+    """Bytes of pages, decompressed into memory that is used again for the next.
+
+    Args:
+        buffer: bytes that hold the chunk.
+        codec: of the chunk.
+    """
+
+    def __init__(self, buffer: Buffer, codec: int) -> None:
+        self._view = memoryview(buffer)
+        self._compression = parse_compression(_CODECS[codec]) if codec else None
+        self._memory = np.empty(0, dtype=np.uint8)
+
+    def __call__(self, page: Page) -> tuple[memoryview, memoryview, memoryview]:
+        """Repetition levels, definition levels and values of a page; they hold until the next page is asked for.
+
+        Raises:
+            OtherPagesError: the bytes are not what the head says.
+        """
+        body = self._view[page.start : page.start + page.size]
+        if page.crc is not None and zlib.crc32(body) != page.crc:
+            raise OtherPagesError("a page's checksum is wrong")
+        if page.levels is not None:
+            repetition, both = page.levels[0], sum(page.levels)
+            return body[:repetition], body[repetition:both], self._unpack(body[both:], page, page.unpacked - both)
+        data = self._unpack(body, page, page.unpacked)
+        repetitions, data = _prefixed(data)
+        definitions, data = _prefixed(data)
+        return repetitions, definitions, data
+
+    def values(self, page: Page) -> memoryview:
+        """The bytes of a dictionary page.
+
+        Raises:
+            OtherPagesError: they are not what the head says.
+        """
+        body = self._view[page.start : page.start + page.size]
+        if page.crc is not None and zlib.crc32(body) != page.crc:
+            raise OtherPagesError("a page's checksum is wrong")
+        return self._unpack(body, page, page.unpacked)
+
+    def _unpack(self, data: memoryview, page: Page, size: int) -> memoryview:
+        if not page.packed or self._compression is None:
+            if len(data) != size:
+                raise OtherPagesError("a page is not of the size that it says")
+            return data
+        if not size:
+            return data[:0]
+        if self._memory.size < size:
+            # Memory that is never written to costs nothing: so a page may say that it is larger than it is.
+            self._memory = np.empty(size, dtype=np.uint8)
+        out = self._memory[:size].data
+        try:
+            self._compression.decompress_into(data, out)
+        except CorruptDataError as error:
+            raise OtherPagesError(str(error)) from None
+        return out
+
+
+def _prefixed(data: memoryview) -> tuple[memoryview, memoryview]:
+    """Levels, whose length stands in front of them, and what follows."""
+    length = int.from_bytes(data[:4], "little")
+    if len(data) < 4 + length:
+        raise OtherPagesError("levels are larger than their page")
+    return data[4 : 4 + length], data[4 + length :]

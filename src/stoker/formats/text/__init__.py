@@ -1,0 +1,1 @@
+"""CSV, XSV, JSON and JSON lines."""

@@ -1,0 +1,223 @@
+"""Files of separated values that others wrote, quoted as RFC 4180 has it, read as they are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from stoker.arguments import unknown_name
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.base import ShardInfo
+from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.common.inspect_header import Survey, only_settings, piece_bytes
+from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_pieces
+from stoker.formats.text.line_shards import KINDS, LineShard
+from stoker.types import Buffer
+
+__all__ = ["SETTINGS", "CSVFileShard", "agree_on_csv", "split_line", "survey_csv"]
+
+SETTINGS: Final = ("columns", "header", "piece_bytes", "quote", "separator")
+_LOOKED_AT: Final = 1000
+_INT = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+
+
+class CSVFileShard(LineShard):
+    """An open piece of a file of separated values. An empty cell of a ``float`` column is NaN."""
+
+    __slots__ = ("_format", "_names", "_quote", "_separator")
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
+        spec = info.spec
+        self._format = info.format
+        self._separator: str = spec["separator"]
+        self._quote: str = spec["quote"]
+        self._names: list[str] = spec["names"]
+        quote = ord(self._quote) if self._quote else None
+        super().__init__(info, files, where, kinds=spec["columns"], first=0, newline="", quote=quote)
+
+    @property
+    def format(self) -> str:
+        return self._format
+
+    def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        picks = [(name, self._names.index(name), _READERS[self._kinds[name]]) for name in columns]
+        values: dict[str, list[Any]] = {name: [] for name in columns}
+        for row, line in enumerate(lines):
+            try:
+                parts = split_line(line, self._separator, self._quote)
+            except ValueError as error:
+                raise UnfitValueError(str(error), row=row) from None
+            if len(parts) != len(self._names):
+                raise UnfitValueError(f"expected {len(self._names)} values, found {len(parts)}", row=row)
+            for name, place, convert in picks:
+                try:
+                    values[name].append(convert(parts[place]))
+                except ValueError:
+                    raise UnfitValueError(
+                        f"column {name!r}: expected {self._kinds[name]}, found {describe(parts[place])}. If that is right, "
+                        f'say so: format_options={{"columns": {{{name!r}: "str"}}}}',
+                        row=row,
+                    ) from None
+        return values
+
+
+def split_line(line: str, separator: str, quote: str) -> list[str]:
+    """The values of a line. Quotes around a value are taken off; two of them inside are one.
+
+    Raises:
+        ValueError: text follows a closing quote, or one is missing.
+    """
+    if not quote or quote not in line:
+        return line.split(separator)
+    value = _value(separator, quote)
+    out: list[str] = []
+    at = 0
+    while True:
+        match = value.match(line, at)
+        assert match is not None  # a bare value may be empty
+        quoted, bare = match.groups()
+        out.append(bare if quoted is None else quoted.replace(quote * 2, quote))
+        at = match.end()
+        if at == len(line):
+            return out
+        if line[at] != separator:
+            raise ValueError(
+                f"a quote ({quote}) is missing, or stands inside of a value, near {line[at : at + 20]!r}. If the file quotes "
+                'nothing, say so with format_options={"quote": ""}'
+            )
+        at += 1
+
+
+@lru_cache(maxsize=64)
+def _value(separator: str, quote: str) -> re.Pattern[str]:
+    s, q = re.escape(separator), re.escape(quote)
+    return re.compile(f"{q}([^{q}]*(?:{q}{q}[^{q}]*)*){q}|([^{s}{q}]*)", re.DOTALL)
+
+
+def survey_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separator: str | None) -> Survey:
+    """What a file of separated values holds.
+
+    Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header),
+    ``header`` (whether the first line has the names, default true), ``quote`` (default ``"``; empty for none) and
+    ``separator`` (default the format's). Kinds that are not given are found out from the first 1000 lines.
+    ``piece_bytes``: size of the shards, 32 MiB.
+
+    Raises:
+        CorruptDataError: the file's first lines are not of one width.
+        ConfigError: settings that make no sense.
+    """
+    only_settings(settings, SETTINGS, name)
+    separator, quote = _dialect(settings, name, separator)
+    code = ord(quote) if quote else None
+    chosen = settings.get("columns") or {}
+    header = settings.get("header", True)
+    start, second, lines = first_lines(source, code, _LOOKED_AT + 1)
+    if not lines:
+        if source.size > start:
+            raise CorruptDataError(f"{source.where}: its first line is longer than 1 MiB")
+        return Survey(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
+    rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
+    if header:
+        names, rows = rows[0], rows[1:]
+        start = second
+    elif isinstance(chosen, Mapping):
+        names = list(chosen) or [f"column_{number}" for number in range(len(rows[0]))]
+    else:
+        names, chosen = list(chosen), {}
+    kinds = _kinds(names, rows, chosen, source.where)
+    pieces = line_pieces(source, start, code, piece_bytes(settings, PIECE_BYTES))
+    spec = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
+    return Survey(sum(piece.samples for piece in pieces), spec, pieces)
+
+
+def _dialect(settings: Mapping[str, Any], name: str, separator: str | None) -> tuple[str, str]:
+    separator = settings.get("separator", separator)
+    quote = settings.get("quote", '"')
+    if not isinstance(separator, str) or len(separator) != 1 or separator in "\r\n":
+        raise ConfigError(f"format {name!r}: separator={separator!r}: one character, given in format_options")
+    if not isinstance(quote, str) or len(quote) > 1 or quote in (separator, "\r", "\n") or not quote.isascii():
+        raise ConfigError(f"format {name!r}: quote={quote!r}: one ASCII character, or none")
+    return separator, quote
+
+
+def _split(line: bytes, separator: str, quote: str, number: int, where: str) -> list[str]:
+    try:
+        return split_line(line.decode(), separator, quote)
+    except ValueError as error:
+        raise CorruptDataError(f"{where}: line {number}: {error}") from None
+
+
+def _kinds(names: list[str], rows: list[list[str]], chosen: Any, where: str) -> dict[str, str]:
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise CorruptDataError(
+            f"{where}: two columns are called {twice!r}: name them with header=False and columns=[...]"
+        )
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            raise CorruptDataError(f"{where}: sample {number} has {len(row)} values for {len(names)} columns")
+    if not isinstance(chosen, Mapping):
+        raise ConfigError("columns: with a header, give kinds by name, {'x': 'str'}")
+    for column, kind in chosen.items():
+        if kind not in KINDS:
+            raise ConfigError(f"columns: {column!r}: {unknown_name('kind', kind, KINDS)}")
+        if column not in names:
+            raise ConfigError(f"{where}: {unknown_name('column', column, names)}")
+    return {column: chosen.get(column) or _kind([row[place] for row in rows]) for place, column in enumerate(names)}
+
+
+def _kind(texts: Sequence[str]) -> str:
+    """The kind of a column's first values. Numbers that begin with zeros, or are too long for their kind, are text."""
+    filled = [text for text in texts if text]
+    if not filled:
+        return "str"
+    if len(filled) == len(texts) and all(_INT.fullmatch(text) for text in filled):
+        return "int"
+    if all(_FLOAT.fullmatch(text) for text in filled) and not any(_is_name(text) for text in filled):
+        return "float"
+    return "str"
+
+
+def _is_name(text: str) -> bool:
+    """Whether a float would not give this number back: of digits alone, and with zeros in front, or longer than a double."""
+    digits = text.lstrip("+-")
+    return digits.isdigit() and len(digits) > 1 and (digits[0] == "0" or len(digits) > 15)
+
+
+def agree_on_csv(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec of two files with the same names in the same order: columns that differ of the wider kind.
+
+    Raises:
+        ValueError: their names differ.
+    """
+    if first["names"] != other["names"]:
+        one, two = ", ".join(first["names"]), ", ".join(other["names"])
+        raise ValueError(f"the first has the columns {one[:200]}, the second {two[:200]}")
+    columns = {name: _wider({kind, other["columns"][name]}) for name, kind in first["columns"].items()}
+    return {**first, "columns": columns}
+
+
+def _wider(kinds: set[str]) -> str:
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "float" if kinds == {"int", "float"} else "str"
+
+
+def _int(text: str) -> int:
+    if "_" in text:
+        raise ValueError("no number")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if "_" in text:
+        raise ValueError("no number")
+    return float(text) if text else math.nan
+
+
+_READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": _int, "float": _float}

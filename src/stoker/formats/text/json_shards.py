@@ -1,0 +1,175 @@
+"""The ``json`` format: a JSON object a line, keys sorted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
+from stoker.formats.common.inspect_header import Survey, SurveyedFormat
+from stoker.formats.common.merge import iterate_each, read_each
+from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
+from stoker.types import Batch, Buffer, Ids
+
+__all__ = ["JSONEncoder", "JSONFormat", "JSONShard", "lines_remedy", "parse_objects"]
+
+
+class JSONShard(LineShard):
+    """An open shard of JSON lines."""
+
+    __slots__ = ()
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
+        super().__init__(info, files, where, kinds=info.spec["columns"], first=0, newline=info.spec["newline"])
+
+    @property
+    def format(self) -> str:
+        return "json"
+
+    def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        return parse_objects(lines, columns, self._kinds)
+
+
+def parse_objects(lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
+
+    Raises:
+        UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
+    """
+    values: dict[str, list[Any]] = {name: [] for name in columns}
+    slots = [(name, kinds[name], values[name].append) for name in columns]
+    for row, line in enumerate(lines):
+        try:
+            sample = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnfitValueError(_with_remedy(f"not JSON: {error}", line), row=row) from None
+        if not isinstance(sample, dict):
+            said = f"expected a JSON object, found {describe(sample)}"
+            raise UnfitValueError(_with_remedy(said, line), row=row)
+        for name, kind, append in slots:
+            if name not in sample:
+                if kind == "json":
+                    append(None)
+                    continue
+                raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
+            value = sample[name]
+            if not _fits(kind, value):
+                raise UnfitValueError(
+                    f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
+                )
+            append(value)
+    return values
+
+
+def lines_remedy(line: str | bytes) -> str:
+    """What to do with a file whose line is no JSON object, where that shows that it is other JSON; else empty."""
+    text = bytes(line[:80]).decode("utf-8", "replace") if isinstance(line, bytes | bytearray) else line[:80]
+    text = text.lstrip("\ufeff \t").rstrip()
+    if text.startswith("["):
+        return "a JSON array begins here. JSON lines are needed, an object a line: `jq -c '.[]' FILE > FILE.jsonl` makes them"
+    if text == "{":
+        return "an object over several lines. JSON lines are needed, an object a line: `jq -c . FILE > FILE.jsonl` makes them"
+    return ""
+
+
+def _with_remedy(said: str, line: str) -> str:
+    remedy = lines_remedy(line)
+    return f"{said}: {remedy}" if remedy else said
+
+
+class JSONFormat(SurveyedFormat):
+    """Two files a shard: lines of JSON, and their offsets. Of others' files, pieces."""
+
+    name = "json"
+    suffixes = (".jsonl", ".ndjson", ".json")
+    packed = True
+    settings = ("columns", "piece_bytes")
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :func:`stoker.formats.text.json.survey_json`."""
+        from stoker.formats.text.json import survey_json
+
+        return survey_json(source, settings)
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.common.inspect_header.SurveyedFormat`."""
+        from stoker.formats.text.json import agree_on_json
+
+        return agree_on_json(first, other)
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+        """See :class:`~stoker.formats.base.Format`. ``spec`` holds ``columns`` and ``newline``."""
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
+        columns = require(obj, "columns", dict, where)
+        kinds = check_columns(tuple(columns), tuple(columns.values()), where)
+        newline = require(obj, "newline", str, where)
+        hashes, size_limit = parse_settings(obj, where)
+        spec = {"columns": kinds, "newline": newline, "hashes": hashes, "size_limit": size_limit}
+        return ShardInfo("json", samples, raw, zipped, compression, spec)
+
+    def open(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],
+        *,
+        where: str,
+        options: ReadOptions = ReadOptions(),  # noqa: ARG002
+    ) -> LineShard:
+        """See :class:`stoker.formats.base.Format`."""
+        if len(files) == 1:
+            from stoker.formats.text.json import JSONFileShard
+
+            return JSONFileShard(info, files, where)
+        return JSONShard(info, files, where)
+
+    def read_many(
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """See :class:`stoker.formats.base.Format`."""
+        return read_each(shards, which, rows, columns)
+
+    def iterate_many(
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.base.Format`."""
+        return iterate_each(shards, which, rows, columns)
+
+
+class JSONEncoder(LineEncoder):
+    """Samples to JSON lines.
+
+    Args:
+        columns: column name to ``str``, ``int`` or ``float``.
+        settings: ``compression``, ``hashes`` and ``size_limit`` as the index holds them.
+        newline: what ends a line: JSON's white space, or nothing.
+
+    Raises:
+        ConfigError: no columns, an unknown kind of column, or a newline that JSON would not skip.
+    """
+
+    format = "json"
+
+    def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any], newline: str) -> None:
+        if newline.strip(" \t\r\n"):
+            raise ConfigError(f"newline={newline!r}: readers parse it with the line, so it must be JSON's white space")
+        super().__init__(columns, {**settings, "columns": dict(columns), "newline": newline}, header=b"")
+        self._newline = newline
+
+    def line(self, values: Mapping[str, Any]) -> str:
+        return json.dumps(values, sort_keys=True) + self._newline
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "int":
+        return isinstance(value, int)
+    if kind == "bool":
+        return isinstance(value, bool)
+    return kind == "json" or isinstance(value, float | int)

@@ -1,0 +1,151 @@
+"""Lines of text that others wrote: where they are, and how a large file is cut into pieces at their borders.
+
+A line ends with a newline, before which a carriage return may stand. Inside of quotes, where a format has them, a newline
+ends nothing. Empty lines are no samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptDataError
+from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.common.inspect_header import Piece
+from stoker.types import Ids
+
+__all__ = ["PIECE_BYTES", "find_lines", "first_lines", "line_pieces"]
+
+PIECE_BYTES: Final = 32 << 20
+"""A piece ends with the first line that ends after so many bytes, if the caller says nothing else."""
+
+_BLOCK: Final = 4 << 20
+_HEAD: Final = 1 << 20
+_NEWLINE: Final = 10
+_RETURN: Final = 13
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def find_lines(data: NDArray[np.uint8], quote: int | None) -> tuple[Ids, Ids]:
+    """Where lines begin and end, without what ends them; the last may have no newline.
+
+    Args:
+        data: whole lines; uint8, shape ``(n,)``.
+        quote: the character that quotes, if any.
+
+    Returns:
+        Two arrays of int64, shape ``(lines,)``.
+    """
+    found: list[Ids] = []
+    quotes = 0
+    for first in range(0, len(data), _BLOCK):  # what is noted of a byte takes memory of a block's only
+        some, more = _borders(data[first : first + _BLOCK], quote, quotes & 1)
+        found.append(some + first)
+        quotes += more
+    ends = np.concatenate(found) if found else np.zeros(0, np.int64)
+    begins = np.concatenate([np.zeros(1, np.int64), ends + 1])
+    if begins[-1] < len(data):
+        ends = np.append(ends, len(data))
+    else:
+        begins = begins[:-1]
+    if len(ends):
+        returned = (ends > begins) & (data[np.maximum(ends - 1, 0)] == _RETURN)
+        ends = ends - returned
+        filled = ends > begins
+        if not filled.all():
+            begins, ends = begins[filled], ends[filled]
+    return begins, ends
+
+
+def _borders(data: NDArray[np.uint8], quote: int | None, inside: int) -> tuple[Ids, int]:
+    """Newlines that end lines, and the number of quotes; ``inside`` is 1 where the data begins between quotes."""
+    newlines: Ids = np.flatnonzero(data == _NEWLINE)
+    if quote is None:
+        return newlines, 0
+    quotes = np.flatnonzero(data == quote)
+    if len(quotes) or inside:
+        newlines = newlines[(np.searchsorted(quotes, newlines) + inside) & 1 == 0]
+    return newlines, len(quotes)
+
+
+def first_lines(source: ByteSource, quote: int | None, count: int) -> tuple[int, int, list[bytes]]:
+    """Where text begins (behind a byte order mark) and the second line, and the first lines, at most ``count`` of them.
+
+    Only the first MiB is looked at; a line that is longer than that is none of these.
+    """
+    size = min(source.size, _HEAD)
+    head = source.read(0, size)
+    start = len(_BOM) if head.startswith(_BOM) else 0
+    data = np.frombuffer(head, np.uint8)[start:]
+    begins, ends = find_lines(data, quote)
+    if size < source.size:  # the last one may be cut off
+        begins, ends = begins[:-1], ends[:-1]
+    lines = [bytes(data[a:b]) for a, b in zip(begins[:count].tolist(), ends[:count].tolist(), strict=True)]
+    second = len(head)
+    if len(begins) > 1:
+        second = start + int(begins[1])
+    return start, second, lines
+
+
+def line_pieces(source: ByteSource, start: int, quote: int | None, piece_bytes: int) -> list[Piece]:
+    """A file's lines from a byte on, as pieces of about so many bytes. The file is read once through, in blocks.
+
+    Raises:
+        CorruptDataError: a quote is not closed.
+    """
+    pieces: list[Piece] = []
+    begin, samples = start, 0
+    for stop, ends, filled in _counted(source, start, quote):
+        counted = np.concatenate([np.zeros(1, np.int64), np.cumsum(filled)])
+        at = 0
+        while at < len(ends):
+            # The first line whose end, newline included, makes the piece large enough.
+            last = int(np.searchsorted(ends, begin + piece_bytes - 1))
+            if last >= len(ends):
+                break
+            samples += int(counted[last + 1] - counted[at])
+            end = min(int(ends[last]) + 1, source.size)
+            if samples:
+                pieces.append(Piece(begin, end, samples))
+            begin, samples, at = end, 0, last + 1
+        samples += int(counted[-1] - counted[at])
+        if stop == source.size and samples:
+            pieces.append(Piece(begin, stop, samples))
+    return pieces
+
+
+def _counted(source: ByteSource, start: int, quote: int | None) -> Iterator[tuple[int, Ids, NDArray[np.bool_]]]:
+    """For each block where it ends, its lines' ends in the file, and whether each line has anything in it.
+
+    A last line without a newline ends with the file.
+    """
+    quotes = 0
+    previous = start - 1  # the newline before the line that goes on
+    held = 0  # the byte before the block
+    for first in range(start, source.size, _BLOCK):
+        stop = min(first + _BLOCK, source.size)
+        data = np.frombuffer(source.read(first, stop), np.uint8)
+        ends, more = _borders(data, quote, quotes & 1)
+        quotes += more
+        there = ends + first
+        if stop == source.size:
+            if quotes & 1:
+                raise CorruptDataError(
+                    f"{source.where}: a quote ({chr(quote or 0)!r}) is not closed. If the file quotes nothing, say so with "
+                    'format_options={"quote": ""}'
+                )
+            if not len(there) or int(there[-1]) != stop - 1:
+                there = np.append(there, stop)
+        if len(there):
+            before = np.concatenate([np.array([previous], np.int64), there[:-1]])
+            lengths = there - before - 1
+            last = np.where(there > first, data[np.maximum(there - first - 1, 0)], held)
+            filled = (lengths > 1) | ((lengths == 1) & (last != _RETURN))
+            previous = int(there[-1])
+        else:
+            filled = np.zeros(0, np.bool_)
+        held = int(data[-1])
+        yield stop, there, filled

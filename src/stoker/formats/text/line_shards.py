@@ -1,0 +1,278 @@
+"""Shards of text lines: a data file with a line a sample, and a meta file with the lines' offsets.
+
+The meta file is ``u32 N | u32 offsets[N+1] | config JSON``, with offsets into the data file.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.arguments import unknown_name
+from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.formats.base import ShardInfo
+from stoker.formats.common.checks import refuse
+from stoker.formats.common.inspect_header import piece_of
+from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
+from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.text.line_index import find_lines
+from stoker.types import Batch, Buffer, Column, Ids
+
+__all__ = ["KINDS", "LineEncoder", "LineShard", "check_columns", "plain_value"]
+
+KINDS: Final = ("str", "int", "float")
+"""What columns of text formats may hold."""
+
+_DTYPES: Final[Mapping[str, type[np.generic]]] = {"bool": np.bool_, "float": np.float64, "int": np.int64}
+
+
+class LineShard(ABC):
+    """An open shard of text lines.
+
+    Args:
+        info: the index's entry.
+        files: the data and the meta file; kept, never closed here. Of a file that others wrote the data alone.
+        where: names the shard in errors.
+        kinds: column name to what it holds.
+        first: where the first line must start, in bytes.
+        newline: what ends every line; of no use without a meta file.
+        quote: of others' files, the character inside of whose pairs newlines end nothing.
+    """
+
+    __slots__ = ("_begins", "_data", "_ends", "_kinds", "_newline", "layout", "samples", "where")
+
+    def __init__(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],
+        where: str,
+        *,
+        kinds: Mapping[str, str],
+        first: int,
+        newline: str,
+        quote: int | None = None,
+    ) -> None:
+        self.where = where
+        self.samples = info.samples
+        self.layout: Hashable = (info.format, tuple(kinds.items()))
+        self._kinds = kinds
+        self._newline = newline.encode()
+        self._data = files[0]
+        self._begins: Ids
+        self._ends: Ids
+        if len(files) > 1:
+            offsets = self._read_offsets(info, files[1], first)
+            self._begins, self._ends = offsets[:-1], offsets[1:]
+        else:
+            self._begins, self._ends = self._find_lines(info, quote)
+
+    @property
+    @abstractmethod
+    def format(self) -> str:
+        """Name of the shard's format."""
+
+    @abstractmethod
+    def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        """The columns' values in these lines, newlines cut off. UnfitValueError names a bad line's row."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self._kinds)
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        """Read rows: ``int`` and ``float`` columns as int64 and float64 arrays, ``str`` as lists.
+
+        An ``int`` column with a number beyond int64 is a list, too.
+
+        Raises:
+            CorruptDataError: a line is not what the format says; names the shard and the row.
+        """
+        chosen = set(self._kinds if columns is None else columns)
+        if unknown := chosen.difference(self._kinds):
+            raise FormatError(f"{self.where} has no column {min(unknown)!r}; it has {', '.join(self._kinds)}")
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.samples):
+            raise IndexError("row outside its shard")
+        wanted = [name for name in self._kinds if name in chosen]
+        lines: list[str] = []
+        data, newline, cut = self._data, self._newline, len(self._newline)
+        begins, ends = self._begins[rows].tolist(), self._ends[rows].tolist()
+        for begin, end in zip(begins, ends, strict=True):
+            line = data[begin:end]
+            try:
+                lines.append((line[:-cut] if cut and line.endswith(newline) else line).decode())
+            except UnicodeDecodeError as error:
+                raise CorruptDataError(f"{self.where}: sample {rows[len(lines)]}: {error}") from None
+        try:
+            values = self._parse(lines, wanted)
+        except UnfitValueError as error:
+            row = rows[error.row or 0]
+            raise CorruptDataError(f"{self.where}: sample {row}: {error}") from error
+        return {name: _column(self._kinds[name], values[name]) for name in wanted}
+
+    def _find_lines(self, info: ShardInfo, quote: int | None) -> tuple[Ids, Ids]:
+        whole = np.frombuffer(self._data, np.uint8)
+        piece = piece_of(info, whole, self.where)
+        begins, ends = find_lines(piece, quote)
+        if len(begins) != self.samples:
+            raise CorruptDataError(f"{self.where}: {len(begins)} lines, and {self.samples} when it was indexed")
+        skip = len(whole) - len(piece)
+        return begins + skip, ends + skip
+
+    def _read_offsets(self, info: ShardInfo, meta: Buffer, first: int) -> Ids:
+        data_info, meta_info = info.raw
+        for name, size, expected in (
+            ("data", len(self._data), data_info.bytes),
+            ("meta", len(meta), meta_info.bytes),
+        ):
+            if size != expected:
+                raise CorruptDataError(f"{self.where}: the {name} file has {size} bytes, the index says {expected}")
+        head = 4 + 4 * (self.samples + 1)
+        if len(meta) < head:
+            raise CorruptDataError(f"{self.where}: {len(meta)} bytes of meta file for {self.samples} samples")
+        words = np.frombuffer(meta[:head], "<u4").astype(np.int64)
+        if int(words[0]) != self.samples:
+            raise CorruptDataError(
+                f"{self.where}: the meta file tells of {words[0]} samples, the index says {self.samples}"
+            )
+        offsets: Ids = words[1:]
+        if int(offsets[0]) != first or int(offsets[-1]) != len(self._data) or (np.diff(offsets) < 0).any():
+            raise CorruptDataError(
+                f"{self.where}: line offsets run backwards or do not span the data file: first {offsets[0]} "
+                f"(should be {first}), last {offsets[-1]} of {len(self._data)} bytes"
+            )
+        return offsets
+
+
+class LineEncoder(RecordEncoder):
+    """Samples to lines of text.
+
+    Args:
+        columns: column name to ``str``, ``int`` or ``float``, in the order of the line.
+        settings: the keys that all shards' entries share, but for ``format`` and ``version``.
+        header: what the data file begins with.
+
+    Raises:
+        ConfigError: no columns, or an unknown kind of column.
+    """
+
+    roles = ("data", "meta")
+
+    def __init__(self, columns: Mapping[str, str], settings: Mapping[str, Any], header: bytes) -> None:
+        if not columns:
+            raise ConfigError("columns is empty: give at least one column")
+        for name, kind in columns.items():
+            if kind not in KINDS:
+                raise ConfigError(f"column {name!r}: {unknown_name('encoding', kind, KINDS)}")
+        super().__init__({**settings, "format": self.format}, sample_cost=0, overhead=len(header))
+        self.encode = self._encode
+        self._header = header
+        self._plain = {name: plain_value(kind) for name, kind in columns.items()}
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return list(self._plain)
+
+    def convert(self, column: str, value: Any) -> Any:
+        """The value as the line's text is made of it."""
+        return self._plain[column](value)
+
+    @abstractmethod
+    def line(self, values: Mapping[str, Any]) -> str:
+        """The line, newline included, of converted values."""
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        return self.line({name: self.convert(name, sample[name]) for name in self._plain}).encode()
+
+    def encode_column_value(self, column: str, value: Any) -> Any:
+        """See :class:`RecordEncoder`."""
+        return self.convert(column, value)
+
+    def encode_batch(self, columns: Mapping[str, Any], first: int) -> Records:
+        """See :class:`RecordEncoder`."""
+        count = batch_length(columns, self.columns, first)
+        names = list(self._plain)
+        lines: list[bytes] = []
+        for row in range(count):
+            sample = {name: columns[name][row] for name in names}
+            try:
+                lines.append(self._encode(sample))
+            except Exception as error:
+                raise self.explain(sample, first + row, error) from error
+        return LineRecords(lines)
+
+    def files(self, body: memoryview, ends: Ids) -> list[list[BytesLike]]:
+        """See :class:`RecordEncoder`."""
+        return [[self._header, body], [self.offsets(len(self._header), ends) + self.config]]
+
+
+def _column(kind: str, values: list[Any]) -> Column:
+    dtype = _DTYPES.get(kind)
+    if dtype is None:
+        return values
+    try:
+        return np.array(values, dtype=dtype)
+    except OverflowError:  # beyond int64
+        return values
+
+
+def plain_value(kind: str) -> Callable[[Any], Any]:
+    """A function from a value that fits a column of this kind to Python's own ``str``, ``int`` or ``float``.
+
+    NumPy's numbers pass where nothing is lost. Booleans do not pass for integers: their text is ``True``.
+
+    The function raises UnfitValueError for what does not fit.
+    """
+
+    def as_str(value: Any) -> str:
+        if not isinstance(value, str):
+            raise UnfitValueError(f"expected str, got {describe(value)}")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UnfitValueError(f"expected text that UTF-8 can hold: {error}") from None
+        return str(value)
+
+    def as_int(value: Any) -> int:
+        if type(value) is int:
+            return value
+        if not isinstance(value, bool | np.bool_):
+            try:
+                return operator.index(value)
+            except TypeError:
+                pass
+        raise UnfitValueError(f"expected an integer, got {describe(value)}")
+
+    def as_float(value: Any) -> float:
+        if type(value) is float:
+            return value
+        if isinstance(value, float | np.floating | int | np.integer) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if number == value or number != number:
+                return number
+        raise UnfitValueError(f"expected a float, got {describe(value)}")
+
+    return {"str": as_str, "int": as_int, "float": as_float}[kind]
+
+
+def check_columns(names: Sequence[str], kinds: Sequence[str], where: str) -> Mapping[str, str]:
+    """Column name to kind.
+
+    Raises:
+        IndexFileError: a name comes twice, or a kind is unknown.
+    """
+    if len(names) != len(kinds):
+        refuse(where, f"{len(names)} column names, but {len(kinds)} encodings")
+    if len(set(names)) != len(names):
+        refuse(where, "two columns have the same name")
+    for name, kind in zip(names, kinds, strict=True):
+        if kind not in KINDS:
+            raise FormatError(f"{where}: column {name!r}: unknown encoding {kind!r}; known: {', '.join(KINDS)}")
+    return dict(zip(names, kinds, strict=True))

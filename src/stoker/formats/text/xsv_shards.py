@@ -1,0 +1,199 @@
+"""The ``csv``, ``tsv`` and ``xsv`` formats: a header line, then a line a sample, values split by a separator.
+
+There is no quoting, so text that holds the separator or the newline can not be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.common.inspect_header import Survey, SurveyedFormat
+from stoker.formats.common.merge import iterate_each, read_each
+from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
+from stoker.types import Batch, Buffer, Ids
+
+__all__ = ["SEPARATORS", "XSVEncoder", "XSVFormat", "XSVShard", "header_line"]
+
+SEPARATORS: Final = {"csv": ",", "tsv": "\t"}
+"""Separators of the formats that have a fixed one."""
+
+_SUFFIXES: Final = {"csv": (".csv",), "tsv": (".tsv",), "xsv": (".csv", ".tsv", ".txt", ".psv")}
+_READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": int, "float": float}
+
+
+class XSVShard(LineShard):
+    """An open shard of separated values."""
+
+    __slots__ = ("_format", "_separator")
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
+        spec = info.spec
+        self._format = info.format
+        self._separator: str = spec["separator"]
+        kinds = check_columns(spec["column_names"], spec["column_encodings"], where)
+        header = header_line(spec["column_names"], self._separator, spec["newline"])
+        if files[0][: len(header)] != header:
+            raise CorruptDataError(f"{where}: the data file's first line does not name the index's columns")
+        super().__init__(info, files, where, kinds=kinds, first=len(header), newline=spec["newline"])
+
+    @property
+    def format(self) -> str:
+        return self._format
+
+    def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
+        names = list(self._kinds)
+        picks = [(name, names.index(name), _READERS[self._kinds[name]]) for name in columns]
+        values: dict[str, list[Any]] = {name: [] for name in columns}
+        for row, line in enumerate(lines):
+            parts = line.split(self._separator)
+            if len(parts) != len(names):
+                raise UnfitValueError(f"expected {len(names)} values, found {len(parts)}", row=row)
+            for name, place, convert in picks:
+                try:
+                    values[name].append(convert(parts[place]))
+                except ValueError:
+                    kind = self._kinds[name]
+                    raise UnfitValueError(
+                        f"column {name!r}: expected {kind}, found {describe(parts[place])}", row=row
+                    ) from None
+        return values
+
+
+class XSVFormat(SurveyedFormat):
+    """Two files a shard: lines of separated values, and their offsets. Of others' files, pieces.
+
+    Args:
+        name: ``csv``, ``tsv`` or ``xsv``.
+    """
+
+    packed = True
+    settings = ("columns", "header", "piece_bytes", "quote", "separator")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.suffixes = _SUFFIXES[name]
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :func:`stoker.formats.text.csv.survey_csv`."""
+        from stoker.formats.text.csv import survey_csv
+
+        return survey_csv(source, settings, self.name, SEPARATORS.get(self.name))
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`~stoker.formats.common.inspect_header.SurveyedFormat`."""
+        from stoker.formats.text.csv import agree_on_csv
+
+        return agree_on_csv(first, other)
+
+    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
+        """See :class:`stoker.formats.base.Format`.
+
+        ``spec`` holds ``column_names`` and ``column_encodings`` (parallel), ``separator`` and ``newline``.
+        """
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
+        names = string_list(obj, "column_names", where)
+        kinds = string_list(obj, "column_encodings", where)
+        check_columns(names, kinds, where)
+        newline = require(obj, "newline", str, where)
+        separator = SEPARATORS.get(self.name) or require(obj, "separator", str, where)
+        if not separator or not newline or separator == newline:
+            refuse(where, f"separator {separator!r} and newline {newline!r} can not split lines")
+        hashes, size_limit = parse_settings(obj, where)
+        spec = {
+            "column_names": names,
+            "column_encodings": kinds,
+            "separator": separator,
+            "newline": newline,
+            "hashes": hashes,
+            "size_limit": size_limit,
+        }
+        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
+
+    def open(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],
+        *,
+        where: str,
+        options: ReadOptions = ReadOptions(),  # noqa: ARG002
+    ) -> LineShard:
+        """See :class:`stoker.formats.base.Format`."""
+        if len(files) == 1:
+            from stoker.formats.text.csv import CSVFileShard
+
+            return CSVFileShard(info, files, where)
+        return XSVShard(info, files, where)
+
+    def read_many(
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> Batch:
+        """See :class:`stoker.formats.base.Format`."""
+        return read_each(shards, which, rows, columns)
+
+    def iterate_many(
+        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
+    ) -> dict[str, Iterable[Any]]:
+        """See :class:`stoker.formats.base.Format`."""
+        return iterate_each(shards, which, rows, columns)
+
+
+def header_line(names: Sequence[str], separator: str, newline: str) -> bytes:
+    """The first line of a data file."""
+    return (separator.join(names) + newline).encode()
+
+
+class XSVEncoder(LineEncoder):
+    """Samples to lines of separated values.
+
+    Args:
+        columns: column name to ``str``, ``int`` or ``float``.
+        settings: ``compression``, ``hashes`` and ``size_limit`` as the index holds them.
+        newline: what ends a line.
+        separator: what stands between two values.
+        name: ``csv``, ``tsv`` or ``xsv``.
+
+    Raises:
+        ConfigError: no columns, an unknown kind of column, or names that the separator or newline would split.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, str], settings: Mapping[str, Any], newline: str, separator: str, name: str
+    ) -> None:
+        self.format = name
+        if not separator or not newline or separator in newline or newline in separator:
+            raise ConfigError(f"separator={separator!r} and newline={newline!r} can not tell values from lines")
+        names = sorted(columns)
+        for column in names:
+            if separator in column or newline in column:
+                raise ConfigError(f"column {column!r} holds the separator {separator!r} or the newline {newline!r}")
+        own = {"column_names": names, "column_encodings": [columns[n] for n in names], "newline": newline}
+        if name not in SEPARATORS:
+            own["separator"] = separator
+        super().__init__(
+            {n: columns[n] for n in names}, {**settings, **own}, header=header_line(names, separator, newline)
+        )
+        self._newline = newline
+        self._separator = separator
+
+    def convert(self, column: str, value: Any) -> str:
+        text = str(super().convert(column, value))
+        if self._separator in text or self._newline in text:
+            raise UnfitValueError(
+                f"expected text without the separator {self._separator!r} and the newline {self._newline!r}, "
+                f"got {describe(text)}"
+            )
+        return text
+
+    def line(self, values: Mapping[str, Any]) -> str:
+        texts = list(values.values())
+        line = self._separator.join(texts)
+        if len(self._separator) > 1 and line.split(self._separator) != texts:
+            raise UnfitValueError(f"a value begins or ends with a part of the separator {self._separator!r}")
+        return line + self._newline

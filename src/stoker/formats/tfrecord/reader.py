@@ -1,0 +1,312 @@
+"""TFRecord files: records with checksums, each a ``tf.train.Example`` or plain bytes.
+
+    u64 length | masked CRC-32C of the length | data | masked CRC-32C of the data
+
+Lengths and their checksums are verified when a file is opened, and a record's own whenever it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
+from stoker.formats.common.container import (
+    PackedFormat,
+    PackedShard,
+    Survey,
+    check_count,
+    decode_fixed,
+    decode_values,
+    only_settings,
+    read_offsets,
+)
+from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.content import check_declared
+from stoker.formats.mds.encodings import Encoding, get_encoding
+from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
+from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
+from stoker.types import Array, Batch, Buffer, Column, Ids
+
+__all__ = ["TFRecordFormat", "TFRecordShard", "feature_kind", "read_frames"]
+
+_HEAD: Final = 12
+_FRAME: Final = 16
+_RAW: Final = "data"
+# Records that tell which features there are, and their bytes: as many, but two at least.
+_LOOKED_AT: Final = 32
+_LOOKED_BYTES: Final = 4 << 20
+_WORDS: Final = {BYTES: "bytes", FLOATS: "float32", INTEGERS: "int64"}
+_KINDS: Final = {word: kind for kind, word in _WORDS.items()}
+
+
+def feature_kind(encoding: Encoding) -> int:
+    """Which list of an Example holds values of an encoding."""
+    if encoding.name in ("float32", "ndarray:float32") or encoding.name.startswith("ndarray:float32:"):
+        return FLOATS if encoding.size is not None else BYTES
+    dtype, shape = fixed_kind(encoding) if encoding.size is not None else (np.dtype(np.uint8), ())
+    if encoding.size is not None and getattr(encoding, "dtype", None) is not None:
+        if not shape and dtype.kind in "iu" and encoding.name != "bfloat16":
+            return INTEGERS
+        if shape and dtype == np.int64:
+            return INTEGERS
+    return INTEGERS if encoding.name == "bool" else BYTES
+
+
+def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids:
+    """Where each record begins, and where the last one ends; int64, shape ``(n + 1,)``.
+
+    Args:
+        data: the file.
+        offsets: the same as a meta file tells it, to be checked against the file.
+        where: names the file in errors.
+
+    Raises:
+        CorruptDataError: it is no TFRecord file, is cut off, or a length is damaged.
+    """
+    size = len(data)
+    if offsets is None:
+        bounds = [0]
+        at = 0
+        while at < size:  # each record tells where the next one is
+            at += int.from_bytes(data[at : at + _HEAD][:8], "little") + _FRAME
+            bounds.append(at)
+        offsets = np.array(bounds, np.int64) if at <= 1 << 62 else np.array([0, 1 << 62], np.int64)
+    lengths = np.diff(offsets) - _FRAME
+    if int(offsets[0]) or int(offsets[-1]) != size or (len(lengths) and int(lengths.min()) < 0):
+        raise CorruptDataError(f"{where}: not a TFRecord file, or cut off: its records do not end at byte {size}")
+    if len(lengths):
+        heads = head_rows(data, offsets[:-1], _HEAD)
+        told = np.ascontiguousarray(heads[:, 8:]).view("<u4").ravel()
+        wrong = np.flatnonzero(
+            (np.ascontiguousarray(heads[:, :8]).view("<i8").ravel() != lengths)
+            | (told != masked(crc_of_lengths(lengths)))
+        )
+        if wrong.size:
+            raise CorruptDataError(f"{where}: record {wrong[0]}: its length does not have its checksum")
+    return offsets
+
+
+class TFRecordShard(PackedShard):
+    """An open TFRecord file."""
+
+    __slots__ = ("_crc", "_data", "_kinds", "_lists", "_offsets", "_own", "_raw")
+
+    def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
+        super().__init__(info, where, options)
+        self._data = files[0]
+        self._offsets = read_frames(self._data, read_offsets(info, files, where), where)
+        if len(self._offsets) - 1 != info.samples:
+            raise CorruptDataError(
+                f"{where}: the file holds {len(self._offsets) - 1} records, the index says {info.samples}"
+            )
+        self._raw = bool(info.spec.get("raw"))
+        self._own = "column_names" in info.spec
+        self._crc = crc32c_function()
+        words: Mapping[str, str] = info.spec.get("columns", {})
+        if self._own:
+            self._kinds = {name: feature_kind(encoding) for name, encoding in self.encodings.items()}
+        else:
+            self._kinds = {name: _KINDS[word.removesuffix("[]")] for name, word in words.items()}
+        self._lists = {name for name, word in words.items() if word.endswith("[]")}
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        """See :class:`~stoker.formats.base.ShardReader`."""
+        wanted = self.wanted(columns)
+        self.check_rows(rows)
+        if self._raw:
+            records = [self._record(row) for row in rows.tolist()]
+            return {name: self._decode_bytes(name, records, rows) for name in wanted}
+        values: dict[str, list[Any]] = {name: [] for name in wanted}
+        keys = [(name.encode(), name, self._kinds[name], values[name].append) for name in wanted]
+        for row in rows.tolist():
+            record = self._record(row)
+            try:
+                features = split_example(record)
+                for key, name, kind, append in keys:
+                    found = features.get(key)
+                    append(None if found is None else self._values(record, found, name, kind))
+            except ValueError as error:
+                raise CorruptDataError(f"{self.where}: record {row}: not a tf.train.Example: {error}") from None
+        return {name: self._column(name, values[name], rows) for name in wanted}
+
+    def take(self, name: str, rows: Ids) -> Column:
+        """See :class:`~stoker.formats.common.container.PackedShard`."""
+        return self.read(rows, [name])[name]
+
+    def _record(self, row: int) -> bytes:
+        begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
+        data = self._data[begin + _HEAD : end]
+        record, told = data[:-4], int.from_bytes(data[-4:], "little")
+        if mask(self._crc(record)) != told:
+            raise CorruptDataError(f"{self.where}: record {row} does not have its checksum")
+        return record
+
+    def _values(self, record: bytes, found: tuple[int, int, int], name: str, kind: int) -> Any:
+        if found[0] != kind and found[2] > found[1]:  # an empty list may be of any type
+            raise ValueError(f"feature {name!r} is of {_WORDS[found[0]]}, not of {_WORDS[kind]}")
+        values = feature_values(record, *found)
+        if self._own or name in self._lists:
+            return values
+        if len(values) != 1:
+            raise ValueError(
+                f"feature {name!r} has {len(values)} values where other records have one: read it as a list with "
+                f"columns={{{name!r}: {_WORDS[kind] + '[]'!r}}}"
+            )
+        return values[0]
+
+    def _column(self, name: str, values: list[Any], rows: Ids) -> Column:
+        if self._own:
+            return self._own_column(name, values, rows)
+        if self._kinds[name] == BYTES and name not in self._lists:
+            return self._decode_bytes(name, values, rows)
+        if self._kinds[name] != BYTES and all(value is not None for value in values):
+            if name not in self._lists:
+                return np.array(values, np.float32 if self._kinds[name] == FLOATS else np.int64)
+            values = [np.asarray(value, np.float32 if self._kinds[name] == FLOATS else np.int64) for value in values]
+            if values and len({len(value) for value in values}) == 1:
+                return np.stack(values)
+        return values
+
+    def _own_column(self, name: str, values: list[Any], rows: Ids) -> Column:
+        encoding, kind = self.encodings[name], self._kinds[name]
+        dtype, shape = fixed_kind(encoding) if encoding.size is not None else (np.dtype(np.uint8), ())
+        count = 1 if kind == BYTES else int(np.prod(shape, dtype=np.int64))
+        for row, value in zip(rows.tolist(), values, strict=True):
+            if value is None or len(value) != count:
+                raise CorruptDataError(
+                    f"{self.where}: record {row}: feature {name!r} has {0 if value is None else len(value)} values, and "
+                    f"{encoding.name} takes {count}"
+                )
+        if kind == BYTES:
+            return self._decode_bytes(name, [value[0] for value in values], rows)
+        stacked: Array = np.array(values, np.int64 if kind == INTEGERS else np.float32).reshape(len(values), count)
+        stored = np.ascontiguousarray(stacked.astype(dtype))
+        if kind == INTEGERS and dtype != np.uint64 and (stored.astype(np.int64) != stacked).any():
+            row = int(rows[int(np.argmax((stored.astype(np.int64) != stacked).any(axis=1)))])
+            raise CorruptDataError(
+                f"{self.where}: record {row}: feature {name!r} holds a number that {encoding.name} can not"
+            )
+        return decode_fixed(encoding, stored.reshape(len(rows), -1).view(np.uint8), rows, name, self.where)
+
+    def _decode_bytes(self, name: str, values: list[Any], rows: Ids) -> Column:
+        encoding = self.encodings.get(name)
+        if encoding is None:
+            return values
+        there = [place for place, value in enumerate(values) if value is not None]
+        if there and len(there) < len(values):
+            out: list[Any] = [None] * len(values)
+            decoded = self._decode_bytes(name, [values[place] for place in there], rows[there])
+            for place, value in zip(there, decoded, strict=True):
+                out[place] = value
+            return out
+        if not there:
+            return values
+        try:
+            return self._decoded(encoding, values, rows, name)
+        except CorruptDataError as error:
+            if not self._own:
+                check_declared(self.where, name, encoding, bytes(values[0]), error)
+            raise
+
+    def _decoded(self, encoding: Encoding, values: list[bytes], rows: Ids, name: str) -> Column:
+        if encoding.size is not None:
+            wrong = [row for row, value in zip(rows.tolist(), values, strict=True) if len(value) != encoding.size]
+            if wrong:
+                raise CorruptDataError(
+                    f"{self.where}: record {wrong[0]}: column {name!r} is not of the {encoding.size} bytes of {encoding.name}"
+                )
+            raw = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), encoding.size).copy()
+            return decode_fixed(encoding, raw, rows, name, self.where)
+        return decode_values(encoding, values, rows, name, self.where)
+
+
+class TFRecordFormat(PackedFormat):
+    """One TFRecord file a shard."""
+
+    name = "tfrecord"
+    suffixes = (".tfrecord", ".tfrecords", ".tfrec")
+    whole = True
+    steps = True
+    packed = True
+    settings = ("columns", "encodings", "raw")
+
+    def parse_more(self, obj: Mapping[str, Any], where: str) -> Mapping[str, Any]:  # noqa: ARG002
+        """See :class:`~stoker.formats.common.container.PackedFormat`: ``raw``, where records are a column's bytes."""
+        return {"raw": True} if obj.get("raw") is True else {}
+
+    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+        """See :class:`~stoker.formats.common.container.PackedFormat`.
+
+        Settings: ``raw`` (records are plain bytes, in the column ``data``; default: found out by the first records),
+        ``columns`` (features to read, or feature to ``bytes``, ``float32`` or ``int64``, with ``[]`` for those of any number
+        of values), ``encodings`` (feature of bytes to how it is decoded, such as ``{"image": "jpeg"}``).
+        """
+        only_settings(settings, self.settings, self.name)
+        data = heads_of(source)
+        offsets = read_frames(data, None, source.where)
+        count = check_count(len(offsets) - 1, source.where)
+        encodings = {str(name): str(encoding) for name, encoding in (settings.get("encodings") or {}).items()}
+        some = max(2, int(np.searchsorted(offsets, _LOOKED_BYTES)))
+        bounds = offsets[: min(some, _LOOKED_AT) + 1].tolist()
+        records = [data[a + _HEAD : b - 4] for a, b in pairwise(bounds)]
+        raw = settings.get("raw")
+        columns: dict[str, str] = {}
+        try:
+            columns = {} if raw else _features(records)
+        except ValueError as error:
+            if raw is not None:
+                raise CorruptDataError(f"{source.where}: a record is no tf.train.Example: {error}") from None
+            raw = True
+        if raw:
+            columns = {_RAW: "bytes"}
+        chosen = settings.get("columns")
+        if isinstance(chosen, Mapping):
+            for name, word in chosen.items():
+                if str(word).removesuffix("[]") not in _KINDS:
+                    raise ConfigError(
+                        f"columns={{{name!r}: {word!r}}}: expected one of {', '.join(_KINDS)}, or with []"
+                    )
+            columns = {str(name): str(word) for name, word in chosen.items()}
+        elif chosen is not None:
+            unknown = [name for name in chosen if name not in columns]
+            if unknown:
+                raise ConfigError(f"{source.where} has no feature {unknown[0]!r}; it has {', '.join(columns)}")
+            columns = {name: columns[name] for name in sorted(chosen)}
+        for name, encoding in encodings.items():
+            get_encoding(encoding)
+            if columns.get(name, "bytes") != "bytes":
+                raise ConfigError(f"encodings={{{name!r}: ...}}: the feature is {columns[name]}, not bytes")
+        used = {name: encoding for name, encoding in encodings.items() if name in columns}
+        return Survey(count, {"columns": columns, "encodings": used, "raw": bool(raw)})
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> TFRecordShard:
+        """See :class:`stoker.formats.base.Format`."""
+        return TFRecordShard(info, files, where, options)
+
+
+def _features(records: Sequence[bytes]) -> dict[str, str]:
+    """Names and types of the features of some Examples.
+
+    Raises:
+        ValueError: they are no Examples, or disagree.
+    """
+    kinds: dict[str, int] = {}
+    lists: set[str] = set()
+    for record in records:
+        for key, found in split_example(record).items():
+            name = key.decode()
+            if found[2] > found[1] and kinds.setdefault(name, found[0]) != found[0]:
+                raise ValueError(f"feature {name!r} is of two types")
+            if len(feature_values(record, *found)) != 1:
+                lists.add(name)
+    if records and not kinds:
+        raise ValueError("no features")
+    return {name: _WORDS[kind] + ("[]" if name in lists else "") for name, kind in sorted(kinds.items())}

@@ -1,0 +1,52 @@
+"""What the layout of each format provides: a file of the data set as pieces."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import lru_cache
+
+from stoker.generate.pieces import Piece
+from stoker.generate.spec import DatasetSpec
+
+__all__ = ["Layout", "layout_of"]
+
+
+class Layout(ABC):
+    """How files of a data set look. Threads share it.
+
+    Args:
+        spec: the data set.
+
+    Raises:
+        ConfigError: the format can not hold files of this spec.
+        MissingPackageError: the format's library is not installed.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def size(self, number: int) -> int | None:
+        """Bytes of a file, before it is compressed as a whole; ``None`` where only making it tells."""
+
+    @abstractmethod
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """A file.
+
+        Args:
+            number: its place in :func:`~stoker.generate.file_names`.
+        """
+
+    def versions(self) -> dict[str, str]:
+        """Libraries whose version the bytes depend on, and that version."""
+        return {}
+
+
+@lru_cache(maxsize=8)
+def layout_of(spec: DatasetSpec) -> Layout:
+    """The layout of a data set."""
+    module, name = spec.form.layout
+    made: Layout = getattr(importlib.import_module(f"stoker.generate.formats.{module}"), name)(spec)
+    return made

@@ -1,0 +1,29 @@
+"""A file a sample: images, or bytes of any other kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.generate.content import Content
+from stoker.generate.formats.base import Layout
+from stoker.generate.pieces import Piece
+from stoker.generate.ragged import cells, image_versions, sizes
+
+__all__ = ["FileLayout"]
+
+
+class FileLayout(Layout):
+    """The bytes of one value."""
+
+    def size(self, number: int) -> int:
+        """See :class:`~stoker.generate.formats.base.Layout`."""
+        return int(sizes(Content(self.spec, number), 0, 1)[0])
+
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """See :class:`~stoker.generate.formats.base.Layout`."""
+        ((cell,),) = cells(Content(self.spec, number), 1)
+        yield from cell.pieces
+
+    def versions(self) -> dict[str, str]:
+        """See :class:`~stoker.generate.formats.base.Layout`."""
+        return image_versions(self.spec)

@@ -1,0 +1,1 @@
+"""Which shards a dataset has, and what they hold."""

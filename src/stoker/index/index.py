@@ -1,0 +1,254 @@
+"""The index of a dataset: which shards it has, how many samples they hold and what their files should be."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from stoker.errors import IndexFileError
+from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.common.entries import check_empty, column_names, entry_of, identity_of
+from stoker.formats.common.hashing import fastest_hash
+from stoker.formats.registry import format_names, get_format
+from stoker.types import Ids
+
+if TYPE_CHECKING:
+    from stoker.storage import Store
+
+__all__ = ["INDEX_NAME", "MOST_BYTES", "Index", "load_index"]
+
+INDEX_NAME: Final = "index.json"
+"""Name of the index below a dataset's root."""
+
+MOST_BYTES: Final = 1 << 30
+"""Bytes of an index at most: those of about two million shards."""
+
+
+class Index:
+    """The shards of a dataset, in order. Immutable.
+
+    Args:
+        shards: descriptions that a format's ``parse_shard`` has checked.
+        extra: top-level keys of the index file beyond ``shards`` and ``version``, kept as they are.
+        where: names the index in errors.
+
+    Raises:
+        IndexFileError: two shards share a file, or a file would hide the index.
+
+    Attributes:
+        shards: one description a shard.
+        sizes: samples in each shard; int64, shape ``(shards,)``, read-only.
+        extra: see above.
+    """
+
+    def __init__(
+        self, shards: Iterable[ShardInfo], *, extra: Mapping[str, Any] | None = None, where: str = INDEX_NAME
+    ) -> None:
+        self.shards: Sequence[ShardInfo] = tuple(shards)
+        self.extra: Mapping[str, Any] = dict(extra or {})
+        self.sizes: Ids = np.array([shard.samples for shard in self.shards], dtype=np.int64)
+        self.sizes.flags.writeable = False
+        self._fingerprint: str | None = None
+        self._check_names(where)
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Index:
+        """Parse and check an index file.
+
+        Args:
+            data: the file.
+            where: names it in errors, such as its URL.
+
+        Raises:
+            IndexFileError: not an index, not version 2, or an entry is incomplete, contradictory or unsafe.
+            CorruptDataError: a shard of 0 samples is too large to have none.
+            FormatError: a shard's format or a column's encoding is unknown.
+        """
+        with _collector_paused():
+            obj = _parse_json(data, where)
+            version = obj.pop("version", None)
+            if version != 2 or isinstance(version, bool):
+                raise IndexFileError(f"{where}: index version {version!r} is not supported, only 2")
+            entries = obj.pop("shards", None)
+            if not isinstance(entries, list):
+                raise IndexFileError(f"{where}: 'shards' should be a list, found {type(entries).__name__}")
+            entries.reverse()  # entries are taken from the end, so each is freed once it is parsed
+            shards = list(_parse_entries(entries, where))
+        return cls(shards, extra=obj, where=where)
+
+    def to_json(self) -> bytes:
+        """The index file, keys sorted; for what the reference implementation wrote, the same bytes."""
+        shards = [entry_of(shard) for shard in self.shards]
+        return json.dumps({**self.extra, "shards": shards, "version": 2}, sort_keys=True).encode()
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in all shards."""
+        return int(self.sizes.sum())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that every shard has, in the order of the first shard."""
+        specs = {id(shard.spec): shard for shard in self.shards}
+        names = [column_names(shard) for shard in specs.values()]
+        if not names:
+            return ()
+        common = set.intersection(*map(set, names))
+        return tuple(name for name in names[0] if name in common)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether any shard is stored compressed."""
+        return any(shard.zip for shard in self.shards)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all raw files, and of files that are read in part, of these parts."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def largest_shard(self) -> int:
+        """Bytes of the raw files of the largest shard, 0 without shards."""
+        return max((sum(file.bytes for file in shard.raw) for shard in self.shards), default=0)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the samples are: names, samples, sizes and columns of the shards, in order.
+
+        The same wherever the dataset lies, and whether or not its shards are compressed or hashed.
+        """
+        if self._fingerprint is None:
+            digest = hashlib.blake2b(digest_size=16)
+            kinds: dict[str, int] = {}
+            kind_of: dict[int, int] = {}
+            lines: list[str] = []
+            for shard in self.shards:
+                if id(shard.spec) not in kind_of:
+                    text = json.dumps(identity_of(shard), sort_keys=True)
+                    if text not in kinds:
+                        kinds[text] = len(kinds)
+                        digest.update(text.encode())
+                    kind_of[id(shard.spec)] = kinds[text]
+                if shard.detail is not None:
+                    files = shard.detail.identity
+                else:
+                    files = "/".join([f"{_name_of(file)}\0{file.bytes}" for file in shard.raw])
+                lines.append(f"{files}\0{shard.samples}\0{kind_of[id(shard.spec)]}\n")
+            digest.update("".join(lines).encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    @property
+    def content(self) -> dict[str, str]:
+        """Name of a hash that every raw file has, and a digest of all these hashes, in order; empty where there is none.
+
+        Tells datasets apart that have the same fingerprint but other samples. A copy has the same, compressed or not.
+        """
+        files = [file for shard in self.shards for file in shard.raw]
+        kinds = {tuple(file.hashes) for file in files}
+        name = fastest_hash(set.intersection(*map(set, kinds))) if kinds else None
+        if name is None:
+            return {}
+        return {
+            name: hashlib.blake2b("".join(file.hashes[name] for file in files).encode(), digest_size=16).hexdigest()
+        }
+
+    def file_entries(self) -> dict[str, FileInfo]:
+        """Basename to description of every file, raw and compressed."""
+        return {file.basename: file for shard in self.shards for file in (*shard.raw, *shard.zip)}
+
+    def file_sizes(self) -> dict[str, int]:
+        """Basename to bytes of every file, raw and compressed."""
+        return {file.basename: file.whole for shard in self.shards for file in (*shard.raw, *shard.zip)}
+
+    def _check_names(self, where: str) -> None:
+        # Parts of files belong to files that several shards share, and so do files of the cache that hold such parts.
+        whole = [file.basename for shard in self.shards for file in (*shard.raw, *shard.zip) if file.part is None]
+        names = set(whole)
+        if len(names) != len(whole):
+            seen: set[str] = set()
+            for number, shard in enumerate(self.shards):
+                for file in (*shard.raw, *shard.zip):
+                    if file.part is None and file.basename in seen:
+                        raise IndexFileError(f"{where}: shard {number} uses {file.basename!r}, as another shard does")
+                    seen.add(file.basename)
+        if INDEX_NAME in names:
+            raise IndexFileError(f"{where}: a shard's file is called {INDEX_NAME!r}, which is the index")
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __repr__(self) -> str:
+        return f"<Index of {len(self.shards)} shards, {self.samples} samples>"
+
+
+def load_index(store: Store, key: str = INDEX_NAME) -> Index:
+    """Read and check a dataset's index.
+
+    Raises:
+        ObjectNotFoundError: there is none.
+        StorageError: it has more than 1 GiB.
+        IndexFileError: it is not a valid index.
+    """
+    return Index.from_json(store.get(key, max_bytes=MOST_BYTES), store.url_of(key))
+
+
+def _parse_json(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        obj = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IndexFileError(f"{where}: not an index, for it is not JSON: {error}") from None
+    if not isinstance(obj, dict):
+        raise IndexFileError(f"{where}: not an index: a JSON {type(obj).__name__}, not an object")
+    return obj
+
+
+def _parse_entries(reversed_entries: list[Any], where: str) -> Iterator[ShardInfo]:
+    number = 0
+    shared: dict[str, Mapping[str, Any]] = {}
+    while reversed_entries:
+        entry = reversed_entries.pop()
+        here = f"{where}: shard {number}"
+        if not isinstance(entry, dict):
+            raise IndexFileError(f"{here}: should be an object, found {type(entry).__name__}")
+        name = entry.get("format")
+        if not isinstance(name, str) or name not in format_names():
+            raise IndexFileError(f"{here}: shard format {name!r} is unknown; known: {', '.join(format_names())}")
+        info = get_format(name).parse_shard(entry, here)
+        if not info.samples:
+            check_empty(info, here)
+        if info.format != "mds":  # MDS shares the specs of equal columns itself
+            key = repr(info.spec)
+            info = ShardInfo(
+                info.format,
+                info.samples,
+                info.raw,
+                info.zip,
+                info.compression,
+                shared.setdefault(key, info.spec),
+            )
+        yield info
+        number += 1
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection: an index makes many objects and no cycles; collecting would double the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _name_of(file: FileInfo) -> str:
+    """A file's name in the data set, which may have another in a cache."""
+    return file.basename if file.part is None else file.part.key

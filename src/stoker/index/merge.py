@@ -1,0 +1,164 @@
+"""One index for datasets that were written in parallel into sub-directories."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.common.entries import identity_of
+from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.storage import Store, is_local, open_store
+from stoker.types import StorageOptions
+
+__all__ = ["merge_index"]
+
+logger = logging.getLogger(__name__)
+
+Url = str | os.PathLike[str]
+UrlOrPair = Url | tuple[Url, Url]
+
+_THREADS = 16
+
+
+@checked
+def merge_index(
+    urls: Sequence[UrlOrPair] | UrlOrPair,
+    out: UrlOrPair | None = None,
+    keep_local: bool = True,
+    download_timeout: float = 60.0,
+    *,
+    storage_options: StorageOptions | None = None,
+) -> Index:
+    """Write one index for the datasets in sub-directories, as if all had been written as one.
+
+    Call it with the root alone, or with the sub-datasets' indexes and the root::
+
+        merge_index("s3://bucket/data")
+        merge_index(["s3://bucket/data/00/index.json", "s3://bucket/data/01/index.json"], out="s3://bucket/data")
+
+    Shards stay where they are; only indexes are read. The merged index is written at once and whole, over an older one.
+
+    Args:
+        urls: the root: its sub-directories' indexes are merged in the order of their names. Or a list of indexes, or
+            of the directories that they lie in, merged in the order given; a ``(local, remote)`` pair stands for
+            the local one if it is there, else for the remote one.
+        out: the root that the merged index goes to; a ``(local, remote)`` pair gets it twice.
+        keep_local: with a pair as root, also write the index to the local one.
+        download_timeout: seconds without progress after which reading an index fails.
+        storage_options: credentials and settings of remote places, by obstore's names.
+
+    Returns:
+        The merged index.
+
+    Raises:
+        ConfigError: nothing to merge, or an index that does not lie below the root.
+        IndexFileError: an index is not valid, or two use the same file.
+    """
+    if isinstance(urls, list) or (isinstance(urls, Sequence) and not isinstance(urls, str | tuple)):
+        if out is None:
+            raise ConfigError("merge_index of a list of indexes needs out=, the root that the merged index goes to")
+        roots = _stores(out, storage_options, download_timeout)
+        parts = _listed(list(dict.fromkeys(urls)), roots, storage_options, download_timeout)
+    else:
+        if out is not None:
+            raise ConfigError("merge_index(root) writes to the root itself; leave out= away")
+        roots = _stores(urls, storage_options, download_timeout)
+        parts = _found(roots)
+    if not parts:
+        raise ConfigError(f"found no {INDEX_NAME} to merge in sub-directories of {roots[-1].url}")
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-merge") as pool:
+        indexes = list(pool.map(lambda part: load_index(part[1], part[2]), parts))
+    merged = Index(_prefixed(parts, indexes), where=roots[-1].url_of(INDEX_NAME))
+    _warn_if_mixed(merged, roots[-1])
+    data = merged.to_json()
+    for store in roots if keep_local else roots[-1:]:
+        store.put(INDEX_NAME, data)
+    return merged
+
+
+def _stores(out: UrlOrPair, options: StorageOptions | None, timeout: float) -> list[Store]:
+    places = out if isinstance(out, tuple) else (out,)
+    return [_open(place, options, timeout) for place in places]
+
+
+def _open(place: Url, options: StorageOptions | None, timeout: float) -> Store:
+    return open_store(place, None if is_local(place) is not None else options, stall_timeout=timeout)
+
+
+_Part = tuple[str, Store, str]
+"""A sub-dataset: its directory below the root, and the store and key of its index."""
+
+
+def _found(roots: list[Store]) -> list[_Part]:
+    """The sub-directories of the root that hold an index; not those inside of others."""
+    store = roots[-1]
+    keys = [item.key for item in store.list() if item.key.endswith(f"/{INDEX_NAME}")]
+    folders: list[str] = []
+    for folder in sorted(key.removesuffix(f"/{INDEX_NAME}") for key in keys):
+        # What lies inside a sub-dataset is merged there already. Its folder need not come just before.
+        if not any(folder.startswith(f"{outer}/") for outer in folders):
+            folders.append(folder)
+    return [(folder, store, f"{folder}/{INDEX_NAME}") for folder in folders]
+
+
+def _listed(urls: list[UrlOrPair], roots: list[Store], options: StorageOptions | None, timeout: float) -> list[_Part]:
+    parts: list[_Part] = []
+    for url in urls:
+        last: Exception | None = None
+        for choice in url if isinstance(url, tuple) else (url,):
+            folder_url = os.fspath(choice).strip().rstrip("/").removesuffix(INDEX_NAME).rstrip("/")
+            store = _open(folder_url, options, timeout)
+            try:
+                exists = store.exists(INDEX_NAME)
+            except ObjectNotFoundError as error:  # no such bucket
+                last, exists = error, False
+            if exists:
+                parts.append((_below(store, roots), store, INDEX_NAME))
+                break
+        else:
+            raise ObjectNotFoundError(f"there is no index at {url!r}; write its dataset first") from last
+    return parts
+
+
+def _below(store: Store, roots: list[Store]) -> str:
+    """The directory of a sub-dataset below the root."""
+    for root in roots:
+        if store.url.startswith(f"{root.url.rstrip('/')}/"):
+            return store.url[len(root.url.rstrip("/")) + 1 :]
+    # Copied to elsewhere for merging, it will lie below the root by its own name.
+    name = store.url.rstrip("/").rpartition("/")[2]
+    if not name:
+        raise ConfigError(f"{store.url} does not lie below {roots[-1].url}")
+    return name
+
+
+def _prefixed(parts: Iterable[_Part], indexes: Iterable[Index]) -> Iterator[ShardInfo]:
+    for (folder, _, _), index in zip(parts, indexes, strict=True):
+        for shard in index.shards:
+            yield replace(
+                shard,
+                raw=tuple(_moved(file, folder) for file in shard.raw),
+                zip=tuple(_moved(file, folder) for file in shard.zip),
+            )
+
+
+def _moved(file: FileInfo, folder: str) -> FileInfo:
+    return replace(file, basename=f"{folder}/{file.basename}")
+
+
+def _warn_if_mixed(index: Index, store: Store) -> None:
+    kinds: list[Mapping[str, Any]] = []
+    for shard in {id(shard.spec): shard for shard in index.shards}.values():
+        if (identity := identity_of(shard)) not in kinds:
+            kinds.append(identity)
+    if len(kinds) > 1:
+        logger.warning(
+            "%s: the merged datasets have different columns or formats; read what they share with columns=", store.url
+        )

@@ -1,0 +1,202 @@
+"""Shard files by their names, and what a shard's own bytes say of it when there is no index."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import CorruptDataError, FormatError
+from stoker.formats.base import ShardInfo
+from stoker.formats.common.checks import most_unpacked
+from stoker.formats.common.compression import compression_names, parse_compression
+from stoker.formats.common.entries import roles_of
+from stoker.formats.common.hashing import hash_hex
+from stoker.formats.registry import format_names, get_format
+from stoker.storage import ObjectInfo, Store
+
+__all__ = ["ShardFiles", "find_shards", "read_shards", "shard_name"]
+
+_NAME = re.compile(
+    r"(?P<folder>(?:.*/)?)shard\.(?P<number>[0-9]{5,10})"
+    rf"\.(?P<format>{'|'.join(format_names())})(?P<meta>\.meta)?(?:\.(?P<codec>{'|'.join(compression_names())}))?"
+)
+_THREADS = 8
+
+
+def shard_name(number: int, format_name: str, role: str) -> str:
+    """A shard's file name, without what compression adds to it."""
+    return f"shard.{number:05}.{format_name}" + ("" if role == "data" else f".{role}")
+
+
+@dataclass(slots=True)
+class ShardFiles:
+    """The files of one shard that a listing found.
+
+    Attributes:
+        folder: where they lie below the root, with a slash at the end, or empty.
+        number: the shard's number.
+        format: its format.
+        sizes: role and codec (``None`` for a raw file) to size in bytes.
+    """
+
+    folder: str
+    number: int
+    format: str
+    sizes: dict[tuple[str, str | None], int] = field(default_factory=dict)
+
+    def key(self, role: str, codec: str | None) -> str:
+        """A file's path below the root."""
+        name = shard_name(self.number, self.format, role)
+        return self.folder + (f"{name}.{codec}" if codec else name)
+
+    @property
+    def paths(self) -> list[str]:
+        """All files' paths below the root."""
+        return [self.key(role, codec) for role, codec in self.sizes]
+
+    @property
+    def codec(self) -> str | None:
+        """The codec that all files are there with; raw files only count where there is none.
+
+        Raises:
+            CorruptDataError: a file is missing.
+        """
+        roles = roles_of(self.format)
+        for codec in (*compression_names(), None):
+            if all((role, codec) in self.sizes for role in roles):
+                return codec
+        raise CorruptDataError(f"{self.key('data', None)}: of its files only {', '.join(self.paths)} is there")
+
+
+def find_shards(listing: Iterable[ObjectInfo]) -> dict[tuple[str, int, str], ShardFiles]:
+    """The shards among the objects of a listing, by folder, number and format."""
+    found: dict[tuple[str, int, str], ShardFiles] = {}
+    for item in listing:
+        match = _NAME.fullmatch(item.key)
+        if match is None or (match["meta"] and match["format"] == "mds"):
+            continue
+        place = (match["folder"], int(match["number"]), match["format"])
+        shard = found.setdefault(place, ShardFiles(*place))
+        shard.sizes["meta" if match["meta"] else "data", match["codec"]] = item.size
+    return dict(sorted(found.items()))
+
+
+def read_shards(
+    store: Store, shards: Iterable[ShardFiles], *, hashes: bool = True
+) -> Iterator[ShardInfo | FormatError]:
+    """What each shard's own header says of it, verified against its size and structure; an error for a torn one.
+
+    Only headers are fetched, unless a shard is compressed or its header asks for hashes, and ``hashes`` allows them.
+    """
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-read-headers") as pool:
+        yield from pool.map(lambda shard: _try_read(store, shard, hashes), shards)
+
+
+def _try_read(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo | FormatError:
+    try:
+        return _read_shard(store, shard, hashes)
+    except FormatError as error:
+        return error
+
+
+def _read_shard(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo:
+    codec = shard.codec
+    main = roles_of(shard.format)[-1]  # the file with the offsets and the configuration
+    where = store.url_of(shard.key(main, codec))
+    header = _Content(store, shard, main, codec)
+    count = int(header.words(0, 1, where)[0])
+    offsets = header.words(4, count + 1, where)
+    start = 4 + 4 * (count + 1)
+    end = int(offsets[0]) if shard.format == "mds" else header.size
+    if end < start or end > header.size or (np.diff(offsets) < 0).any():
+        raise CorruptDataError(f"{where}: its sample offsets run backwards or leave the file")
+    config = _parse_config(header.read(start, end), where)
+    if not hashes:
+        config["hashes"] = []
+    contents = {main: header}
+    for role in roles_of(shard.format)[:-1]:
+        contents[role] = _Content(store, shard, role, codec)
+    if int(offsets[-1]) != contents["data"].size:
+        raise CorruptDataError(f"{where}: torn, for its samples end at byte {offsets[-1]} of {contents['data'].size}")
+    return _describe(shard, config, codec, count, contents, where)
+
+
+def _describe(
+    shard: ShardFiles,
+    config: Mapping[str, Any],
+    codec: str | None,
+    samples: int,
+    contents: Mapping[str, _Content],
+    where: str,
+) -> ShardInfo:
+    if config.get("format") != shard.format:
+        raise CorruptDataError(f"{where}: its header names the format {config.get('format')!r}")
+    compression = config.get("compression")
+    if codec is None:
+        compression = None  # stored raw, whatever it was written as
+    elif not isinstance(compression, str) or parse_compression(compression).extension != codec:
+        compression = codec
+    entry: dict[str, Any] = {**config, "compression": compression, "samples": samples}
+    hashes = config.get("hashes")
+    names = hashes if isinstance(hashes, list) else []
+    for role, content in contents.items():
+        entry[f"raw_{role}"] = {
+            "basename": shard.key(role, None),
+            "bytes": content.size,
+            "hashes": {name: hash_hex(name, content.read(0, content.size)) for name in names},
+        }
+        entry[f"zip_{role}"] = codec and {
+            "basename": shard.key(role, codec),
+            "bytes": len(content.stored),
+            "hashes": {name: hash_hex(name, content.stored) for name in names},
+        }
+    return get_format(shard.format).parse_shard(entry, where)
+
+
+class _Content:
+    """The uncompressed bytes of one file, fetched no further than needed."""
+
+    def __init__(self, store: Store, shard: ShardFiles, role: str, codec: str | None) -> None:
+        self._store = store
+        self._key = shard.key(role, codec)
+        self.stored: bytes = b""
+        self._whole: memoryview | None = None
+        if codec is None:
+            self.size = shard.sizes[role, None]
+        else:
+            self.stored = store.get(self._key, max_bytes=shard.sizes[role, codec])
+            try:
+                self._whole = parse_compression(codec).decompress_unsized(self.stored, most_unpacked(len(self.stored)))
+            except CorruptDataError as error:
+                raise CorruptDataError(f"{store.url_of(self._key)}: {error}") from error
+            self.size = len(self._whole)
+
+    def read(self, start: int, end: int) -> bytes | memoryview:
+        if self._whole is None and (start, end) == (0, self.size):
+            self._whole = memoryview(self._store.get(self._key, max_bytes=self.size))
+        if self._whole is not None:
+            return self._whole[start:end]
+        return self._store.get_range(self._key, start, end) if end > start else b""
+
+    def words(self, start: int, count: int, where: str) -> Any:
+        """``count`` u32 at ``start``, as int64."""
+        end = start + 4 * count
+        if end > self.size:
+            raise CorruptDataError(f"{where}: torn, its header needs {end} bytes and {self.size} are there")
+        return np.frombuffer(self.read(start, end), "<u4").astype(np.int64)
+
+
+def _parse_config(data: bytes | memoryview, where: str) -> dict[str, Any]:
+    try:
+        config = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"{where}: the configuration in its header is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CorruptDataError(f"{where}: the configuration in its header is not an object")
+    return config

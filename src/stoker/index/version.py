@@ -1,0 +1,294 @@
+"""Which version of a dataset was opened, and whether what is fetched later still belongs to it.
+
+A dataset may be written anew in place, with the same names, counts and sizes. Where the index has hashes, they tell a shard
+of another version. Where it has none, the index and the shard are looked at again before a shard is believed: a writer
+replaces or removes the index before the first shard, or writes shards that are newer than what was opened.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NoReturn
+
+import xxhash
+
+from stoker.errors import (
+    AccessDeniedError,
+    DatasetChangedError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageTimeoutError,
+)
+from stoker.formats.common.hashing import fastest_hash
+from stoker.index.index import INDEX_NAME, MOST_BYTES, Index
+from stoker.storage import ObjectInfo, Store, is_local
+from stoker.storage.recorded_versions import version_of_files
+from stoker.storage.versions import is_local_version, same_version, stable_version
+
+__all__ = ["IndexVersion", "LoadedIndex", "VersionWatch", "opening_time", "read_index", "version_of_listing"]
+
+# By how much clocks of a store and of its readers may differ, in nanoseconds.
+_SKEW: Final = 5_000_000_000
+# CLOCK_REALTIME_COARSE of Linux, which Python has no name for.
+_COARSE_CLOCK: Final = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
+# Milliseconds until that clock ticks, at most, and some more.
+_MOST_WAITS: Final = 20
+# An object store's index is asked for again after so many seconds, where the times of objects tell nothing.
+_SELDOM: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexVersion:
+    """What tells one version of a dataset from another that has shards of the same names and sizes.
+
+    Attributes:
+        digest: of the index's bytes.
+        hashed: whether every shard has a hash, so that the digest tells all.
+        size: bytes of the index.
+        etag: of the index, as the store tells it; empty where it does not.
+        modified: when the index was written, see :class:`~stoker.storage.ObjectInfo`; 0 where the store does not tell.
+        files: of a dataset without an index, what the listing said of each shard's file: bytes, ETag and time.
+    """
+
+    digest: str
+    hashed: bool
+    size: int = 0
+    etag: str = ""
+    modified: int = 0
+    files: Mapping[str, tuple[int, str, int]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Text that is another for another version."""
+        return self.digest if self.hashed else f"{self.digest} {self.size} {stable_version(self.etag)} {self.modified}"
+
+    @property
+    def written(self) -> str:
+        """The same for states: a local copy whose files have the same times of writing has the same."""
+        if self.hashed:
+            return self.digest
+        files = self.files or {INDEX_NAME: (self.size, self.etag, self.modified)}
+        # An object of the same bytes has the same ETag, so its time tells; a local file's version has a time already.
+        told = version_of_files(
+            (name, size, version if is_local_version(version) else f"{version} {modified}")
+            for name, (size, version, modified) in sorted(files.items())
+        )
+        return told if self.files else f"{self.digest} {told}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> IndexVersion | None:
+        """The version that :meth:`as_dict` gave; ``None`` where something else did."""
+        try:
+            files = {str(name): (int(one[0]), str(one[1]), int(one[2])) for name, one in given["files"].items()}
+            numbers = int(given["size"]), str(given["etag"]), int(given["modified"])
+            return cls(str(given["digest"]), bool(given["hashed"]), *numbers, files)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedIndex:
+    """An index, and which version it is."""
+
+    index: Index
+    version: IndexVersion
+
+
+def opening_time(url: str | os.PathLike[str]) -> int:
+    """Now, in nanoseconds since 1970, by the clock of the store at a URL as far as it can be known.
+
+    Local files get their times from a clock that ticks every few milliseconds, some from a finer one. By the time that is
+    returned, which may take a tick, files written before the call are not later, and files written after it not earlier.
+    """
+    begun = time.time_ns()
+    if is_local(url) is not None:
+        for _ in range(_MOST_WAITS):
+            now = time.clock_gettime_ns(_COARSE_CLOCK)
+            if now >= begun:
+                return now
+            time.sleep(0.001)
+    return begun
+
+
+def read_index(store: Store) -> LoadedIndex:
+    """Read and check a dataset's index.
+
+    Raises:
+        ObjectNotFoundError: there is none.
+        IndexFileError: it is not a valid index.
+    """
+    data, info = store.read(INDEX_NAME, max_bytes=MOST_BYTES)
+    index = Index.from_json(data, store.url_of(INDEX_NAME))
+    return LoadedIndex(index, IndexVersion(_digest(data), _hashed(index), info.size, info.version, info.modified))
+
+
+def version_of_listing(index: Index, listing: Mapping[str, ObjectInfo]) -> IndexVersion:
+    """The version of a dataset that has no index.
+
+    Args:
+        index: made from the shards' headers.
+        listing: what the store says of each file.
+    """
+    names = [file.basename for shard in index.shards for file in shard.stored]
+    files = {name: (listing[name].size, listing[name].version, listing[name].modified) for name in names}
+    stable = [(name, size, stable_version(version), time) for name, (size, version, time) in sorted(files.items())]
+    return IndexVersion(_digest(repr(stable).encode() + index.to_json()), hashed=False, files=files)
+
+
+class VersionWatch:
+    """Sees that shards belong to the version of a dataset that was opened. Thread-safe; picklable.
+
+    Args:
+        store: where the dataset is.
+        version: what was opened.
+        opened: when, see :func:`opening_time`: before the index was read.
+    """
+
+    def __init__(self, store: Store, version: IndexVersion, opened: int) -> None:
+        self.version = version
+        self._store = store
+        self._opened = opened
+        local = is_local(store.url) is not None
+        self._skew = 0 if local else _SKEW  # local files and this process share a clock
+        self._stamps = not local and not store.url.startswith("http")
+        self._same = (version.size, version.etag, version.modified)
+        self._looked = -_SELDOM
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_looked")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._looked = -_SELDOM
+        self._lock = threading.Lock()
+
+    def check_fetched(self, info: ObjectInfo) -> None:
+        """See that a file without a hash is of this version. Called when all of it has arrived.
+
+        Args:
+            info: what the store said of the file that arrived.
+
+        Raises:
+            DatasetChangedError: it is not.
+            StorageError: the index can not be looked at.
+        """
+        version, where = self.version, self._store.url_of(info.key)
+        if version.files:
+            if not _same(version.files.get(info.key), _stamp(info)):
+                self.changed(f"{where} is not the file that was listed: its size, ETag or time of change is another")
+            return
+        # An object store gives its own time to whatever is put; files and what a web server has keep times of before.
+        older = self._stamps and 0 < info.modified < version.modified
+        self.look(seldom=older)
+        if self.is_newer(info):
+            also = (
+                "" if self._skew else ", or only its status, as by chmod or a hard link, and there is no hash to tell"
+            )
+            self.changed(f"{where} was written after the dataset was opened, while its {INDEX_NAME} is as it was{also}")
+
+    def is_newer(self, info: ObjectInfo) -> bool:
+        """Whether a file was written after both the dataset's opening and its index."""
+        late = info.modified > self.version.modified and info.modified >= self._opened + self._skew
+        return late and not self.version.files
+
+    def look(self, *, cause: BaseException | None = None, seldom: bool = False) -> None:
+        """See that the index is still the one that was opened.
+
+        Args:
+            cause: an error that another version would explain.
+            seldom: ask only every few seconds.
+
+        Raises:
+            DatasetChangedError: the index is another, or gone.
+            StorageError: it can not be asked for.
+        """
+        if self.version.files:
+            return
+        with self._lock:
+            now = time.monotonic()
+            if seldom and now - self._looked < _SELDOM:
+                return
+            self._looked = now
+        where = self._store.url_of(INDEX_NAME)
+        try:
+            stamp = _stamp(self._index_info())
+            if _same(self._same, stamp) and any(stamp[1:]):
+                return
+            # Where the store tells nothing but a size, or the index was only copied or touched, its bytes tell.
+            if self.version.hashed or _same(self._same, stamp):
+                data, info = self._store.read(INDEX_NAME, max_bytes=MOST_BYTES)
+                if _digest(data) == self.version.digest:
+                    self._same = _stamp(info)
+                    return
+        except ObjectNotFoundError:
+            self.changed(f"{where} is gone, as a writer that replaces the dataset leaves it", cause)
+        self.changed(f"{where} was written anew", cause)
+
+    def explain(self, error: BaseException) -> None:
+        """Raise what explains a failed fetch, if the dataset was written anew; otherwise do nothing.
+
+        Raises:
+            DatasetChangedError: it was.
+        """
+        if isinstance(error, DatasetChangedError | StorageTimeoutError | AccessDeniedError):
+            return
+        try:
+            self.look(cause=error)
+        except StorageError:
+            return
+
+    def _index_info(self) -> ObjectInfo:
+        try:
+            return self._store.head(INDEX_NAME)
+        except (ObjectNotFoundError, StorageTimeoutError):
+            raise
+        except StorageError:  # a server that answers no HEAD
+            return self._store.read(INDEX_NAME, max_bytes=MOST_BYTES)[1]
+
+    def changed(self, what: str, cause: BaseException | None = None) -> NoReturn:
+        """Raise the error that says what changed.
+
+        Raises:
+            DatasetChangedError: always.
+        """
+        raise DatasetChangedError(
+            f"{self._store.url_of('')} changed after it was opened: {what}. Its shards can not be told from those of the "
+            "version that was opened. Open the dataset again; a run that began with the old version can not go on with "
+            "the new one"
+        ) from cause
+
+
+def _stamp(info: ObjectInfo) -> tuple[int, str, int]:
+    return info.size, info.version, info.modified
+
+
+def _same(before: tuple[int, str, int] | None, now: tuple[int, str, int]) -> bool:
+    """Whether a file is still the one that was opened. What a version tells of a local file has its times."""
+    if before is None or before[0] != now[0] or not same_version(before[1], now[1]):
+        return False
+    return before[2] == now[2] or before[1] != now[1]
+
+
+def _hashed(index: Index) -> bool:
+    """Whether each shard has a hash that can be checked: of its raw files or of the compressed ones."""
+    kinds = {
+        (tuple(tuple(file.hashes) for file in shard.raw), tuple(tuple(file.hashes) for file in shard.zip))
+        for shard in index.shards
+    }
+    return all(
+        all(map(fastest_hash, raw)) or (bool(packed) and all(map(fastest_hash, packed))) for raw, packed in kinds
+    )
+
+
+def _digest(data: bytes) -> str:
+    return str(xxhash.xxh3_128_hexdigest(data))

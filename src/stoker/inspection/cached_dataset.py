@@ -1,0 +1,167 @@
+"""What a cache holds of a dataset, checked against the dataset's index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stoker.cache.base import CacheSettings, ShardCache
+from stoker.cache.directory import CacheDirectory, is_cache_directory
+from stoker.cache.open_cache import make_cache
+from stoker.catalog.detect import detect
+from stoker.catalog.location import origin_of
+from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_parquet import open_parquet
+from stoker.errors import ConfigError
+from stoker.formats.base import ShardInfo
+from stoker.index.index import INDEX_NAME, Index
+from stoker.index.version import VersionWatch, opening_time, read_index
+from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
+from stoker.inspection.problems import Problem, VerifyReport
+from stoker.inspection.repair import fetch_again
+from stoker.storage import open_store
+from stoker.storage.files import PRIVATE
+from stoker.types import StorageOptions
+
+__all__ = ["verify_cache"]
+
+_Group = list[tuple[int, int, ShardInfo]]
+"""Shards that share their files: number, number of the first sample, and description of each."""
+
+
+def verify_cache(
+    url: str,
+    local: str | os.PathLike[str],
+    format_name: str | None,
+    settings: Mapping[str, Any],
+    options: StorageOptions | None,
+    checker_of: Callable[[str], Checker],
+    check: Callable[..., VerifyReport],
+    *,
+    repair: bool,
+) -> VerifyReport:
+    """Check what a cache holds; what it does not hold is no problem.
+
+    Args:
+        url: the dataset.
+        local: the cache.
+        format_name: of files without an index.
+        settings: of that format.
+        options: of the remote place.
+        checker_of: makes a checker of files below a root.
+        check: carries a plan out.
+        repair: fetch again what is wrong.
+
+    Raises:
+        ConfigError: the cache is the dataset itself, or not there.
+    """
+    root = Path(os.path.expanduser(local)).absolute()
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no directory: local= names a cache of {url}")
+    if os.path.realpath(url) == os.path.realpath(root):
+        raise ConfigError(f"{root} is the dataset itself, not a cache of it: leave local= away")
+    base = root.parent if is_cache_directory(root) else root
+    index, cache, name = _open(url, base, format_name, settings, options)
+    root = cache.root
+    checker = checker_of(str(root))
+    groups: dict[tuple[str, ...], _Group] = {}
+    for number, (info, first) in enumerate(zip(index.shards, first_samples(index.shards), strict=True)):
+        groups.setdefault(tuple(file.basename for file in info.raw), []).append((number, first, info))
+    held = [group for group in groups.values() if _uses_memory(root, group[0][2])]
+    plan = Plan(name, [Task(_size(root, group[0][2]), partial(_check, checker, root, group)) for group in held])
+    plan.strange = _strange(root, set(index.file_sizes()))
+    plan.notes.append(f"{sum(map(len, held))} of {len(index)} shards are in the cache; only these are checked")
+    report = check(plan, checker)
+    if not repair or report.ok:
+        return report
+    return _repaired(report, checker, cache, root, held)
+
+
+def _open(
+    url: str, root: Path, format_name: str | None, settings: Mapping[str, Any], options: StorageOptions | None
+) -> tuple[Index, ShardCache, str | None]:
+    """The dataset's index and the cache; neither is changed by it where there is an index.json."""
+    opened = opening_time(url)
+    name = format_name or detect(url, options).format or "mds"
+    if name == "mds":  # as format= calls shards with an index.json
+        store = open_store(url, options)
+        loaded = read_index(store)
+        index = loaded.index
+        formats = ", ".join(sorted({info.format for info in index.shards}))
+        origin = replace(origin_of(url, options), version=loaded.version.as_dict())
+        directory = CacheDirectory(root, origin, loaded.version.text)
+        directory.hold()
+        watch = VersionWatch(store, loaded.version, opened)
+        return index, make_cache(directory, store, CacheSettings(), index.file_sizes, watch), formats or None
+    if name == "parquet":
+        place = open_parquet(url, root, storage_options=options)
+    else:
+        place = open_foreign(url, name, root, storage_options=options, **settings)
+    return place.index, place.cache, name
+
+
+def _check(checker: Checker, root: Path, group: _Group, out: Outcome) -> None:
+    """Check shards that share their files, compressed ones that were kept, too."""
+    number, _, info = group[0]
+    out.shards, out.samples = len(group), sum(one.samples for _, _, one in group)
+    for files in (info.raw, info.zip):
+        present = [file for file in files if (root / file.basename).exists()]
+        read = [checker.read(file.basename, number, out) for file in present]
+        right = [
+            data is not None and checker.is_file(file, data, number, out)
+            for file, data in zip(present, read, strict=True)
+        ]
+        if files is info.raw and len(present) == len(files) and all(right):
+            data = [one for one in read if one is not None]
+            for shard, first, one in group:
+                checker.content(one, data, files[0].basename, out, shard=shard, first=first)
+
+
+def _repaired(
+    report: VerifyReport, checker: Checker, cache: ShardCache, root: Path, held: Sequence[_Group]
+) -> VerifyReport:
+    """The report after what it names was fetched again."""
+    checker.stop.clear()
+    group_of = {number: group for group in held for number, _, _ in group}
+    done: list[str] = []
+    left: list[Problem] = []
+    seen: set[int] = set()
+    for problem in report.problems:
+        group = group_of[problem.shard] if problem.shard is not None else []
+        if not group:
+            left.append(problem)
+            continue
+        if group[0][0] in seen:
+            continue
+        seen.add(group[0][0])
+
+        def is_whole(group: _Group = group) -> list[str]:
+            out = Outcome()
+            _check(checker, root, group, out)
+            return [problem.message for problem in out.problems]
+
+        mended, said = fetch_again(cache, [info for _, _, info in group], is_whole)
+        if mended:
+            done.append(said)
+            continue
+        numbers = {number for number, _, _ in group}
+        left += [replace(one, message=f"{one.message}; {said}") for one in report.problems if one.shard in numbers]
+    return replace(report, problems=tuple(left), repaired=tuple(done))
+
+
+def _uses_memory(root: Path, info: ShardInfo) -> bool:
+    return any((root / file.basename).exists() for file in (*info.raw, *info.zip))
+
+
+def _size(root: Path, info: ShardInfo) -> int:
+    return sum(file.bytes for file in (*info.raw, *info.zip) if (root / file.basename).exists())
+
+
+def _strange(root: Path, known: set[str]) -> list[str]:
+    """Files of the cache that are none of the dataset's."""
+    names = (item.key for item in open_store(root).list())
+    return sorted(name for name in names if name not in known and name != INDEX_NAME and PRIVATE not in name.split("/"))

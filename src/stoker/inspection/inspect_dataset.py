@@ -1,0 +1,139 @@
+"""What a dataset is: from its index or its files' headers, and a few of its samples."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.arguments import checked
+from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.open_format import format_name
+from stoker.catalog.unindexed.found_files import source_of
+from stoker.errors import ConfigError
+from stoker.formats.base import ShardInfo
+from stoker.index.index import Index, load_index
+from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
+from stoker.inspection.previews import preview_shard
+from stoker.inspection.read_files import FileReader
+from stoker.inspection.render import Shown
+from stoker.inspection.unindexed.facts import inspect_foreign
+from stoker.inspection.unindexed.parquet_facts import inspect_parquet
+from stoker.storage import Store, is_local, open_store
+from stoker.types import StorageOptions
+
+__all__ = ["inspect"]
+
+_INDEXED: Final = "mds"
+"""What ``format=`` calls shards with an ``index.json``, of whatever format."""
+
+
+@checked
+def inspect(
+    url: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - as StreamingDataset calls it
+    samples: int = 3,
+    count: bool = False,
+    format_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions | None = None,
+) -> DatasetFacts:
+    """Look at a dataset, reading as little of it as that takes.
+
+    Of a dataset with an index that is the index; of files without one, a listing, and their headers. Formats whose headers do
+    not tell how much a file holds (tar, TFRecord) are not counted unless ``count``; columns are then those of the first
+    file. To show samples of a remote dataset, their bytes are fetched (MDS and lines that are not compressed), or the first
+    shard; of a local one only these rows are touched. Nothing is written but a temporary file.
+
+    Args:
+        url: a directory or URL with an ``index.json``, or of files of one format; a file; or a pattern.
+        format: the files' format, for files without an index. Found out by their names if not given.
+        samples: how many of the first samples to show.
+        count: read whole files where only that tells how many samples they hold.
+        format_options: what the format's reader of others' files understands.
+        storage_options: credentials and settings of a remote place, by obstore's names.
+
+    Raises:
+        ObjectNotFoundError: nothing is there.
+        ConfigError: it is not clear what the files are.
+        FormatError: the index, or a file's header, can not be read.
+
+    >>> from stoker import MDSWriter
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     with MDSWriter({"x": "int", "name": "str"}, out) as writer:
+    ...         for number in range(10):
+    ...             writer.write({"x": number, "name": f"number {number}"})
+    ...     facts = inspect(out, samples=1)
+    ...     facts.samples, [column.type for column in facts.columns], facts.preview[0]["name"].text
+    (10, ['str', 'int'], 'number 0')
+    """
+    if samples < 0:
+        raise ConfigError(f"samples={samples}: at least 0")
+    text = dataset_url(url)
+    options = storage_options if is_local(text) is None else None
+    name = format_name(format)
+    if name is None:
+        found = detect(text, options)
+        if found.kind == "shards":
+            raise ConfigError(
+                f"{text} holds shards without an index.json: make one with `stoker index`, or rebuild_index()"
+            )
+        name = found.format or _INDEXED
+    with tempfile.TemporaryDirectory(prefix="stoker-inspect-") as scratch:
+        if name == _INDEXED:
+            store = open_store(text, options)
+            return _indexed(store, load_index(store), FileReader(store, Path(scratch)), samples)
+        source = source_of(text)
+        files = FileReader(open_store(source.root, options), Path(scratch))
+        if name == "parquet":
+            return inspect_parquet(source, files, samples)
+        return inspect_foreign(source, files, name, dict(format_options or {}), samples, count=count)
+
+
+def _indexed(store: Store, index: Index, files: FileReader, samples: int) -> DatasetFacts:
+    stored = [sum(file.bytes for file in info.stored) for info in index.shards]
+    shown: list[Mapping[str, Shown]] = []
+    notes: list[str] = []
+    for info in index.shards:
+        if len(shown) >= samples:
+            break
+        if info.samples:
+            more, said = preview_shard(files, info, samples - len(shown))
+            shown += more
+            notes += said
+            if not more:
+                break
+    hashed = {name for info in index.shards for file in info.stored for name in file.hashes}
+    return DatasetFacts(
+        url=store.url,
+        format=", ".join(sorted({info.format for info in index.shards})) or "none: there are no shards",
+        indexed=True,
+        files=sum(len(info.stored) for info in index.shards),
+        shards=len(index),
+        samples=index.samples,
+        columns=tuple(_column(index, name) for name in index.columns),
+        stored_bytes=sum(stored),
+        raw_bytes=sum(info.size for info in index.shards),
+        compression=tuple(sorted({info.compression for info in index.shards if info.compression})),
+        hashes=tuple(sorted(hashed)),
+        smallest_shard=min(stored, default=0),
+        largest_shard=max(stored, default=0),
+        notes=tuple(dict.fromkeys(notes)),
+        preview=tuple(shown),
+    )
+
+
+def _column(index: Index, name: str) -> ColumnFacts:
+    """A column by the first shard's entry, as shards of one dataset nearly always agree."""
+    kinds = list(dict.fromkeys(_kind(info, name) for info in {id(one.spec): one for one in index.shards}.values()))
+    shape = shape_of(kinds[0]) if len(kinds) == 1 else None
+    return ColumnFacts(name, " or ".join(kinds), shape)
+
+
+def _kind(info: ShardInfo, name: str) -> str:
+    spec = info.spec
+    if "column_names" in spec:
+        return str(spec["column_encodings"][spec["column_names"].index(name)])
+    return str(spec["columns"][name])

@@ -1,0 +1,1 @@
+"""Facts and checks of files without an index."""

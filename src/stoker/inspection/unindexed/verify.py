@@ -1,0 +1,102 @@
+"""What to check of files that others wrote, without an index: each is opened, and read by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from stoker.catalog.unindexed.found_files import Source
+from stoker.errors import ConfigError, MissingPackageError, StokerError
+from stoker.formats.common.inspect_header import Survey
+from stoker.inspection.checks import Checker, Outcome, Plan, Task
+from stoker.inspection.problems import Problem
+from stoker.inspection.unindexed.files import ForeignFiles, Found
+from stoker.types import Buffer
+
+__all__ = ["plan_foreign"]
+
+
+def plan_foreign(checker: Checker, source: Source, name: str, settings: Mapping[str, Any]) -> Plan:
+    """What to check.
+
+    Args:
+        checker: reads from the source's root.
+        source: which files.
+        name: their format.
+        settings: what the format's ``survey`` understands.
+
+    Raises:
+        ConfigError: files of this format are not read without an index.
+        ObjectNotFoundError: there are none.
+    """
+    files = ForeignFiles(source, checker.files, name, settings)
+    single = Survey(1, files.single_spec()) if files.single else None
+    plan = Plan(name, [])
+    if single is None:
+        plan.finish = partial(_disagreements, checker, files.reader)
+    plan.tasks = [
+        Task(0 if checker.level == "quick" else one.size, partial(_check, checker, files, single, number, one))
+        for number, one in enumerate(files.found)
+    ]
+    return plan
+
+
+def _check(checker: Checker, files: ForeignFiles, single: Survey | None, number: int, one: Found, out: Outcome) -> None:
+    """Check one file, with those that belong to it."""
+    out.shards = 1
+    data: list[Buffer] = []
+    if checker.level != "quick":
+        for file in one.all:
+            read = checker.read(file.key, number, out)
+            if read is None:
+                return
+            if len(read) != file.size:
+                url = checker.files.store.url_of(file.key)
+                message = f"{url} has {len(read)} bytes, and had {file.size} when it was listed"
+                out.problems.append(checker.problem("size", file.key, message, number))
+                return
+            data.append(read)
+    elif single is None and files.whole:
+        out.notes.append(
+            f"quick: files of format {files.reader.name!r} are not opened, for that would take all of them"
+        )
+        return
+    try:
+        survey = single or files.survey(one, data[0] if data else None)
+        out.samples = survey.samples
+        if survey.samples and single is None:
+            out.spec = (one.file.key, survey.spec)
+        last = one.all[-1]
+        if one.beside and survey.pieces and survey.pieces[-1].end < last.size:
+            over = last.size - survey.pieces[-1].end
+            out.notes.append(f"{checker.files.store.url_of(last.key)}: its last {over:,} bytes belong to no sample")
+        first = number if single is not None else None
+        for info, parts in files.shards(one, survey, data) if data and survey.samples else ():
+            before = getattr(info.detail, "first", 0)
+            checker.content(info, parts, one.file.key, out, shard=number, first=first, before=before)
+    except (MissingPackageError, ConfigError):
+        raise
+    except StokerError as error:
+        kind: Any = "structure" if isinstance(error, ValueError) else "unreadable"
+        out.problems.append(checker.problem(kind, one.file.key, str(error), number))
+
+
+def _disagreements(checker: Checker, reader: Any, outcomes: Sequence[Outcome]) -> list[Problem]:
+    """Files whose columns do not go with those of the files before them."""
+    problems: list[Problem] = []
+    agreed: tuple[str, Mapping[str, Any]] | None = None
+    for number, outcome in enumerate(outcomes):
+        if outcome.spec is None:
+            continue
+        key, spec = outcome.spec
+        if agreed is None:
+            agreed = outcome.spec
+            continue
+        try:
+            agreed = (agreed[0], reader.agree(agreed[1], spec))
+        except ValueError as error:
+            url = checker.files.store.url_of
+            message = f"{url(agreed[0])} and {url(key)} can not be read together: {error}"
+            problems.append(checker.problem("index", key, message, number))
+    return problems

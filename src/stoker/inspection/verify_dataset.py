@@ -1,0 +1,211 @@
+"""Whether a dataset is whole: every file there, of its size and hash, every offset in order, every sample readable."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.arguments import checked
+from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.open_format import format_name
+from stoker.catalog.unindexed.found_files import source_of
+from stoker.concurrency.threads import Threads
+from stoker.errors import ConfigError, FormatError
+from stoker.inspection.cached_dataset import verify_cache
+from stoker.inspection.checks import Checker, Level, Outcome, Plan, Task
+from stoker.inspection.indexed import plan_index
+from stoker.inspection.problems import Problem, VerifyReport
+from stoker.inspection.read_files import FileReader
+from stoker.inspection.repair import rebuild
+from stoker.inspection.unindexed.row_groups import plan_parquet
+from stoker.inspection.unindexed.verify import plan_foreign
+from stoker.storage import is_local, open_store
+from stoker.types import StorageOptions
+
+__all__ = ["verify"]
+
+_THREADS: Final = 8
+_MEMORY: Final = 1 << 30
+# What format= calls shards with an index.json, of whatever format.
+_INDEXED: Final = "mds"
+
+Progress = Callable[[int, int], None]
+
+
+@checked
+def verify(
+    url: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - as StreamingDataset calls it
+    local: str | os.PathLike[str] | None = None,
+    deep: bool = False,
+    quick: bool = False,
+    repair: bool = False,
+    max_problems: int = 100,
+    threads: int | None = None,
+    memory: int = _MEMORY,
+    allow_unsafe_types: bool = False,
+    format_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check a dataset, and say all that is wrong with it.
+
+    Without ``deep`` and ``quick`` all files of a dataset with an index are read and compared with their hashes, and headers,
+    offsets and counts with the index; of files without an index, headers, offsets and the checksums that a format has of
+    its content (NPZ, Parquet, PNG, TFRecord), and of Parquet the pages against the footers. docs/cli.md says so of each
+    format.
+
+    Files of remote stores are read one at a time in each thread, through unlinked files in ``$TMPDIR``.
+
+    Args:
+        url: a directory or URL with an ``index.json``, or of files of one format; a file; or a pattern.
+        format: the files' format, for files without an index. Found out by their names if not given.
+        local: check this cache of the dataset instead: what it holds of it, against the index at ``url``.
+        deep: decode every sample, too, and compare every hash that the index has.
+        quick: compare only names and sizes with the index; of other files read only headers.
+        repair: make a lost or damaged index anew from its shards; with ``local``, fetch again what differs. What is replaced
+            is moved aside until what replaces it is whole and verified; an index stays aside.
+        max_problems: stop after so many.
+        threads: how many files are checked at once; default 8 for remote places, else one a processor.
+        memory: bytes that decompressed shards take together. One that is larger is checked alone.
+        allow_unsafe_types: decode columns of pickles, which can run code from the data.
+        format_options: what the format's reader of others' files understands, such as ``{"encodings": {"jpg": "jpeg"}}``.
+        storage_options: credentials and settings of a remote place, by obstore's names.
+        progress: called with bytes done since the last call, and bytes in all.
+
+    Raises:
+        ConfigError: arguments that do not go together, or it is not clear what the files are.
+        ObjectNotFoundError: nothing is there.
+        MissingPackageError: what reads the format, or decodes a column, is not installed.
+        AccessDeniedError, StorageTimeoutError: the place can not be listed.
+
+    >>> import tempfile
+    >>> from stoker import MDSWriter
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     with MDSWriter({"x": "int"}, out, hashes=["xxh64"]) as writer:
+    ...         for number in range(10):
+    ...             writer.write({"x": number})
+    ...     report = verify(out, deep=True)
+    ...     report.ok, report.samples, report.hashed
+    (True, 10, 1)
+    """
+    if deep and quick:
+        raise ConfigError("deep=True and quick=True: choose one")
+    if max_problems < 1 or (threads is not None and threads < 1):
+        raise ConfigError(f"max_problems={max_problems}, threads={threads}: at least 1")
+    if local is not None and quick:
+        raise ConfigError("quick=True compares a dataset's files with its index; leave local= away")
+    level: Level = "deep" if deep else "quick" if quick else "normal"
+    began = time.monotonic()
+    text = dataset_url(url)
+    remote = is_local(text) is None
+    count = threads or (_THREADS if remote else len(os.sched_getaffinity(0)))
+    options = storage_options if remote else None
+
+    def check(plan: Plan, checker: Checker, **more: Any) -> VerifyReport:
+        outcomes, stopped = run_tasks(plan, checker, count, max_problems, progress)
+        return _report(checker.files.store.url_of(""), level, plan, outcomes, stopped, max_problems, began, **more)
+
+    with tempfile.TemporaryDirectory(prefix="stoker-verify-") as scratch:
+
+        def checker_of(root: str) -> Checker:
+            files = FileReader(open_store(root, options), Path(scratch))
+            return Checker(files, level, allow_unsafe_types=allow_unsafe_types, memory=memory)
+
+        if local is not None:
+            return verify_cache(
+                text, local, format_name(format), dict(format_options or {}), options, checker_of, check, repair=repair
+            )
+        name = format_name(format) or detect(text, options).format or _INDEXED
+        if name != _INDEXED:
+            source = source_of(text)
+            checker = checker_of(source.root)
+            if name == "parquet":
+                return check(plan_parquet(checker, source, count), checker)
+            return check(plan_foreign(checker, source, name, format_options or {}), checker)
+        checker = checker_of(text)
+        index, plan = plan_index(checker)
+        repaired: tuple[str, ...] = ()
+        if index is None and repair:
+            try:
+                repaired = rebuild(checker.files.store, options)
+                _, plan = plan_index(checker)
+            except (ConfigError, FormatError) as error:
+                plan.notes.append(f"the index could not be made anew: {error}")
+        return check(plan, checker, repaired=repaired)
+
+
+def run_tasks(
+    plan: Plan, checker: Checker, threads: int, max_problems: int, progress: Progress | None
+) -> tuple[list[Outcome], bool]:
+    """Do a plan's tasks side by side; their outcomes in order, and whether there were too many problems to go on."""
+    total = sum(task.size for task in plan.tasks)
+    if progress is not None:
+        progress(0, total)
+    outcomes: list[Outcome] = []
+    problems = len(plan.problems)
+    pool = Threads(min(threads, max(1, len(plan.tasks))), "verify")
+    waiting: deque[tuple[Task, Future[Outcome]]] = deque()
+    tasks = iter(plan.tasks)
+    try:
+        while problems < max_problems:
+            while len(waiting) < 4 * threads and (task := next(tasks, None)) is not None:
+                waiting.append((task, pool.submit(partial(_do, task))))
+            if not waiting:
+                return outcomes, False
+            task, future = waiting.popleft()
+            outcomes.append(future.result())
+            problems += len(outcomes[-1].problems)
+            if progress is not None:
+                progress(task.size, total)
+        return outcomes, bool(waiting) or next(tasks, None) is not None or problems > max_problems
+    finally:
+        checker.stop.set()
+        pool.close()
+
+
+def _do(task: Task) -> Outcome:
+    outcome = Outcome()
+    task.run(outcome)
+    return outcome
+
+
+def _report(
+    url: str,
+    level: Level,
+    plan: Plan,
+    outcomes: Sequence[Outcome],
+    stopped: bool,
+    max_problems: int,
+    began: float,
+    repaired: tuple[str, ...] = (),
+) -> VerifyReport:
+    problems: list[Problem] = [*plan.problems]
+    for outcome in outcomes:
+        problems += outcome.problems
+    problems += plan.finish(outcomes)
+    problems.sort(key=lambda problem: -1 if problem.shard is None else problem.shard)
+    notes = dict.fromkeys([*plan.notes, *(note for outcome in outcomes for note in outcome.notes)])
+    return VerifyReport(
+        url,
+        plan.format,
+        level,
+        sum(outcome.shards for outcome in outcomes),
+        sum(outcome.samples for outcome in outcomes),
+        sum(outcome.bytes for outcome in outcomes),
+        sum(outcome.hashed for outcome in outcomes),
+        tuple(problems[:max_problems]),
+        tuple(plan.strange),
+        tuple(notes),
+        repaired,
+        stopped or len(problems) > max_problems,
+        time.monotonic() - began,
+    )

@@ -1,0 +1,1 @@
+"""The public classes: dataset, DataLoader, shard loader, Parquet loader, LM stream."""

@@ -1,0 +1,286 @@
+"""``StreamingDataLoader``: torch's DataLoader over a dataset of stoker's, with a state that counts what was yielded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.context import BaseContext
+from typing import Any, TypedDict, Unpack
+
+from stoker.arguments import checked
+from stoker.concurrency.forks import reset_in_children
+from stoker.errors import ConfigError, MissingPackageError, StateError
+from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.parquet_loader import StreamingParquetLoader
+from stoker.pipeline import StartingPoint
+from stoker.pipeline.collate import as_tensors, collate
+from stoker.tokens.batch import LMBatch
+from stoker.types import Batch
+
+try:
+    from torch import Generator
+    from torch.utils.data import DataLoader, IterableDataset
+except ModuleNotFoundError as error:
+    raise MissingPackageError(f"StreamingDataLoader needs torch ({error}): pip install 'stoker[torch]'") from error
+
+__all__ = ["StreamingDataLoader", "as_tensors", "collate"]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """The arguments of torch's ``DataLoader`` that a :class:`StreamingDataLoader` takes, too.
+
+    Attributes:
+        num_workers: processes that read; 0: this one.
+        collate_fn: makes a batch of a list of samples (or of an ``LMBatch``).
+        pin_memory: copy tensors into memory that a GPU reads directly.
+        drop_last: leave out the last batch of an epoch if it is not full.
+        timeout: seconds to wait for a worker's batch; needs workers.
+        worker_init_fn: called with the worker's number in each.
+        multiprocessing_context: how workers are started; needs workers.
+        generator: random numbers from which the workers' seeds are drawn.
+        prefetch_factor: batches that each worker prepares ahead; needs workers.
+        persistent_workers: keep the workers from epoch to epoch; needs workers.
+        pin_memory_device: see torch.
+        in_order: only True; states count batches in order.
+        shuffle, sampler, batch_sampler: only False or None; the order is the dataset's.
+    """
+
+    num_workers: int
+    collate_fn: Callable[..., Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | BaseContext | None
+    generator: Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    shuffle: bool | None
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Any] | None
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """A ``DataLoader`` that can stop and go on in mid-epoch, on the same or another cluster.
+
+    ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save
+    this. The state counts batches that were yielded, not those that workers have prepared.
+
+    Over a :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` it yields the batches that the loader makes
+    (:class:`~stoker.tokens.batch.LMBatch`), or what ``collate_fn`` makes of each:
+    ``collate_fn=lambda batch: batch.torch("input_ids", "labels")``. Each worker decodes all that the rank reads, so
+    the loader's own ``decode_threads`` are the better way to more speed.
+
+    Args:
+        dataset: what to read.
+        batch_size: samples, or rows, a batch on this rank. Default: the dataset's. If both are given they must agree.
+        columnar: batches are read as whole columns: a dict of tensors (of lists for columns that are no arrays), with no
+            per-sample step and no ``collate_fn``. Much faster for small samples. Not for a ``StreamingParquetLoader``,
+            whose batches are arrays already.
+        **options: DataLoader's other arguments, see :class:`LoaderOptions`. ``collate_fn`` is :func:`collate` unless given.
+
+    Raises:
+        ConfigError: arguments that contradict each other, or have no meaning for what is read.
+    """
+
+    @checked(dataset="a StreamingDataset or a StreamingParquetLoader; for anything else use torch's DataLoader")
+    def __init__(
+        self,
+        dataset: StreamingDataset | StreamingParquetLoader,
+        batch_size: int | None = None,
+        *,
+        columnar: bool = False,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        _check(options)
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        if batch_size is None:
+            batch_size = dataset.batch_size if dataset.batch_size is not None else 1
+        if dataset.batch_size is None:
+            dataset.batch_size = batch_size
+        if dataset.batch_size != batch_size:
+            raise ConfigError(
+                f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: the order of batches rests on both "
+                "being the same"
+            )
+        self._stream = dataset
+        self._pass: _Pass | None = None
+        self._interleaved = False
+        self._drop_last = options.get("drop_last", False)
+        if isinstance(dataset, StreamingParquetLoader):
+            if columnar or options.get("drop_last"):
+                raise ConfigError(
+                    "columnar= and drop_last= have no meaning here: batches are arrays already, and how many there are is "
+                    "the loader's, see StreamingParquetLoader(remainder=)"
+                )
+            if options.get("collate_fn") is None:
+                if options.get("pin_memory"):
+                    raise ConfigError(
+                        "pin_memory=True pins tensors, and these batches hold NumPy arrays: give collate_fn= too, such as "
+                        'lambda batch: batch.torch("input_ids", "labels")'
+                    )
+                options["collate_fn"] = _as_it_is
+            self._init(dataset, None, options)
+        elif columnar:
+            if options.get("collate_fn") is not None:
+                raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
+            options["collate_fn"] = as_tensors
+            options["drop_last"] = False  # torch drops nothing where it does not batch; see _most
+            self._init(_Columns(dataset), None, options)
+        else:
+            if options.get("collate_fn") is None:
+                options["collate_fn"] = collate
+            self._init(dataset, batch_size, options)
+
+    def _init(self, dataset: Any, batch_size: int | None, options: LoaderOptions) -> None:
+        try:
+            super().__init__(dataset, batch_size=batch_size, **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"StreamingDataLoader: torch's DataLoader refuses its arguments: {error}") from error
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: workers that live on over epochs are the parent's."""
+        _abandoned.append(self._iterator)
+        self._iterator = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._interleaved = False
+        current = self._pass = _Pass(self._stream.upcoming())
+        pid = os.getpid()
+        batches = super().__iter__()
+        try:
+            for batch in islice(batches, self._most(current.start)):
+                current.yielded += 1
+                yield batch
+                if self.num_workers and pid != os.getpid():
+                    raise StateError(
+                        "the DataLoader workers of this iteration serve the process that this one was forked from: begin "
+                        "another iteration in this process"
+                    )
+                if self._pass is not current:
+                    self._interleaved = True
+        finally:
+            if pid != os.getpid():
+                _abandoned.append(batches)
+        current.ended = True
+
+    def _most(self, start: StartingPoint) -> int | None:
+        """Batches to yield from ``start`` where partial ones are left out; by torch's rule alone ranks may end apart."""
+        if not self._drop_last or not isinstance(self._stream, StreamingDataset):
+            return None
+        feed, size = self._stream.feed, self._stream.batch_size or 1
+        steps = feed.plan(start, size).full_steps
+        if not steps and not start.position and self._stream.epoch_size:
+            raise ConfigError(
+                f"drop_last=True leaves nothing of epoch {start.epoch}: its {self._stream.epoch_size} samples do not make a "
+                f"batch of {size} for every rank. Use a smaller batch_size, fewer ranks or more samples"
+            )
+        return steps
+
+    def __len__(self) -> int:
+        if isinstance(self._stream, StreamingParquetLoader):
+            return len(self._stream)
+        size = self._stream.batch_size or 1
+        upcoming = self._stream.upcoming()
+        plan = self._stream.feed.plan(StartingPoint(upcoming.epoch, terms=upcoming.terms), size)
+        return plan.full_steps if self._drop_last else len(plan)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, by the batches that this loader has yielded.
+
+        Raises:
+            StateError: two iterations over this loader take turns; or this rank has ended an epoch of which other ranks have
+                more (``remainder="uneven"``).
+        """
+        if self._interleaved:
+            raise StateError(
+                "two iterations over this loader take turns, and a state is of one: go on with one of them alone, or use a "
+                "dataset and a loader for each"
+            )
+        if self._pass is None:
+            return self._stream.state_dict()
+        return self._stream.state_after(self._pass.start, self._pass.yielded, ended=self._pass.ended)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, with the next iteration.
+
+        Raises:
+            StateError: it belongs to another dataset, or to other order settings, or was taken inside a batch.
+        """
+        if isinstance(state, Mapping) and state.get("partial"):
+            raise StateError(
+                "this state was taken inside a batch, by iterating over samples: a loader can only go on between batches"
+            )
+        self._stream.load_state_dict(state)
+        self._pass, self._interleaved = None, False
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One iteration over a loader.
+
+    Attributes:
+        start: where it began.
+        yielded: batches that were handed out.
+        ended: whether the consumer was told that there are no more.
+    """
+
+    start: StartingPoint
+    yielded: int = 0
+    ended: bool = False
+
+
+# Iterators of the parent's, in a process that was forked from it: their finalisers would end its workers.
+_abandoned: list[Any] = []
+
+
+def _as_it_is(batch: LMBatch) -> LMBatch:
+    return batch
+
+
+def _check(options: LoaderOptions) -> None:
+    """See that options of torch's DataLoader have a meaning for batches whose order and number are the dataset's."""
+    for name, given in (
+        ("shuffle", options.get("shuffle")),
+        ("sampler", options.get("sampler") is not None),
+        ("batch_sampler", options.get("batch_sampler") is not None),
+    ):
+        if given:
+            raise ConfigError(
+                f"{name}= has no meaning here: the order is the dataset's, see StreamingDataset(shuffle=)"
+            )
+    if not options.get("in_order", True):
+        raise ConfigError(
+            "in_order=False would make states wrong, which count batches in the dataset's order: leave it out"
+        )
+    workers = options.get("num_workers", 0)
+    if workers < 0:
+        raise ConfigError(f"num_workers must be at least 0, got {workers}")
+    if not 0 <= options.get("timeout", 0) < float("inf"):
+        raise ConfigError(f"timeout is seconds, at least 0, got {options['timeout']}")
+    prefetch = options.get("prefetch_factor")
+    if prefetch is not None and prefetch < 1:
+        raise ConfigError(f"prefetch_factor must be at least 1, got {prefetch}")
+    if workers == 0:
+        for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
+            if options.get(name):
+                raise ConfigError(
+                    f"{name}={options.get(name)!r} is for worker processes, and num_workers is 0: give num_workers= or "
+                    "leave it out"
+                )
+
+
+class _Columns(IterableDataset[Batch]):
+    """A dataset's batches as the items of a DataLoader that does not batch."""
+
+    def __init__(self, dataset: StreamingDataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._dataset.batches()

@@ -1,0 +1,490 @@
+"""``StreamingDataset``: shards from disk or object storage as samples in one deterministic order."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.arguments import checked, unknown_name
+from stoker.cache.base import CacheKind
+from stoker.cache.open_cache import uses_memory
+from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
+from stoker.cluster import World
+from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.errors import ConfigError
+from stoker.formats.base import ReadOptions
+from stoker.formats.parquet.footer.predicate import Filters
+from stoker.loaders.iterable import TorchIterable
+from stoker.order.global_batches import Remainder
+from stoker.order.mixture.schedule import Schedule
+from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.pipeline.build_order import CourseOptions, make_course
+from stoker.pipeline.data_rank import Seating
+from stoker.pipeline.epoch_reader import Feed, FeedSettings
+from stoker.pipeline.order_sources import needed_columns
+from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.pipeline.stats.stats import StreamStats
+from stoker.reading.samples import iterate_samples, read_samples
+from stoker.streams.agreement import check_agreement
+from stoker.streams.features import warn_of_stored_files
+from stoker.streams.streams import Stream, StreamDefaults, open_streams
+from stoker.streams.subsets import Subset, as_subsets
+from stoker.types import Batch, Ids, StorageOptions, Transform
+from stoker.units import parse_bytes, parse_count
+
+__all__ = ["StreamingDataset"]
+
+logger = logging.getLogger(__name__)
+
+_HELD_BYTES: Final = 8 << 30
+
+
+class StreamingDataset(TorchIterable[Any]):
+    """A dataset of shards, read by any number of nodes, ranks and workers in one order.
+
+    Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
+    that are the worker's. :meth:`batches` gives them as columns. ``dataset[i]`` is a sample by id, whatever the order.
+    With torch installed it counts as an ``IterableDataset``.
+
+    Args:
+        streams: several :class:`~stoker.streams.streams.Stream` objects instead of ``remote``, ``local`` and ``split``.
+        remote: URL (``s3://``, ``gs://``, ``az://``, ``https://``, ``file://``, ``memory://``) or directory that holds the
+            dataset. ``None``: ``local`` holds it.
+        local: directory for the cache. ``None``: the remote is read in place if it is a directory, else the cache is
+            below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
+        split: sub-directory of both, such as ``"train"``.
+        format: ``None``: shards with an index.json. ``"parquet"``: Parquet files as they are; rows are samples, row groups
+            shards. Other names (``"npy"``, ``"tar"``, ``"jsonl"``, ...): files as they are, too; see docs/formats.md.
+            ``remote`` may then be a file, a pattern or a list of files. ``"synthetic"``: samples made in memory.
+        format_options: settings of the format, by name; see docs/formats.md.
+        filters: of Parquet, row groups that can not have such rows are left out; see
+            :func:`~stoker.catalog.unindexed.open_parquet.open_parquet`. ``subset=Where(...)`` filters rows.
+        on_bad_files: of Parquet, ``"skip"`` leaves damaged files out and lists them in ``index.extra``.
+        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. A column that decodes to
+            more than that, than 1 GiB and than 16 times what it is stored as is refused.
+        download_retry: how often a failed download is tried again.
+        download_timeout: seconds without any progress after which a request has failed.
+        validate_hash: see :class:`~stoker.cache.base.CacheSettings`. By default each download is checked against the
+            fastest hash that the index has.
+        keep_zip: keep compressed shards in the cache beside the decompressed.
+        epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
+        predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
+            memory half of it.
+        cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
+            first. Needs a remote.
+        cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
+            ``"memory"``: each process holds those that it reads in its own memory, from before it needs them until it
+            does not, and they are written nowhere: less work where an epoch is all there is, or there is no disk. Processes
+            that read the same shard each fetch it. ``cache_limit`` is then what the node's processes hold together; default
+            8 GiB.
+        partition: who reads what: :class:`~stoker.order.partition.partition.Elastic` (default: global batches, the same in
+            any world), ``RoundRobin``, ``Contiguous``, ``HashBased``, ``RangeBased``, ``Stratified``, or one of your own.
+        num_canonical_nodes: see :mod:`stoker.order.shuffle.shuffle`. For each shard to be fetched by one node, a multiple
+            of the number of nodes.
+        batch_size: samples a batch on one rank, the same as the DataLoader's. The global batch is this times the world
+            size, and as long as that is the same, any world sees the same global batches.
+        shuffle: a new order every epoch, or id order.
+        shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/shuffles.md; or ``"naive"``, ``"py1s"``, ``"py2s"``,
+            ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample.
+        shuffle_seed: any integer; the same on all ranks.
+        shuffle_block_size: samples in a shuffle block. Default: those of two average shards.
+        sampling_method: where an epoch has not just all of a stream, ``"balanced"`` goes on in the stream from epoch to
+            epoch, so that no sample comes twice before all came once; ``"fixed"`` takes the same samples in each epoch.
+        sampling_granularity: with ``"fixed"``, samples taken from one shard at a time.
+        schedule: weights of the streams that change during training: :class:`~stoker.order.mixture.schedule.Schedule`.
+        batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
+            ``"per_stream"`` (each global batch is of one stream), ``"device_per_stream"`` (each rank's batch is).
+        subset: which samples belong, of all streams: ``HashSplit``, ``KeepIds``, ``SkipIds``, ``Where``, or several of them
+            in a list, all of which must let a sample in. Ids count through all streams.
+        replication: so many consecutive ranks read the same samples (tensor, sequence parallelism).
+        mesh: :class:`~stoker.cluster.mesh.Mesh`, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is the data's: which
+            ranks read the same samples.
+        partition_algo: ``"orig"`` or ``"relaxed"``: which partition of mosaicml-streaming 0.13.0, with its orders. Given, it
+            makes the order that of mosaicml-streaming without shuffling, too.
+        allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
+        columns: read only these.
+        views: hand out ``bytes`` columns as read-only ``memoryview`` objects on the mapped shard, without a copy, for
+            decoders that take any buffer. A view keeps its shard's file mapped.
+        transform: function of a sample, run where samples are read: in the loader's workers, or by several threads at once,
+            see ``read_threads``.
+        storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
+        world: this process's place. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each time
+            iteration starts.
+        remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.global_batches.BatchPlan`, and of
+            parts of a partition that do not end together, see :class:`~stoker.order.partition.part_plan.PartPlan`.
+        download_threads: shards fetched at once by this process.
+        read_threads: threads that read (and transform) ahead of the consumer. Default: up to 8 with a transform, else none;
+            none in DataLoader workers. A transform that draws from a global random generator needs 0, which runs it in the
+            consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
+
+    Raises:
+        ConfigError: arguments that make no sense.
+        StorageError: an index can not be fetched.
+        IndexFileError: an index is not valid.
+    """
+
+    @checked(
+        streams="give Stream(remote=...) objects in a list, or remote= alone for a single source",
+        subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name)",
+        partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
+        world="such as World(rank=0, world_size=2)",
+        filters="such as [('column', '>', 3)]",
+    )
+    def __init__(
+        self,
+        *,
+        streams: Sequence[Stream] | None = None,
+        remote: Files | None = None,
+        local: str | os.PathLike[str] | None = None,
+        split: str | None = None,
+        format: str | None = None,  # noqa: A002 - the name that users expect
+        format_options: Mapping[str, Any] | None = None,
+        filters: Filters | None = None,
+        on_bad_files: OnBadFiles = "error",
+        decoded_limit: int | str = 1 << 30,
+        download_retry: int = 2,
+        download_timeout: float = 60.0,
+        validate_hash: str | bool | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | str | None = None,
+        cache: CacheKind = "disk",
+        partition: Partition | None = None,
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str = "block",
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        sampling_method: str = "balanced",
+        sampling_granularity: int = 1,
+        schedule: Schedule | None = None,
+        batching_method: str = "random",
+        subset: Subset | Sequence[Subset] | None = None,
+        replication: int | None = None,
+        mesh: Mesh | DeviceMesh | None = None,
+        partition_algo: str | None = None,
+        allow_unsafe_types: bool = False,
+        columns: Sequence[str] | None = None,
+        views: bool = False,
+        transform: Transform | None = None,
+        storage_options: StorageOptions | None = None,
+        world: World | None = None,
+        remainder: Remainder = "pad",
+        download_threads: int = 8,
+        read_threads: int | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("predownload", predownload, 0),
+            ("download_retry", download_retry, 0),
+            ("download_threads", download_threads, 1),
+            ("read_threads", read_threads, 0),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if not 0 < download_timeout < float("inf"):
+            raise ConfigError(f"download_timeout is seconds above 0, got {download_timeout}")
+        length = None if epoch_size is None else parse_count(epoch_size)
+        if length == 0:
+            raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
+        if streams is None:
+            kind: dict[str, Any] = {"format": format, "format_options": format_options}
+            streams = [Stream(remote, local, split, filters=filters, on_bad_files=on_bad_files, **kind)]
+        elif (remote, local, split, format, format_options, filters, on_bad_files) != (*[None] * 6, "error"):
+            raise ConfigError("give streams=, or remote=, local=, split= and format= for a single one, not both")
+        options = ReadOptions(allow_unsafe_types, views, parse_bytes(decoded_limit))
+        subsets = as_subsets(subset)
+        needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
+        in_memory = uses_memory(cache)
+        kept = (download_retry, download_timeout, validate_hash, keep_zip)
+        defaults = StreamDefaults(*kept, storage_options, needed, in_memory=in_memory)
+        limit = None if cache_limit is None else parse_bytes(cache_limit)
+        self._streams = open_streams(streams, defaults, cache_limit=limit)
+        held = in_memory and not self._streams.near
+        self._seating = Seating(world, replication, mesh)
+        self.index = self._streams.index
+        self.batch_size = batch_size
+        self._table = ShardTable(self.index.sizes)
+        total_bytes = self.index.total_bytes
+        check_agreement(self._streams, columns)
+        if transform is None:
+            warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
+        self._check_columns(columns)
+        course = make_course(
+            self._streams,
+            CourseOptions(
+                shuffle=shuffle_algo if shuffle else "none",
+                shuffle_algo=shuffle_algo,
+                seed=shuffle_seed,
+                num_canonical_nodes=num_canonical_nodes,
+                block_size=shuffle_block_size,
+                epoch_size=length,
+                partition=partition or Elastic(),
+                batching_method=batching_method,
+                sampling_method=sampling_method,
+                sampling_granularity=sampling_granularity,
+                schedule=schedule,
+                subsets=subsets,
+                remainder=remainder,
+                partition_algo=partition_algo,
+                read=options,
+            ),
+        )
+        self._feed = Feed(
+            self._streams.pool(threads=download_threads, options=options),
+            course,
+            FeedSettings(
+                columns=None if columns is None else tuple(columns),
+                transform=transform,
+                predownload=predownload,
+                read_threads=read_threads,
+                sample_bytes=total_bytes // max(1, self.size),
+                shard_bytes=total_bytes // max(1, len(self._table)),
+                near=self._streams.near,
+                held=held,
+                limit=_HELD_BYTES if held and limit is None else limit,
+            ),
+            self._seating,
+        )
+        self._check_limit(limit, total_bytes)
+
+    # -- size and place --------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of samples in the dataset, all streams together, subsets not considered."""
+        return self._table.total
+
+    @property
+    def feed(self) -> Feed:
+        """What is opened, and how it is read: for stoker's other loaders, which read it in ways of their own."""
+        return self._feed
+
+    @property
+    def epoch_size(self) -> int:
+        """Number of samples in an epoch, over all ranks."""
+        return self._feed.course.epoch_size
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams."""
+        return self._streams.names
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns that are read; ``None`` for all."""
+        return None if self._feed.settings.columns is None else tuple(self._feed.settings.columns)
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is applied to each sample."""
+        return self._feed.settings.transform
+
+    @property
+    def world(self) -> World:
+        """This process's rank and world."""
+        return self._seating.world
+
+    @property
+    def next_epoch(self) -> int:
+        """Number of the epoch that the next iteration delivers."""
+        return self._feed.upcoming().epoch
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """The settings that decide which sample comes when, by name, as states hold them."""
+        settings: dict[str, Any] = self._feed.course.as_dict()["order"]
+        return settings
+
+    def __len__(self) -> int:
+        """Number of samples that this rank gets in an epoch."""
+        return self._feed.count(self.batch_size or 1)
+
+    # -- by id -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | NDArray[np.integer[Any]]) -> list[Any]: ...
+    def __getitem__(self, index: Any) -> Any:
+        """A sample by id, or a list of samples for a slice or an array of ids. Negative ids count from the end."""
+        if isinstance(index, slice):
+            return self._samples(np.arange(*index.indices(self.size), dtype=np.int64))
+        if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
+            return self._samples(self._ids(index))
+        # A truth value has an __index__, too.
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(f"an index is an int, a slice or an array of ints, got {type(index).__name__}")
+        number = operator.index(index)
+        return self._samples(self._ids([number]))[0]
+
+    def read(self, ids: Sequence[int] | NDArray[np.integer[Any]], columns: Sequence[str] | None = None) -> Batch:
+        """Columns of any samples by id, in the order given; ``transform`` is not applied.
+
+        Args:
+            ids: sample ids; negative ones count from the end.
+            columns: names to read; default, those of the dataset.
+
+        Raises:
+            ConfigError: ``columns`` is a string.
+        """
+        if isinstance(columns, str):
+            raise ConfigError(f"columns must be a list of names; for a single one, write columns=[{columns!r}]")
+        wanted = self.columns if columns is None else columns
+        shards, rows = self._table.locate(self._ids(ids))
+        if not len(rows):
+            return {name: [] for name in (wanted or self.index.columns)}
+        return read_samples(self._feed.pool, shards, rows, wanted)
+
+    def _ids(self, index: Any) -> Ids:
+        given = np.asarray(index)
+        if given.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise TypeError(f"ids must be a one-dimensional array of ints, got {given.dtype} of shape {given.shape}")
+        ids = np.where(given < 0, given + self.size, given).astype(np.int64)
+        outside = np.flatnonzero((ids < 0) | (ids >= self.size))
+        if outside.size:
+            raise IndexError(f"sample {int(given[outside[0]])} is not in a dataset of {self.size} samples")
+        return ids
+
+    def _samples(self, ids: Ids) -> list[Any]:
+        if not len(ids):
+            return []
+        shards, rows = self._table.locate(ids)
+        return list(iterate_samples(self._feed.pool, shards, rows, self.columns, self.transform).samples)
+
+    # -- in order --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's (and loader worker's) samples of the next epoch."""
+        return self._feed.samples(self.batch_size or 1)
+
+    @checked
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """This rank's batches of the next epoch, as dicts of columns.
+
+        Args:
+            batch_size: samples a batch on this rank; default the dataset's ``batch_size``.
+
+        Yields:
+            Column name to array of shape ``(n, ...)`` for fixed-width columns, else to a list; n is ``batch_size`` but in
+            the last batch. Arrays are the caller's own.
+        """
+        size = batch_size or self.batch_size
+        if size is None:
+            raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
+        return self._feed.batches(size)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    @checked
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
+        """Where this run is, to go on from on any cluster: JSON-serialisable, a few hundred bytes.
+
+        Args:
+            num_samples: samples of the current epoch that training has had, over all ranks. Needed where a DataLoader's
+                workers iterate, since they run ahead of training;
+                :class:`~stoker.loaders.dataloader.StreamingDataLoader` gives it. Default: what this object has delivered.
+            from_beginning: whether ``num_samples`` counts from the epoch's start, or from where this run resumed.
+
+        Raises:
+            StateError: without ``num_samples``, where DataLoader workers iterate, or two iterations take turns, or this rank
+                has ended an epoch of which other ranks have more (``remainder="uneven"``).
+        """
+        return self._feed.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
+
+    def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
+
+        Args:
+            start: of :meth:`upcoming`, before the iteration.
+            batches: that were delivered.
+            ended: whether this rank was then told that there are no more.
+
+        Raises:
+            StateError: it has ended, and other ranks have more.
+        """
+        return self._feed.state_after(start, batches, self.batch_size or 1, ended=ended)
+
+    def upcoming(self) -> StartingPoint:
+        """Where the next iteration begins."""
+        return self._feed.upcoming()
+
+    def check_alone(self) -> None:
+        """See that only this object delivers, so that it knows how far it is.
+
+        Raises:
+            StateError: copies in other processes, such as workers of a DataLoader, have begun to iterate.
+        """
+        self._feed.check_alone()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
+        """Make the next iteration go on where ``state`` was taken.
+
+        Args:
+            state: of :meth:`state_dict`; with an order of mosaicml-streaming, also a state of its dataset or loader.
+            change_streams: go on although streams were added, removed or weighted anew: with a new epoch, in which streams
+                that were there before go on after what the state's epoch took of them.
+
+        Raises:
+            StateError: it belongs to another dataset, or to other order settings, or this world can not go on from there;
+                says what differs.
+        """
+        self._feed.load(state, self.batch_size, change_streams=change_streams)
+
+    # -- how it goes -----------------------------------------------------------------------------------------------
+
+    def stats(self) -> StreamStats:
+        """How reading goes, over all processes of this object (its DataLoader workers); cheap, at any time, from any thread.
+
+        :func:`~stoker.pipeline.stats.metrics.register_with_prometheus` and
+        :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
+        """
+        return StreamStats.of(self._feed.pool.counts)
+
+    # -- checks, copies, end -----------------------------------------------------------------------------------------
+
+    def _check_columns(self, columns: Sequence[str] | None) -> None:
+        if columns is not None and not columns:
+            raise ConfigError("columns is empty: name at least one, or leave it out for all")
+        unknown = set(columns or ()) - set(self.index.columns)
+        if unknown:
+            raise ConfigError(f"columns: {unknown_name('column', min(unknown), self.index.columns)}")
+
+    def _check_limit(self, limit: int | None, total_bytes: int) -> None:
+        largest = self.index.largest_shard
+        if limit is None:
+            return
+        if limit < largest:
+            raise ConfigError(f"cache_limit={limit} can not hold one shard; the largest has {largest} bytes")
+        shards = max(1, len(self._table))
+        needed = min(self._feed.course.shards_at_once, shards) * (total_bytes // shards)
+        if needed > limit:
+            logger.warning(
+                "cache_limit=%d is less than the %d bytes of shards that this order reads at once, so shards will be fetched "
+                "again and again: raise it, or lower shuffle_block_size or num_canonical_nodes",
+                limit,
+                needed,
+            )
+
+    def close(self) -> None:
+        """Stop fetching and let go of all files. Iterating again opens them anew."""
+        self._feed.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The child process may not be able to find out its world (a process group does not survive a spawn).
+        self._seating.settle()
+        return self.__dict__.copy()
+
+    def __repr__(self) -> str:
+        return f"<StreamingDataset of {self.size} samples in {len(self._table)} shards at {self._streams.where}>"

@@ -1,0 +1,349 @@
+"""The layouts on any dataset of the pipeline: documents as they come, of which nothing is known before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stoker.arguments import checked
+from stoker.cluster import LoaderWorker, World
+from stoker.concurrency.usercode import pass_exits
+from stoker.errors import ConfigError, StateError, TransformError
+from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.bin_packing import TooLong
+from stoker.tokens.layouts.layout_spec import LayoutName
+from stoker.tokens.layouts.layouts import pad
+from stoker.tokens.layouts.streaming_concat import Joiner
+from stoker.tokens.layouts.streaming_pack import Packer
+from stoker.tokens.settings import LabelKind, LMSettings
+from stoker.tokens.sources.ragged import Ragged
+from stoker.types import Batch, Ids
+
+__all__ = ["Dataset", "LMStream"]
+
+Tokenize: TypeAlias = Callable[[Sequence[str]], Sequence[Any]]
+
+_AT_ONCE = 64
+# Marks are looked through for some that are not needed when there are so many.
+_MOST_MARKS = 1 << 12
+
+
+class Dataset(Protocol):
+    """What is used of :class:`~stoker.StreamingDataset`."""
+
+    batch_size: int | None
+
+    @property
+    def world(self) -> World: ...
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]: ...
+    def upcoming(self) -> StartingPoint: ...
+    def check_alone(self) -> None: ...
+    def state_after(self, start: StartingPoint, batches: int) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A batch of the dataset: the number of its first document, and how to get there again."""
+
+    document: int
+    start: StartingPoint
+    batches: int
+
+
+class LMStream:
+    """Batches for language models from a dataset: of token columns, or of text through a tokenizer.
+
+    Documents come in the dataset's order, and are joined or packed as they come. How many batches they make shows only in
+    the end, and may differ from rank to rank: ranks that must step together should take equally many of an ``endless``
+    stream. (:class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` knows it before.)
+
+    A state is this rank's, and goes on with exactly the batches that would have come, in a world of the same size. It holds
+    numbers, not tokens: documents that were read but not delivered are read again.
+
+    Args:
+        dataset: a :class:`~stoker.StreamingDataset`. If it has no ``batch_size``, it gets one, of documents read at a time.
+        column: of lists or arrays of token ids, of ``bytes`` that hold ``token_dtype``, or of text.
+        batch_size: rows in a batch.
+        seq_len: tokens a row.
+        layout: as for the loader. ``"pad"`` and ``"truncate"`` make a row of each document.
+        tokenizer: for text: a function from texts to lists of ids, or a ``tokenizers.Tokenizer``.
+        token_dtype: what ``bytes`` hold, such as ``"uint16"``.
+        endless: go on with the next epoch's documents where one ends; otherwise an iteration is an epoch.
+        pad_id, eos_id, labels, dtype, vocab_size, too_long, cross_document_labels, reset_positions, ignore_index: as for the
+            loader.
+        lookahead: documents that are packed together.
+
+    Raises:
+        ConfigError: arguments that make no sense.
+    """
+
+    @checked
+    def __init__(
+        self,
+        dataset: Dataset,
+        column: str,
+        batch_size: int,
+        seq_len: int,
+        *,
+        layout: LayoutName = "concat",
+        tokenizer: Any = None,
+        token_dtype: DTypeLike | None = None,
+        endless: bool = False,
+        pad_id: int | None = None,
+        eos_id: int | None = None,
+        labels: LabelKind = "shifted",
+        dtype: DTypeLike = np.int64,
+        vocab_size: int | None = None,
+        too_long: TooLong = "split",
+        cross_document_labels: bool = False,
+        reset_positions: bool = True,
+        ignore_index: int = -100,
+        lookahead: int = 8192,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        if layout not in ("concat", "pack", "pad", "truncate"):
+            raise ConfigError(f"layout={layout!r} is unknown; known: concat, pack, pad, truncate")
+        self._settings = LMSettings(
+            seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
+        )
+        if layout != "concat":
+            self._settings.padding(f"the {layout} layout")
+        self._rows = layout in ("pad", "truncate")
+        if dataset.batch_size is None:
+            dataset.batch_size = batch_size if self._rows else _AT_ONCE
+        if self._rows and dataset.batch_size != batch_size:
+            raise ConfigError(
+                f"batch_size={batch_size} here and {dataset.batch_size} in the dataset: with layout={layout!r} a row is a "
+                "sample, so they must be the same"
+            )
+        self._dataset = dataset
+        self._column = column
+        self._batch_size = batch_size
+        self._layout = layout
+        self._tokenize = None if tokenizer is None else _function_of(tokenizer)
+        self._token_dtype = token_dtype
+        self._endless = endless
+        self._too_long: TooLong = too_long
+        self._lookahead = lookahead
+        self._maker: Joiner | Packer | None = None
+        self._marks: deque[_Mark] = deque()
+        # A state that was loaded, until an iteration has gone back to it.
+        self._resumed: Mapping[str, Any] | None = None
+        self._current: object = None
+
+    def __iter__(self) -> Iterator[LMBatch]:
+        """This rank's batches of the next epoch, or of all that follow. One iteration at a time.
+
+        Raises:
+            ConfigError: another iteration has begun meanwhile, or a state was loaded; or the stream is ``endless``, and an
+                epoch has no documents for this rank.
+        """
+        current = self._current = object()
+        self._maker = None
+        if self._resumed is not None:
+            self._dataset.load_state_dict(self._resumed["dataset"])
+        for batch in self._rows_of_documents() if self._rows else self._joined_or_packed(self._resumed):
+            yield batch
+            if self._current is not current:
+                raise ConfigError(
+                    "another iteration over this LMStream has begun, or a state was loaded: go on with that one, or make a "
+                    "stream with a dataset of its own"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is, after the batch that was yielded last; JSON-serialisable.
+
+        Raises:
+            ConfigError: in a ``DataLoader``'s worker.
+            StateError: such workers iterate, which run ahead of what was yielded.
+        """
+        if LoaderWorker.detect().token is not None:
+            raise ConfigError("a DataLoader's worker has no state to go on from: iterate in the main process")
+        world = self._dataset.world
+        state: dict[str, Any] = {
+            "version": 1,
+            "settings": self._identity(),
+            "rank": world.rank,
+            "world_size": world.world_size,
+        }
+        if self._resumed is not None:
+            return dict(self._resumed)
+        self._dataset.check_alone()
+        maker = None if self._maker is None else self._maker.state_dict()
+        if maker is None and not self._marks:
+            return {**state, "dataset": self._dataset.state_after(self._dataset.upcoming(), 0)}
+        if maker is None:
+            mark = self._marks[-1]
+            return {**state, "dataset": self._dataset.state_after(mark.start, mark.batches)}
+        self._forget_before(maker)
+        mark = self._marks[0]
+        dataset = self._dataset.state_after(mark.start, mark.batches)
+        return {**state, "dataset": dataset, "document": mark.document, "maker": maker}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration go on where ``state`` was taken.
+
+        Raises:
+            StateError: it belongs to another rank or world, to other settings, or to another dataset; says what differs.
+        """
+        world = self._dataset.world
+        mine = {"rank": world.rank, "world_size": world.world_size, "settings": self._identity(), "version": 1}
+        if not isinstance(state, Mapping) or not isinstance(state.get("dataset"), Mapping):
+            raise StateError("this is no state of an LMStream: it has no dataset")
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise StateError(
+                    f"this state's {name} is {state.get(name)!r}, here it is {value!r}: what this rank has read and not "
+                    "delivered fits nobody else"
+                )
+        self._dataset.load_state_dict(state["dataset"])
+        self._current = self._maker = None
+        self._marks.clear()
+        self._resumed = dict(state)
+
+    def _forget_before(self, maker: Mapping[str, Any]) -> None:
+        """Drop marks of batches of which nothing is needed any more."""
+        first = min([maker["document"], *(held[0] for held in maker.get("held", ()))])
+        while len(self._marks) > 1 and self._marks[1].document <= first:
+            self._marks.popleft()
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "layout": self._layout,
+            "column": self._column,
+            "seq_len": self._settings.seq_len,
+            "batch_size": self._batch_size if self._rows else None,
+            "endless": self._endless,
+            "dataset_batch_size": self._dataset.batch_size,
+        }
+
+    def _rows_of_documents(self) -> Iterator[LMBatch]:
+        too_long = "truncate" if self._layout == "truncate" else "error"
+        for documents in self._read(0):
+            self._resumed = None
+            yield pad(documents, self._settings, too_long=too_long, first_document=self._marks[-2].document)  # type: ignore[arg-type]
+
+    def _joined_or_packed(self, resumed: Mapping[str, Any] | None) -> Iterator[LMBatch]:
+        first = 0 if resumed is None else int(resumed.get("document", 0))
+        source = self._read(first)
+        state = None if resumed is None else resumed.get("maker")
+        # What was read before the state was taken, and is needed again.
+        again: list[Ragged] = []
+        count = 0
+        while state is not None and first + count < int(state["document"]):
+            documents = next(source, None)
+            if documents is None:
+                raise StateError(
+                    f"the dataset ends at document {first + count}, before {state['document']}: has it changed?"
+                )
+            again.append(documents)
+            count += len(documents)
+        known = Ragged.concat(again)
+
+        def fetch(numbers: Ids) -> Ragged:
+            return known.take(numbers - first)
+
+        maker = self._maker = self._make(state, fetch)
+        self._resumed = None
+        rest = known[maker.next_document - first :] if again else known
+        yield from maker.feed(rest)
+        for documents in source:
+            yield from maker.feed(documents)
+        yield from maker.finish() if isinstance(maker, Packer) else self._last(maker)
+        self._maker = None
+        self._marks.clear()
+
+    def _last(self, joiner: Joiner) -> Iterator[LMBatch]:
+        """The last rows of joined documents; what does not fill one is left out where nothing pads it."""
+        return joiner.finish(remainder=self._settings.pad_id is not None)
+
+    def _make(self, state: Mapping[str, Any] | None, fetch: Callable[[Ids], Ragged]) -> Joiner | Packer:
+        if self._layout == "concat":
+            return Joiner(self._settings, self._batch_size, state=state)
+        return Packer(
+            self._settings,
+            self._batch_size,
+            lookahead=self._lookahead,
+            too_long=self._too_long,
+            state=state,
+            fetch=fetch,
+        )
+
+    def _read(self, first: int) -> Iterator[Ragged]:
+        """The dataset's documents, a batch of it at a time; notes how to get back to each."""
+        self._marks.clear()
+        number = first
+        while True:
+            start = self._dataset.upcoming()
+            self._marks.append(_Mark(number, start, 0))
+            read = 0
+            for read, batch in enumerate(self._dataset.batches(), 1):
+                if len(self._marks) > _MOST_MARKS:
+                    if self._maker is None:
+                        self._marks.popleft()
+                    else:
+                        self._forget_before(self._maker.state_dict())
+                documents = self._documents(batch, number)
+                number += len(documents)
+                self._marks.append(_Mark(number, start, read))
+                yield documents
+            if not self._endless:
+                return
+            if not read and not start.position:
+                raise ConfigError(
+                    f"epoch {start.epoch} has no documents for rank {self._dataset.world.rank}, and an endless stream would "
+                    "look for the next one for ever: use fewer ranks, a smaller batch_size of the dataset or more data"
+                )
+
+    def _documents(self, batch: Batch, first: int) -> Ragged:
+        if self._column not in batch:
+            raise ConfigError(f"the dataset has no column {self._column!r}; it has {', '.join(batch)}")
+        column: Any = batch[self._column]
+        if self._tokenize is not None:
+            column = _tokenized(self._tokenize, [str(text) for text in column], first)
+        return Ragged.of(column, dtype=self._token_dtype, name=self._column)
+
+
+def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any]:
+    """Token ids of each text; ``first`` is the number of the first among the documents of this rank's iteration."""
+    try:
+        found = tokenize(texts)
+    except BaseException as error:
+        pass_exits(error)
+        for number, text in enumerate(texts, first):
+            try:
+                tokenize([text])
+            except BaseException as alone:
+                pass_exits(alone)
+                raise _tokenizer_error(alone, f"document {number}") from alone
+        raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
+    if not hasattr(found, "__len__"):
+        raise ConfigError(f"the tokenizer returned a {type(found).__name__}: expected a list of ids for each text")
+    if len(found) != len(texts):
+        raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
+    return found
+
+
+def _tokenizer_error(error: BaseException, which: str) -> TransformError:
+    return TransformError(f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}")
+
+
+def _function_of(tokenizer: Any) -> Tokenize:
+    """A function from texts to lists of ids."""
+    encode = getattr(tokenizer, "encode_batch", None)
+    if encode is not None:
+        return lambda texts: [found.ids for found in encode(list(texts), add_special_tokens=False)]
+    if not callable(tokenizer):
+        raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}: expected a function from texts to lists of ids")
+    call: Tokenize = tokenizer
+    return call

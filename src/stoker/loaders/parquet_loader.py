@@ -1,0 +1,469 @@
+"""``StreamingParquetLoader``: batches for language models from token files, on any number of ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stoker.arguments import checked
+from stoker.cache.base import CacheKind
+from stoker.cache.open_cache import uses_memory
+from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
+from stoker.cluster import LoaderWorker, World
+from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.errors import ConfigError
+from stoker.loaders.iterable import TorchIterable
+from stoker.order.global_batches import Remainder
+from stoker.order.partition.part_plan import PartPlan
+from stoker.order.protocols import Plan
+from stoker.order.sample_order import Leg, Run, Seat
+from stoker.pipeline.data_rank import Seating
+from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.pipeline.state.resume import Session
+from stoker.pipeline.state.state import leg_of
+from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.bin_packing import TooLong
+from stoker.tokens.layouts.layout_spec import LayoutName, Making
+from stoker.tokens.layouts.pad import Block
+from stoker.tokens.order.coalesce import join_steps
+from stoker.tokens.order.division import Division, Granularity
+from stoker.tokens.order.file_shares import FileShares
+from stoker.tokens.order.prefetch import read_ahead
+from stoker.tokens.order.token_order import Stretch, TokenCourse, TokenOrder, stretches
+from stoker.tokens.settings import LabelKind, LMSettings
+from stoker.tokens.shard_config import LoaderStats, ShardConfig
+from stoker.tokens.sources.open_source import open_source
+from stoker.tokens.sources.source import SkippedFile, TokenSource
+from stoker.types import StorageOptions
+from stoker.units import parse_bytes, parse_count
+
+__all__ = ["LoaderStats", "ShardConfig", "StreamingParquetLoader"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Passage:
+    """The epoch that is being delivered, or was last.
+
+    Attributes:
+        leg: of it.
+        plan: of this rank.
+        batches: that were delivered, of all of this rank.
+    """
+
+    leg: Leg
+    plan: Plan
+    batches: int = 0
+
+
+class StreamingParquetLoader(TorchIterable[LMBatch]):
+    """Batches for language models from a token column of Parquet files, or from other token files.
+
+    Iterating gives this rank's batches of the next epoch as :class:`~stoker.tokens.batch.LMBatch`. Where tokens lie is known
+    from footers alone; a row group is decoded while the one before is delivered. torch's ``DataLoader`` takes a loader as it
+    is, with ``batch_size=None``; but each of its workers then decodes all that the rank reads, so ``decode_threads`` is the
+    better way to more speed.
+
+    Args:
+        source: Parquet files: a directory, URL prefix, file, pattern or list; Megatron's ``.bin`` or ``.idx``; or a
+            :class:`~stoker.tokens.sources.source.TokenSource`, such as :class:`~stoker.tokens.sources.source.RawSource`.
+        shard: this rank. Default: found as :meth:`World.detect <stoker.cluster.world.World.detect>` does.
+        batch_size: rows a batch on one rank.
+        seq_len: tokens a row.
+        column: the token column. Default: ``input_ids``, ``token_ids`` or ``tokens``.
+        layout: ``"concat"``: documents joined, and cut at every ``seq_len`` tokens; ``"pack"``: whole documents side by
+            side; ``"pad"``: a document a row, too long ones are an error; ``"truncate"``: likewise, but they are cut.
+        granularity: what is not divided among ranks: ``"file"`` (by name, file i is of rank ``i % world_size``),
+            ``"row_group"``, or ``"row"``. Default: the first of these for which there are enough, and no rank has more than
+            5 % above the mean; where that is not files, it is logged.
+        shuffle: mix files, row groups and rows anew in every epoch; otherwise the order of files. An epoch's order depends on
+            the seed and its number alone. But for ``"row"``, a rank has the same files or row groups in every epoch.
+        seed: of the order, where ``shard`` has none; default 42.
+        pad_id: what fills rows; needed but by ``"concat"``, where without it the tokens that do not fill the last row of a
+            rank are left out.
+        eos_id: put behind every document. ``None``: documents end as they are.
+        labels: ``"shifted"``, ``"unshifted"`` for models that shift, or ``"none"``; see
+            :class:`~stoker.tokens.settings.LMSettings`.
+        dtype: of ids and labels.
+        vocab_size: ids must be smaller.
+        too_long: with ``"pack"``, what becomes of documents longer than ``seq_len``: ``"split"``, ``"truncate"`` or
+            ``"error"``.
+        cross_document_labels, reset_positions, ignore_index: see :class:`~stoker.tokens.settings.LMSettings`.
+        shuffle_tokens: row groups are put together until they have about so many tokens, and rows are mixed among them.
+            More mixes better where files have few and large row groups, and takes more memory.
+        remainder: what becomes of ranks that do not have equally many rows: ``"pad"`` repeats a rank's own and says so,
+            ``"drop"`` stops all with the first to end, and says so; with both all ranks take the same number of steps.
+            ``"uneven"`` does neither.
+        decode_threads: row groups that are decoded at once, ahead of the one that is delivered.
+        local: directory of the cache for remote files; default below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
+        cache_limit: bytes that it may take.
+        cache: ``"disk"``, or ``"memory"``: row groups of remote files are held by each process that reads them, while it
+            reads them, and written nowhere; see :class:`~stoker.StreamingDataset`.
+        storage_options: credentials and settings for remote files.
+        on_bad_files: ``"skip"`` leaves damaged files out, and lists them in :attr:`skipped_files`.
+        world, replication, mesh: who reads what, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
+
+    Raises:
+        ConfigError: arguments that make no sense, no token column, or fewer files than ranks where ``granularity="file"``.
+        StorageError, CorruptDataError, FormatError, IndexFileError: files can not be read, are damaged, or disagree.
+    """
+
+    @checked
+    def __init__(
+        self,
+        source: Files | TokenSource,
+        shard: ShardConfig | None = None,
+        batch_size: int = 8,
+        seq_len: int = 2048,
+        *,
+        column: str | None = None,
+        layout: LayoutName = "concat",
+        granularity: Granularity | None = None,
+        shuffle: bool = True,
+        seed: int | None = None,
+        pad_id: int | None = None,
+        eos_id: int | None = None,
+        labels: LabelKind = "shifted",
+        dtype: DTypeLike = np.int64,
+        vocab_size: int | None = None,
+        too_long: TooLong = "split",
+        cross_document_labels: bool = False,
+        reset_positions: bool = True,
+        ignore_index: int = -100,
+        shuffle_tokens: int | str = 1 << 22,
+        remainder: Remainder = "pad",
+        decode_threads: int = 1,
+        local: str | os.PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
+        cache: CacheKind = "disk",
+        storage_options: StorageOptions | None = None,
+        on_bad_files: OnBadFiles = "error",
+        world: World | None = None,
+        replication: int | None = None,
+        mesh: Mesh | DeviceMesh | None = None,
+    ) -> None:
+        if decode_threads < 1:
+            raise ConfigError(f"decode_threads={decode_threads}: at least 1")
+        if shard is not None:
+            if world is not None or replication is not None or mesh is not None or seed is not None:
+                raise ConfigError(
+                    "shard= says which rank this is, and the seed: give no world, replication, mesh or seed"
+                )
+            world = World(shard.rank, shard.world_size, source="ShardConfig")
+        settings = LMSettings(
+            seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
+        )
+        making = Making(settings, layout, too_long)
+        self.batch_size = batch_size
+        self.decode_threads = decode_threads
+        self.stats = LoaderStats()
+        self._seating = Seating(world, replication, mesh)
+        self._seating.seat(batch_size)
+        limit = None if cache_limit is None else parse_bytes(cache_limit)
+        held = uses_memory(cache)
+        self._source = open_source(source, column, local, storage_options, on_bad_files, limit, in_memory=held)
+        self._making = making.over(self._source, decode_threads)
+        chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
+        self._course: TokenCourse = self._making.course(
+            granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
+        )
+        self._session = Session(self._course, "begin the next one with reset_epoch()")
+        self._told: set[int] = set()
+        self._known_shares: dict[tuple[int, int], FileShares] = {}
+        self._forget()
+        self._division()
+
+    def _forget(self) -> None:
+        """Nothing of an epoch is under way."""
+        self._passage: _Passage | None = None
+        self._exhausted: int | None = None
+        self._running: Iterator[LMBatch] | None = None
+
+    # -- files and sizes -------------------------------------------------------------------------------------------
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens a row."""
+        return self._making.settings.seq_len
+
+    @property
+    def total_files(self) -> int:
+        """Number of files that have rows, of all ranks."""
+        return len(self._source.groups.files)
+
+    @property
+    def my_files(self) -> tuple[str, ...]:
+        """The files of this rank: all, where rows are divided; else those of which it has something."""
+        names = self._source.groups.files
+        return tuple(names[number] for number in self._shares().files.tolist())
+
+    @property
+    def num_files(self) -> int:
+        """Number of :attr:`my_files`."""
+        return self._shares().files.size
+
+    @property
+    def granularity(self) -> Granularity:
+        """What is not divided among the ranks of this world."""
+        return self._division().granularity
+
+    @property
+    def skipped_files(self) -> Sequence[SkippedFile]:
+        """Files that were left out, and why."""
+        return tuple(self._source.skipped)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the files that this rank has in an epoch; where rows are divided, about."""
+        return self._division().tokens(self._course.cells, self._seat().rank)
+
+    @property
+    def steps(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return len(self._course.run(Leg(0), self._seat()).plan)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    # -- the epoch -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[LMBatch]:
+        """This rank's (and loader worker's) batches of the next epoch, or of the rest of one that was resumed."""
+        self._running = None
+        return self._batches()
+
+    def next_batches(self) -> list[LMBatch] | None:
+        """The batches of the next file, or ``None`` at the epoch's end, until :meth:`reset_epoch`.
+
+        Files are mixed, and rows go on from file to file: so these are a file's share of the epoch, and only without
+        shuffling the file's own. All of them are in memory at once.
+        """
+        if self._exhausted is not None:
+            return None
+        if self._running is None:
+            self._running = self._batches()
+        batches: list[LMBatch] = []
+        begin = self.current_file_index
+        for batch in self._running:
+            batches.append(batch)
+            if self.current_file_index > begin:
+                break
+        return batches or None
+
+    @property
+    def current_epoch(self) -> int:
+        """Number of the epoch that is being delivered, or comes next."""
+        if self._exhausted is not None:
+            return self._exhausted
+        return self._session.upcoming().epoch if self._passage is None else self._passage.leg.epoch
+
+    @property
+    def is_epoch_exhausted(self) -> bool:
+        """Whether all of the epoch has been delivered, and the next has not begun."""
+        if self._exhausted is not None:
+            return True
+        passage = self._passage
+        return passage is not None and passage.batches >= len(passage.plan)
+
+    @property
+    def current_file_index(self) -> int:
+        """How many of :attr:`my_files` have had their share of the epoch."""
+        if self._exhausted is not None:
+            return self.num_files
+        if self._passage is not None:
+            return self._index_at(self._passage, self._passage.batches)
+        point = self._session.upcoming()
+        if not point.position:
+            return 0
+        leg = leg_of(point)
+        return self._index_at(_Passage(leg, self._course.run(leg, self._seat()).plan), 0)
+
+    @checked
+    def reset_epoch(self, epoch: int) -> None:
+        """Let the next iteration deliver this epoch from its beginning."""
+        if epoch < 0:
+            raise ConfigError(f"epoch {epoch}: epochs count from 0")
+        self._go_to(StartingPoint(epoch))
+
+    @checked
+    def resume_from(self, file_index: int) -> None:
+        """Go on in the current epoch where :attr:`current_file_index` was ``file_index``, to the batch.
+
+        Call it on all ranks. Where their files differ in size they are out of step then; states are the better way.
+        """
+        epoch, seat, shares = self.current_epoch, self._seat(), self._shares()
+        if file_index >= shares.files.size:
+            self._go_to(StartingPoint(epoch + 1))
+            self._exhausted = epoch
+            return
+        rounds = self._division().rounds
+        row = shares.begin(file_index, rounds.size(seat.rank))
+        self._go_to(StartingPoint(epoch, rounds.position_of_round(row // seat.batch_size * seat.batch_size)))
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this run is, to go on from on any number of ranks: JSON-serialisable, the same on all ranks.
+
+        It counts what this object has delivered; in a ``DataLoader``'s workers, what each has, for a loader that saves their
+        states apart. Around a ``DataLoader`` use :meth:`state_after`.
+        """
+        worker, seat = LoaderWorker.detect(), self._seat()
+        if worker.token is not None:
+            return self._session.worker_state(worker, seat)
+        return self._session.state(self._session.here(), seat)
+
+    def upcoming(self) -> StartingPoint:
+        """Where the next iteration begins."""
+        return self._session.upcoming()
+
+    def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
+        return self._session.state_after(start, batches, self._seat(), ended=ended)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration go on where ``state`` was taken, with any number of ranks and rows a batch.
+
+        Raises:
+            StateError: it belongs to other data, or to other settings of the order; says what differs.
+        """
+        self._session.load(state, LoaderWorker.detect(), self._seat())
+        self._forget()
+
+    def close(self) -> None:
+        """Let go of all files. Iterating again opens them."""
+        self._running = None
+        self._source.close()
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[LMBatch]:
+        worker, seat = LoaderWorker.detect(), self._seat()
+        point, begun = self._session.begin(worker, seat)
+        if point.partial:
+            raise ConfigError("the state was taken inside a batch: states of this loader never are")
+        leg = leg_of(point)
+        run = self._session.run(point, seat)
+        self._tell(run, leg)
+        delivery = self._session.deliver(point, run.plan, begun)
+        self._exhausted = None
+        passage = self._passage = _Passage(leg, run.plan, begun)
+        order = run.order
+        assert isinstance(order, TokenOrder)  # as courses of tokens make them
+        steps = stretches(order, run.plan, worker.number, worker.count, begun)
+        layout, settings = self._making.layout, self._making.settings
+        if layout.parts:
+            row = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
+            steps = join_steps(steps, self.batch_size, order.settings.step, row)
+        load = partial(self._making.load, order, self._last_blocks(order, run.plan))
+        self._source.rest()
+        try:
+            for parts in read_ahead(steps, load, self._make, self.decode_threads):
+                for batch in LMBatch.concat(parts).split(self.batch_size):
+                    delivery.batch()
+                    passage.batches += 1
+                    self.stats.count(batch)
+                    yield batch
+        finally:
+            self._source.rest()
+        delivery.finished = True
+        if worker.token is None and self._passage is passage:
+            self._exhausted = leg.epoch
+
+    def _make(self, stretch: Stretch, blocks: Sequence[Block]) -> LMBatch:
+        return self._making.layout.batch(blocks, stretch.inside, stretch.rows)
+
+    @staticmethod
+    def _last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
+        """Track to the last block of it that this rank reads, where it reads one alone."""
+        if not isinstance(plan, PartPlan):
+            return {}
+        size = plan.rounds.size(plan.rank)
+        if not size:
+            return {}
+        place = np.array([order.place(plan.rank, size - 1)], dtype=np.int64)
+        track, block = order.split(order.last_block(place))
+        return {int(track[0]): int(block[0])}
+
+    def _seat(self) -> Seat:
+        return self._seating.seat(self.batch_size)
+
+    def _division(self) -> Division:
+        """The parts of the world at hand."""
+        seat = self._seat()
+        division = self._course.division(seat.world_size)
+        if seat.world_size not in self._told:
+            self._told.add(seat.world_size)
+            if division.reason and seat.rank == 0:
+                logger.warning(
+                    "%s: ranks share out %ss: %s", self._source.name, _WORDS[division.granularity], division.reason
+                )
+        return division
+
+    def _shares(self) -> FileShares:
+        seat = self._seat()
+        found = self._known_shares.get((seat.world_size, seat.rank))
+        if found is None:
+            found = FileShares.of(self._course.cells, self._division(), seat.rank)
+            self._known_shares = {(seat.world_size, seat.rank): found}
+        return found
+
+    def _index_at(self, passage: _Passage, batches: int) -> int:
+        """How many files have had their share after some batches."""
+        plan = passage.plan
+        if batches >= len(plan):
+            return self.num_files
+        if isinstance(plan, PartPlan):
+            done, whole = plan.start_round + batches * plan.batch_size, plan.rounds.size(plan.rank)
+        else:
+            done, whole = passage.leg.position + batches * plan.batch_size * plan.world_size, plan.end
+        return self._shares().ended(done, whole)
+
+    def _tell(self, run: Run, leg: Leg) -> None:
+        plan = run.plan
+        if plan.rank:
+            return
+        if plan.padding:
+            logger.warning(
+                "epoch %d: %d rows come twice, so that all %d ranks take the same number of steps (remainder='uneven' or "
+                "'drop' repeats none)",
+                leg.epoch,
+                plan.padding,
+                plan.world_size,
+            )
+        if self._course.settings.remainder == "drop":
+            logger.warning(
+                "epoch %d: %d of %d rows are left out, so that all %d ranks take the same number of full batches",
+                leg.epoch,
+                getattr(plan, "tail", 0),
+                plan.end - leg.position,
+                plan.world_size,
+            )
+
+    def _go_to(self, point: StartingPoint) -> None:
+        seat = self._seat()
+        self._session.load(self._session.state(point, seat), LoaderWorker.detect(), seat)
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The child process may not be able to find out its world.
+        self._seating.settle()
+        return {**self.__dict__, "_running": None, "_passage": None}
+
+    def __repr__(self) -> str:
+        groups = self._source.groups
+        return (
+            f"<StreamingParquetLoader of {int(groups.tokens.sum())} tokens in {len(groups.files)} files, "
+            f"{self.batch_size} x {self.seq_len}, {self._making.name}>"
+        )
+
+
+_WORDS = {"file": "file", "row_group": "row group", "row": "row"}

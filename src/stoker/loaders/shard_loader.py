@@ -1,0 +1,379 @@
+"""``StreamingShardLoader``: one worker's samples, in lockstep with others or as a coordinator hands them out."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from stoker.arguments import checked
+from stoker.coordination import Progress, WorkerHealth
+from stoker.errors import ConfigError, StokerError, TransformError
+from stoker.loaders.dataset import StreamingDataset
+from stoker.order.sample_order import Course
+from stoker.pipeline.chosen import changed_course, course_of_arrays
+from stoker.pipeline.prefetch_buffer import END
+from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
+from stoker.pipeline.stats.stats import StreamStats
+from stoker.pipeline.workers.adaptive import Adaptive, adaptive_course, planned_course
+from stoker.pipeline.workers.array_source import ArrayRows
+from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.leased import Leased
+from stoker.pipeline.workers.lockstep import FILLER, Lockstep
+from stoker.pipeline.workers.planned import Planned
+from stoker.pipeline.workers.replayed import Replayed
+from stoker.pipeline.workers.sample_source import PoolRows, Rows
+from stoker.streams.streams import Stream
+from stoker.types import Transform
+
+__all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
+
+
+class StreamingShardLoader:
+    """Hands out one worker's samples, or batches, of a dataset.
+
+    In lockstep (all partitions but :class:`~stoker.pipeline.workers.adaptive.Adaptive`) a worker's part follows from its
+    rank; with ``global_batch_size=`` from a plan, by which unlike machines get unlike parts of each global batch. With
+    ``Adaptive`` workers lease splits from a coordinator, the faster more, and what a lost worker had not committed goes to
+    others.
+
+    ``for sample in loader`` delivers what is left of the epoch; if nothing is, the next epoch. :meth:`next` gives ``None`` at
+    an epoch's end, until :meth:`reset`. One thread at a time may take samples.
+
+    Args:
+        dataset: a :class:`~stoker.loaders.dataset.StreamingDataset`, whose settings hold where the config has none, and
+            which is not to be iterated over meanwhile; or :class:`~stoker.streams.streams.Stream` objects; or a dict of
+            arrays.
+        config: this worker's place and ways.
+        transform: applied to each sample; for a StreamingDataset, give it there.
+
+    Raises:
+        ConfigError: settings that contradict each other or do not fit the dataset.
+    """
+
+    @checked
+    def __init__(
+        self,
+        dataset: StreamingDataset | Stream | Sequence[Stream] | Mapping[str, Any],
+        config: StreamingConfig | None = None,
+        *,
+        transform: Transform | None = None,
+    ) -> None:
+        self.config = config = config or StreamingConfig()
+        if isinstance(dataset, Stream):
+            dataset = [dataset]
+        batch_size = config.batch_size or 1
+        rows: Rows
+        if isinstance(dataset, StreamingDataset):
+            if transform is not None:
+                raise ConfigError("give transform= to the StreamingDataset")
+            rows, course = _of_dataset(dataset, config)
+            batch_size = config.batch_size or dataset.batch_size or 1
+        elif isinstance(dataset, Mapping):
+            rows = ArrayRows(dataset, transform)
+            course = course_of_arrays(rows, config)
+        elif isinstance(dataset, Sequence) and all(isinstance(one, Stream) for one in dataset):
+            rows, course = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
+        else:
+            raise ConfigError(
+                f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
+            )
+        self._rows = rows
+        self._worker: Lockstep | Planned | Leased | Replayed
+        if config.global_batch_size is not None:
+            self._worker = Planned(rows, planned_course(course), config)
+        elif config.adaptive is None:
+            self._worker = Lockstep(rows, course, config, batch_size)
+        else:
+            adaptive = adaptive_course(course, config.adaptive)
+            self._worker = (Leased if config.leased else Replayed)(rows, adaptive, config)
+        self._folder: CheckpointFolder | None = None
+        if config.checkpoint_url is not None:
+            self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, rows.counts)
+        self._saved_at = 0
+        self._due = config.checkpoint_interval if self._folder is not None else None
+
+    # -- samples ---------------------------------------------------------------------------------------------------
+
+    def next(self) -> Any:
+        """The next sample (or batch, if the config has a batch size); ``None`` at the epoch's end.
+
+        Asking for it says that the one before is done. After an error, what could not be delivered comes again.
+
+        Raises:
+            TransformError: the transform returned ``None`` for a sample, which would look like the end. Iterating over the
+                loader delivers it.
+        """
+        item = self._next()
+        if item is None:
+            raise TransformError(
+                f"sample {self._worker.delivered - 1} of what this worker has had of epoch {self.epoch}: the transform "
+                "returned None, and next() returns None at the epoch's end. Return the sample, or iterate over the loader"
+            )
+        return None if item is END else item
+
+    def _next(self) -> Any:
+        worker = self._worker
+        if self._due is not None and not worker.finished and worker.delivered - self._saved_at >= self._due:
+            self._save_soon()
+        return worker.next()
+
+    def __iter__(self) -> Iterator[Any]:
+        """What is left of the epoch; where nothing is, the next epoch."""
+        if self._worker.finished:
+            self.reset()
+        return self._left()
+
+    def _left(self) -> Iterator[Any]:
+        while (item := self._next()) is not END:
+            yield item
+
+    @checked
+    def prefetch(self, samples: int | None = None, timeout: float | None = 60.0) -> int:
+        """Wait until the background thread has samples ready. Nothing is delivered by that.
+
+        Args:
+            samples: how many; no more than the buffer holds. Default: a full buffer.
+            timeout: seconds after which to wait no longer.
+
+        Returns:
+            Samples that are ready; fewer than asked for where no more are left, or in time.
+        """
+        wanted = self.config.prefetch_buffer_size if samples is None else samples
+        if wanted < 0:
+            raise ConfigError(f"prefetch: samples must be at least 0, got {samples}")
+        return self._worker.prefetch(wanted, timeout)
+
+    def reset(self) -> None:
+        """Begin the next epoch, with its own order. What was read ahead of this one is dropped."""
+        self._worker.reset()
+        self._saved_at = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is delivered."""
+        return self._worker.epoch
+
+    def __len__(self) -> int:
+        """Samples (or batches) of this worker in an epoch; of leased work, of all workers, as nobody knows who gets which."""
+        return len(self._worker)
+
+    def is_empty(self) -> bool:
+        """Whether an epoch has nothing for this worker."""
+        return len(self) == 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    # -- work by a plan --------------------------------------------------------------------------------------------
+
+    @checked
+    def change_plan(self, weights: Sequence[int], ranks: Sequence[int] | None = None) -> int:
+        """Divide global batches anew, from the first one on that no rank can have read ahead. Nothing is recalled.
+
+        All ranks must call it after the same step, with the same numbers: they need not talk, but each must be told.
+
+        Args:
+            weights: for each of ``ranks`` an integer from 1, its part of a global batch in proportion.
+            ranks: those that take part from then on; default: all. The others get nothing more in this epoch; they can be
+                named again after :meth:`reset`, before its first step.
+
+        Returns:
+            The position in the epoch from which it holds.
+
+        Raises:
+            ConfigError: the config has no ``global_batch_size``; or ranks and weights that make no sense; or nothing of the
+                epoch is left that was not read ahead.
+        """
+        return self._planned("change_plan").change(weights, ranks)
+
+    def plan(self) -> dict[str, Any]:
+        """The plan so far, JSON-serialisable: the same in all ranks, or one of them was told something else."""
+        return self._planned("plan").plan.as_dict()
+
+    def _planned(self, what: str) -> Planned:
+        if not isinstance(self._worker, Planned):
+            raise ConfigError(f"{what}: only a config with global_batch_size= has a plan")
+        return self._worker
+
+    # -- leased work -----------------------------------------------------------------------------------------------
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Say that all that was delivered is done, and wait until the coordinator has it. In lockstep: nothing.
+
+        Raises:
+            CommitRefusedError: leases were lost, and others have some of it, which must be discarded; names the positions
+                (see :meth:`last_positions`) and who has them. All else is committed. With ``commit="explicit"`` it tells of
+                all since the last call; otherwise of what this call was to commit: refused commits in the background are
+                counted in the stats, and logged.
+            WaitTimeoutError: it has it not in time.
+            EngineError: the coordinator does not answer.
+        """
+        self._worker.commit()
+        if isinstance(self._worker, Leased):
+            self._worker.flush(timeout)
+            self._worker.raise_if_refused()
+
+    def last_positions(self) -> range:
+        """Positions in the epoch of the sample (or batch) that was delivered last; empty before the first."""
+        return self._leased("last_positions").last_positions()
+
+    def progress(self) -> Progress:
+        """How far the epoch is, of all workers together: what was delivered again included."""
+        return self._leased("progress").progress()
+
+    def health(self) -> list[WorkerHealth]:
+        """How all workers fare."""
+        return self._leased("health").health()
+
+    def assignment(self) -> dict[str, Any]:
+        """Who committed what of the epoch so far: ``Adaptive(base, replay=...)`` runs it again.
+
+        Returns:
+            A JSON-serialisable dict: ``entries``, rows whose first two numbers are the positions ``[begin, end)`` and whose
+            third is the rank; and what they are of, which a replay compares: ``epoch``, ``world_size`` and ``identity``,
+            which has the data set's fingerprint, the order and the settings.
+        """
+        return self._leased("assignment").assignment().as_dict()
+
+    def _leased(self, what: str) -> Leased:
+        if not isinstance(self._worker, Leased):
+            raise ConfigError(f"{what}: only Adaptive has a coordinator that knows of all workers")
+        return self._worker
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def get_checkpoint(self) -> Checkpoint:
+        """Where to go on, all that was delivered taken for done. Save it with what else the job has to save.
+
+        Of leased work it is that of all workers: what is committed. This worker's delivered samples are committed first, but
+        not where commits are explicit; so the thread that takes the samples must call it.
+        """
+        if isinstance(self._worker, Leased):
+            if self.config.commit == "next":
+                self._worker.commit()
+            self._worker.flush(self.config.patience)
+        return self._worker.checkpoint()
+
+    def restore_from_checkpoint(
+        self,
+        checkpoint: Checkpoint | Mapping[str, Any],
+        *,
+        any_rank: bool = False,
+        rollback: bool = False,
+        attempt: int = 0,
+    ) -> None:
+        """Go on where a checkpoint was taken; what was read ahead is dropped.
+
+        Args:
+            checkpoint: of :meth:`get_checkpoint`, or its dict.
+            any_rank: take it although it is another rank's, or of another world: the ranks were in step when it was taken.
+            rollback: leased work: undo commits that the coordinator has and the checkpoint lacks.
+            attempt: leased work: another number each time that a run goes back to the same checkpoint.
+
+        Raises:
+            StateError: it belongs to another dataset, order, partition, rank or world; says what differs.
+            StaleCheckpointError: the coordinator is further on, and ``rollback`` is not set.
+        """
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint.from_dict(checkpoint, "this checkpoint")
+        if isinstance(self._worker, Lockstep | Planned):
+            self._worker.restore(checkpoint, any_rank=any_rank)
+        elif isinstance(self._worker, Leased):
+            self._worker.restore(checkpoint, rollback=rollback, attempt=attempt)
+        else:
+            self._worker.restore(checkpoint)
+        self._saved_at = 0
+
+    def save_checkpoint(self) -> Checkpoint:
+        """Write :meth:`get_checkpoint` to the config's ``checkpoint_url`` now; also returns it.
+
+        Raises:
+            StorageError: it can not be written.
+        """
+        folder = self._checkpoints()
+        checkpoint = self.get_checkpoint()
+        folder.save(checkpoint)
+        self._saved_at = self._worker.delivered
+        return checkpoint
+
+    @checked
+    def restore_latest(self, *, rank: int | None = None) -> Checkpoint | None:
+        """Go on from the last checkpoint below ``checkpoint_url``.
+
+        Args:
+            rank: whose. Default: this worker's own; but rank 0's where ranks are in step (``"pad"``, ``"drop"``, ``"join"``),
+                so that all go on from the same one, whatever each had written when they were stopped.
+
+        Returns:
+            The checkpoint; ``None`` where there is none, and the run begins.
+
+        Raises:
+            StateError: it does not fit; says what differs.
+        """
+        folder = self._checkpoints()
+        in_step = self.in_step
+        whose = (0 if in_step else self.config.rank) if rank is None else rank
+        found = folder.load(whose)
+        if found is not None:
+            self.restore_from_checkpoint(found, any_rank=in_step or rank is not None)
+        return found
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks take the same number of steps."""
+        return isinstance(self._worker, Lockstep | Planned) and self._worker.in_step
+
+    def _checkpoints(self) -> CheckpointFolder:
+        if self._folder is None:
+            raise ConfigError("there is no folder for checkpoints: give the config checkpoint_url=")
+        return self._folder
+
+    def _save_soon(self) -> None:
+        assert self._folder is not None
+        self._saved_at = self._worker.delivered
+        if isinstance(self._worker, Leased):
+            self._folder.save_soon(self._worker.checkpoint)  # the engine is asked on the folder's thread
+        else:
+            checkpoint = self._worker.checkpoint()
+            self._folder.save_soon(lambda: checkpoint)
+
+    # -- stats, end ------------------------------------------------------------------------------------------------
+
+    def get_stats(self) -> StreamStats:
+        """How loading goes; cheap, at any time, from any thread."""
+        return StreamStats.of(self._rows.counts, buffered=True)
+
+    def close(self) -> None:
+        """Stop reading ahead, write what is to be written, and leave the coordinator. Uncommitted work goes to others."""
+        try:
+            if self._folder is not None:
+                self._folder.close()
+        finally:
+            self._worker.close()
+            self._rows.close()
+
+    def __del__(self) -> None:
+        # A forgotten worker must not keep its leases. Giving them back takes time and locks, which must not be those of
+        # whoever runs finalisers. All others' threads end by themselves.
+        worker = self.__dict__.get("_worker")
+        if isinstance(worker, Leased) and worker.takes_part and not sys.is_finalizing():
+            threading.Thread(target=_forget, args=(worker,), name="stoker-forgotten", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _forget(worker: Leased) -> None:
+    with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
+        worker.close()
+
+
+def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolRows, Course]:
+    feed = dataset.feed  # the loader is a second reader of what the dataset has opened
+    return PoolRows(feed.pool, feed.settings, dataset.world.local_world_size), changed_course(feed.course, config)

@@ -1,0 +1,1 @@
+"""Mixtures: how several streams share an epoch."""

@@ -1,0 +1,87 @@
+"""An epoch put together from mixings: positions to codes, and to shards and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.stream_locator import Lines
+from stoker.types import Ids
+
+__all__ = ["MixedOrder", "Pieces"]
+
+
+class Pieces:
+    """The mixings of an epoch, one after the other.
+
+    Args:
+        firsts: first position of each in the epoch, rising. Nothing is asked below the first of them.
+        offsets: what position of the mixing that is, of each.
+        mixings: the mixings.
+    """
+
+    __slots__ = ("_firsts", "_offsets", "mixings")
+
+    def __init__(self, firsts: Sequence[int], offsets: Sequence[int], mixings: Sequence[Mixing]) -> None:
+        if not mixings or not len(firsts) == len(offsets) == len(mixings):
+            raise ConfigError(f"{len(mixings)} mixings have {len(firsts)} first positions and {len(offsets)} offsets")
+        self._firsts: Ids = np.array(firsts, dtype=np.int64)
+        self._offsets: Ids = np.array(offsets, dtype=np.int64)
+        self.mixings = tuple(mixings)
+
+    def numbers(self, positions: Ids) -> Ids:
+        """Number of the mixing that has each position."""
+        numbers: Ids = np.maximum(np.searchsorted(self._firsts, positions, side="right") - 1, 0)
+        return numbers
+
+    def codes(self, positions: Ids) -> Ids:
+        """Code of the sample at each position of the epoch; int64, shape ``(k,)``."""
+        if positions.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        first, last = map(int, self.numbers(np.array([positions.min(), positions.max()])))
+        if first == last:
+            return self.mixings[first].codes(self._inside(positions, first))
+        codes = np.empty_like(positions)
+        numbers = self.numbers(positions)
+        for number in range(first, last + 1):
+            here = numbers == number
+            codes[here] = self.mixings[number].codes(self._inside(positions[here], number))
+        return codes
+
+    def reached(self, positions: Ids) -> Ids:
+        """What :meth:`Mixing.reached` says at positions of the epoch, its end included; int64, shape ``(k, streams)``."""
+        reached: Ids = np.empty((positions.size, self.mixings[0].counts.size), dtype=np.int64)
+        numbers = self.numbers(positions)
+        for number in np.unique(numbers).tolist():
+            here = np.flatnonzero(numbers == number)
+            reached[here] = self.mixings[number].reached(self._inside(positions[here], number))
+        return reached
+
+    def shares(self, positions: Ids) -> Ids:
+        """Samples of each stream in the whole mixing that has each position; int64, shape ``(k, streams)``."""
+        shares: Ids = np.stack([mixing.counts for mixing in self.mixings])[self.numbers(positions)]
+        return shares
+
+    def _inside(self, positions: Ids, number: int) -> Ids:
+        shift = int(self._offsets[number] - self._firsts[number])
+        return positions + shift if shift else positions
+
+
+class MixedOrder:
+    """The order of an epoch that is put together from several lines.
+
+    Args:
+        lines: where the samples lie.
+        pieces: which sample comes at which position.
+    """
+
+    def __init__(self, lines: Lines, pieces: Pieces) -> None:
+        self.lines = lines
+        self.pieces = pieces
+
+    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
+        """Shard number and row at each position of the epoch; two int64 arrays of the shape of ``positions``."""
+        return self.lines.locate(self.pieces.codes(positions))

@@ -1,0 +1,250 @@
+"""Which stream's which sample comes at which position of an epoch that several streams make up.
+
+A *code* names a sample by its line and its number there: ``line << 42 | number`` (see
+:mod:`stoker.order.mixture.stream_locator`; a stream is read as one endless line). A :class:`Mixing` turns positions into
+codes. All of it is closed form: nothing is stored per sample, and a sample costs O(log streams).
+
+How it works, for S streams of which n_s samples are wanted, C canonical nodes and units of U samples:
+
+1. Position x belongs to unit ``u = x // U``. Units are dealt to the canonical nodes in turn: ``c = u % C``, and u is the
+   node's unit number ``j = u // C``. All samples of a unit are of one stream.
+2. Each node has ``n_s // (C * U)`` units of stream s, and all nodes have them in the same even order
+   (:mod:`stoker.order.mixture.interleave`). Inside windows of some units each node's order is scrambled by a bijection of
+   its own, so that which stream comes next is no longer regular and shares are still kept window by window.
+3. Node c reads the numbers of a stream that are c modulo C, which is what the line's own canonical node c is made of. So
+   shards stay with nodes.
+4. What does not make up a unit of each node, less than ``C * U`` samples of a stream, comes at the end, mixed.
+
+With one stream, or but one that has samples, codes are the stream's numbers in rising order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.order.mixture.interleave import Interleave
+from stoker.order.mixture.stream_locator import NUMBER_BITS
+from stoker.order.shuffle.bijection import Domain, mix, mix_array, permute, split_keys
+from stoker.types import Ids
+
+__all__ = ["WINDOW", "Mixing"]
+
+WINDOW: Final = 1024
+"""Units in a window that a node's units are scrambled in: enough to be irregular, few enough to keep shares steady."""
+
+_TAG_WINDOWS: Final = 1
+_TAG_REST: Final = 2
+
+
+class Mixing:
+    """A stretch of training in which streams have fixed shares.
+
+    Args:
+        counts: samples of each stream, shape ``(streams,)``.
+        begun: samples of each stream that came before, shape ``(streams,)``; the stretch goes on there. Default: none.
+        nodes: number of canonical nodes.
+        unit: samples that come one behind the other from one stream.
+        window: units in which order is scrambled; 0: it is not. See :data:`WINDOW`.
+        key: of the scrambling.
+        shared: whether a unit is read by all nodes together (position x by node ``x % nodes``), instead of by one
+            alone. Units that ``nodes`` does not divide can not be: which node reads which shard is then left open.
+        unit_counts: units of each stream on each node. For stretches whose steps must have the same streams although their
+            counts differ. Default: as many as there can be.
+        first_line: line of the first stream.
+
+    Attributes:
+        counts: int64, shape ``(streams,)``.
+        begun: int64, shape ``(streams,)``.
+        total: number of positions.
+    """
+
+    __slots__ = (
+        "_domain",
+        "_first_line",
+        "_key",
+        "_nodes",
+        "_numbers",
+        "_only",
+        "_order",
+        "_rest_codes",
+        "_rest_ends",
+        "_shared",
+        "_shares",
+        "_starts",
+        "_turns",
+        "_unit",
+        "_window",
+        "begun",
+        "counts",
+        "total",
+    )
+
+    def __init__(
+        self,
+        counts: Sequence[int] | NDArray[np.integer],
+        begun: Sequence[int] | NDArray[np.integer] | None = None,
+        *,
+        nodes: int = 1,
+        unit: int = 1,
+        window: int = 0,
+        key: int = 0,
+        shared: bool = False,
+        unit_counts: Sequence[int] | NDArray[np.integer] | None = None,
+        first_line: int = 0,
+    ) -> None:
+        for name, value, least in (("nodes", nodes, 1), ("unit", unit, 1), ("window", window, 0)):
+            if value < least:
+                raise ConfigError(f"{name} of a mixing must be at least {least}, got {value}")
+        self._shares = Interleave(np.asarray(counts))
+        self.counts: Ids = self._shares.counts
+        self.total = self._shares.total
+        self.begun: Ids = np.zeros_like(self.counts) if begun is None else np.array(begun, dtype=np.int64)
+        if self.begun.shape != self.counts.shape or int(self.begun.min()) < 0:
+            raise ConfigError(f"{self.counts.size} streams were begun at {self.begun.tolist()}")
+        longest = int((self.begun + self.counts).max())
+        if longest > 1 << NUMBER_BITS:
+            raise ConfigError(
+                f"{longest} samples of a stream are asked for; a run reads at most {1 << NUMBER_BITS} of each"
+            )
+        if shared and unit % nodes:
+            nodes = 1
+        # From here on a unit is what one node has of it.
+        self._shared = shared
+        self._nodes = nodes
+        self._unit = unit // nodes if shared else unit
+        self._window = window
+        self._domain = Domain(np.int64(max(1, window)))
+        self._key = key
+        self._first_line = first_line
+        self._lay_out(unit_counts)
+
+    def codes(self, index: Ids) -> Ids:
+        """Code of the sample at each position; int64, shape ``(k,)``. ``index`` is in ``[0, total)``."""
+        if self._only is not None:
+            codes: Ids = index + self._starts[self._only]
+            return codes
+        main = self._order.total * self._nodes * self._unit
+        if index.size == 0 or int(index.max()) < main:
+            return self._main(index)
+        if int(index.min()) >= main:
+            return self._rest(index - main)
+        codes = np.empty_like(index)
+        early = index < main
+        codes[early] = self._main(index[early])
+        codes[~early] = self._rest(index[~early] - main)
+        return codes
+
+    def reached(self, index: Ids) -> Ids:
+        """Number of each stream's next sample after ``index[i]`` positions in which streams are spread evenly.
+
+        This is what :class:`~stoker.order.mixture.stratified_batches.StratifiedPlan` deals; :meth:`codes` has the same
+        samples in all, in units and scrambled.
+
+        Args:
+            index: int64, shape ``(k,)``, in ``[0, total]``.
+
+        Returns:
+            int64 of shape ``(k, streams)``.
+        """
+        return self.begun + self._shares.counts_before(index)
+
+    def _lay_out(self, unit_counts: Sequence[int] | NDArray[np.integer] | None) -> None:
+        across = self._nodes * self._unit
+        most = self.counts // across
+        units = most if unit_counts is None else np.asarray(unit_counts, dtype=np.int64)
+        if units.shape != most.shape or int(units.min()) < 0 or (units > most).any():
+            raise ConfigError(
+                f"{units.tolist()} units of {across} samples were asked of streams that have {most.tolist()}"
+            )
+        self._order = Interleave(units)
+        lines = self._first_line + np.arange(self.counts.size, dtype=np.int64)
+        self._starts = (lines << NUMBER_BITS) | self.begun
+        some = np.flatnonzero(self.counts)
+        self._only = int(some[0]) if some.size == 1 else None
+        rest = self.counts - units * across
+        self._rest_ends = np.cumsum(rest)
+        # What comes after the units of stream s, less where that begins among all rests.
+        self._rest_codes = self._starts + units * across - (self._rest_ends - rest)
+        # At [c * S + s]: how far after the numbers' start node c's first number is.
+        nodes = np.arange(self._nodes, dtype=np.int64)[:, None]
+        self._turns = ((nodes - self.begun) % self._nodes + self._starts).reshape(-1)
+
+    def _main(self, index: Ids) -> Ids:
+        nodes, unit = self._nodes, self._unit
+        inside: Ids | None = None
+        node: Ids | None = None
+        if self._shared:
+            inside, index = _split(index, unit * nodes)
+            if nodes > 1:
+                node, inside = _split(inside, nodes)
+        else:
+            if unit > 1:
+                inside, index = _split(index, unit)
+            if nodes > 1:
+                node, index = _split(index, nodes)
+        if self._window > 1:
+            index = self._scramble(index, None if self._shared else node)
+        streams, numbers = self._order.locate(index)
+        if inside is not None:
+            numbers = numbers * unit + inside
+        if node is None:
+            return numbers + self._turns.take(streams)
+        return numbers * nodes + self._turns.take(node * self.counts.size + streams)
+
+    def _scramble(self, index: Ids, node: Ids | None) -> Ids:
+        """Move each unit inside its window."""
+        if not index.size:
+            return index
+        whole = self._order.total // self._window * self._window
+        if int(index.max()) < whole:
+            return self._scramble_whole(index, node)
+        # The last window is shorter.
+        moved = np.empty_like(index)
+        early = index < whole
+        moved[early] = self._scramble_whole(index[early], None if node is None else node[early])
+        places = (
+            np.full(index.size, whole // self._window) if node is None else whole // self._window * self._nodes + node
+        )
+        keys = mix_array(mix(self._key, _TAG_WINDOWS), places[~early])
+        moved[~early] = whole + permute(index[~early] - whole, self._order.total - whole, keys)
+        return moved
+
+    def _scramble_whole(self, index: Ids, node: Ids | None) -> Ids:
+        if not index.size:
+            return index
+        inside, number = _split(index, self._window)
+        place = number if node is None else number * self._nodes + node
+        first, last = int(place.min()), int(place.max())
+        key = mix(self._key, _TAG_WINDOWS)
+        domain = self._domain
+        if last - first < index.size:
+            # Few windows: their keys are made once each, and looked up.
+            place -= first
+            words = split_keys(mix_array(key, np.arange(first, last + 1)), domain.word)
+            low, high = (word.take(place) for word in words)
+        else:
+            low, high = split_keys(mix_array(key, place), domain.word)
+        moved = inside.astype(domain.word)
+        domain.move(moved, low, high)
+        start = index - inside
+        return start + moved.astype(np.int64)
+
+    def _rest(self, index: Ids) -> Ids:
+        if self._window > 1:
+            index = permute(index, int(self._rest_ends[-1]), mix(self._key, _TAG_REST))
+        streams = np.searchsorted(self._rest_ends, index, side="right")
+        codes: Ids = index + self._rest_codes[streams]
+        return codes
+
+
+def _split(values: Ids, size: int) -> tuple[Ids, Ids]:
+    """``values % size`` and ``values // size``: by shifts where that will do, which is the faster by much."""
+    if size & (size - 1):
+        quotient = values // size
+        return values - quotient * size, quotient
+    return values & (size - 1), values >> (size.bit_length() - 1)

@@ -1,0 +1,176 @@
+"""How the shares of streams change while training goes on: which weights hold from which sample of training on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError
+from stoker.order.mixture.timeline import Origin, Timeline
+from stoker.units import parse_count
+
+__all__ = ["Schedule"]
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Weights of streams over the course of training.
+
+    Attributes:
+        points: when weights begin to hold, and the weights by stream name, in order. The first is at 0. A time is a number
+            of samples, or of epochs (``"2ep"``). Every point names all streams.
+        interpolate: steps in which weights go from one point's to the next one's, each as long as the others; 0: they hold
+            until the next point, and change there at once.
+    """
+
+    points: tuple[tuple[int | str, tuple[tuple[str, float], ...]], ...]
+    interpolate: int = 0
+
+    @classmethod
+    @checked
+    def parse(cls, points: Mapping[int | str, Mapping[str, float]], interpolate: int = 0) -> Schedule:
+        """Make a schedule of what a user wrote: ``{0: {"web": 0.9, "books": 0.1}, "1m": {"web": 0.5, "books": 0.5}}``.
+
+        Times are numbers of samples that all ranks together have had, also like ``"10k"``, or of epochs, like ``"2ep"``.
+
+        Raises:
+            ConfigError: a time or weight that is none, no point at 0, or weights that are all 0.
+        """
+        if not points:
+            raise ConfigError("a schedule needs at least the weights that hold from 0 on")
+        if interpolate < 0:
+            raise ConfigError(f"interpolate must be a number of steps, not negative, got {interpolate!r}")
+        read: list[tuple[int | str, tuple[tuple[str, float], ...]]] = []
+        for time, weights in points.items():
+            epochs = _epochs(time)
+            read.append((parse_count(time) if epochs is None else f"{time}".strip().lower(), _weights(time, weights)))
+        return cls(tuple(read), interpolate)
+
+    def timeline(
+        self, names: Sequence[str], epoch_size: int, origin: Origin | None = None, multiple: int = 1
+    ) -> Timeline:
+        """The phases for streams of these names.
+
+        Args:
+            names: names of the streams, in order.
+            epoch_size: positions in an epoch.
+            origin: where counting begins. Default: the beginning of training.
+            multiple: phases begin at multiples of it, earlier than written by less than that: of the samples of a batch,
+                where a batch must not have two phases.
+
+        Raises:
+            ConfigError: names that are not streams, streams that are not named, or times that do not rise.
+        """
+        for time, weights in self.points:
+            _check_names(time, [name for name, _ in weights], names)
+        times = self._times(epoch_size, multiple)
+        begin = 0 if origin is None else origin.samples
+        starts: list[int] = []
+        counts: list[tuple[int, ...]] = []
+        shares = [_shares(names, weights) for _, weights in self.points]
+        for (first, last), (now, then) in zip(pairwise(times), pairwise(shares), strict=True):
+            steps = max(1, min(self.interpolate, (last - first) // multiple))
+            ends = [first + (last - first) * step // steps // multiple * multiple for step in range(steps + 1)]
+            for step, (start, end) in enumerate(pairwise(ends)):
+                if max(start, begin) < end:
+                    part = Fraction(step, steps)
+                    between = [a + (b - a) * part for a, b in zip(now, then, strict=True)]
+                    starts.append(max(start, begin))
+                    counts.append(_divide(end - starts[-1], between))
+        starts.append(max(times[-1], begin))
+        counts.append(_divide(epoch_size, shares[-1]))
+        return Timeline(tuple(starts), tuple(counts), epoch_size, origin)
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name, JSON-serialisable."""
+        return {
+            "points": [[time, dict(weights)] for time, weights in self.points],
+            "interpolate": self.interpolate,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Schedule:
+        """What :meth:`as_dict` gave."""
+        points = tuple((time, tuple(weights.items())) for time, weights in value["points"])
+        return cls(points, value["interpolate"])
+
+    def _times(self, epoch_size: int, multiple: int) -> list[int]:
+        """The points' times in samples."""
+        exact = [_samples(time, epoch_size) for time, _ in self.points]
+        if exact[0]:
+            raise ConfigError(f"the first point of a schedule must be at 0, got {self.points[0][0]!r}")
+        for number, (time, following) in enumerate(pairwise(exact)):
+            if following <= time:
+                raise ConfigError(
+                    f"the points of a schedule must be in order: {self.points[number + 1][0]!r} does not come after "
+                    f"{self.points[number][0]!r}"
+                )
+        return [time // multiple * multiple for time in exact]
+
+
+def _check_names(time: int | str, given: Sequence[str], names: Sequence[str]) -> None:
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"the schedule's weights from {time!r} on are for {', '.join(map(repr, unknown))} too, but the streams are "
+            f"{', '.join(map(repr, names))}"
+        )
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ConfigError(
+            f"the schedule's weights from {time!r} on lack {', '.join(map(repr, missing))}: give every stream "
+            "a weight, 0 for none"
+        )
+
+
+def _epochs(time: object) -> Fraction | None:
+    """The number of epochs in ``"2ep"``; ``None`` for what is no such thing."""
+    if not isinstance(time, str) or not time.strip().lower().endswith("ep"):
+        return None
+    number = time.strip().lower()[:-2].strip()
+    try:
+        epochs = Fraction(number)
+    except (ValueError, ZeroDivisionError):
+        epochs = Fraction(-1)
+    if epochs < 0:
+        raise ConfigError(f"{time!r} is not a number of epochs: expected one like '2ep' or '0.5ep', not negative")
+    return epochs
+
+
+def _samples(time: int | str, epoch_size: int) -> int:
+    epochs = _epochs(time)
+    return int(time) if epochs is None else int(epochs * epoch_size)
+
+
+def _weights(time: int | str, weights: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    for name, weight in weights.items():
+        if not 0 <= weight < math.inf:
+            raise ConfigError(
+                f"the schedule's weight of stream {name!r} from {time!r} on must be a number, not negative, got {weight!r}"
+            )
+    if not any(weights.values()):
+        raise ConfigError(f"the schedule's weights from {time!r} on must not all be 0")
+    return tuple(weights.items())
+
+
+def _shares(names: Sequence[str], weights: Sequence[tuple[str, float]]) -> list[Fraction]:
+    """The streams' shares, exact for the numbers as they are written."""
+    given = {name: Fraction(str(weight)) for name, weight in weights}
+    whole = sum(given.values())
+    return [given.get(name, Fraction(0)) / whole for name in names]
+
+
+def _divide(size: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
+    """``size`` in whole parts: rounded down, and one more for those with the largest remainders (Hamilton's method)."""
+    exact = [size * share for share in shares]
+    parts = [math.floor(part) for part in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda stream: (parts[stream] - exact[stream], stream))
+    for stream in by_remainder[: size - sum(parts)]:
+        parts[stream] += 1
+    return tuple(parts)

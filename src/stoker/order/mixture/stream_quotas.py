@@ -1,0 +1,112 @@
+"""From streams and weights to lines: what epochs are mixed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from stoker.errors import ConfigError
+from stoker.order.mosaicml.sampling import Mixture
+from stoker.order.selection.selection import Everything, Sampled, Selection
+from stoker.order.settings import NativeSettings, Source
+from stoker.order.shuffle.bijection import mix
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.shuffle.shuffle import Line, LineSettings
+
+__all__ = ["TAG_MIXING", "Track", "line_settings", "make_tracks"]
+
+_TAG_LINES: Final = 1
+_TAG_SAMPLED: Final = 2
+TAG_MIXING: Final = 3
+"""Of the keys of mixings."""
+
+
+@dataclass(frozen=True)
+class Track:
+    """A line of the mixture: a stream, or with fixed sampling the whole rounds of one or the rest of them.
+
+    Attributes:
+        source: the stream.
+        selection: its samples, or those that were drawn for all epochs.
+        count: samples in an epoch; 0 where a schedule says how many.
+        key: of its order.
+    """
+
+    source: Source
+    selection: Selection
+    count: int
+    key: int
+
+    @cached_property
+    def total(self) -> int:
+        """Samples that there are."""
+        return int(self.selection.sizes.sum())
+
+    def line(self, settings: NativeSettings, nodes: int) -> Line:
+        """Its samples in their order, for so many canonical nodes."""
+        return self._line(self.selection, self.key, settings, nodes)
+
+    def part_line(self, settings: NativeSettings, part: int, parts: int) -> Line:
+        """Those of its samples that a part has, in an order of their own."""
+        source = self.source
+        chosen = settings.partition.part(source.table, self.selection, part, parts, source.labels)
+        return self._line(chosen, mix(self.key, parts, part), settings, 1)
+
+    def _line(self, selection: Selection, key: int, settings: NativeSettings, nodes: int) -> Line:
+        whole = isinstance(selection, Everything)
+        return Line(self.source.table, line_settings(selection, settings, nodes), key, None if whole else selection)
+
+
+def line_settings(selection: Selection, settings: NativeSettings, nodes: int) -> LineSettings:
+    """What the order of a selection's line depends on; defaults are filled in by what the selection has."""
+    return LineSettings.resolve(
+        ShardTable(selection.sizes[selection.sizes > 0]),
+        shuffle=settings.shuffle,
+        num_canonical_nodes=nodes,
+        block_size=settings.block_size,
+    )
+
+
+def make_tracks(sources: Sequence[Source], settings: NativeSettings) -> tuple[Track, ...]:
+    """The lines that epochs are mixed from, and how much of each an epoch has.
+
+    Raises:
+        ConfigError: weights that do not go together, or streams without samples.
+    """
+    seen: dict[str, int] = {}
+    keys = []
+    for source in sources:
+        # By what the data is, not by what it is called or where it lies. The same data twice is shuffled twice.
+        identity = str(source.about.get("fingerprint", ""))
+        seen[identity] = seen.get(identity, -1) + 1
+        keys.append(mix(settings.seed, _TAG_LINES, int.from_bytes(identity.encode()), seen[identity]))
+    totals = [int(source.selection.sizes.sum()) for source in sources]
+    for source, total in zip(sources, totals, strict=True):
+        if not total and len(sources) > 1:
+            raise ConfigError(f"stream {source.name!r} has no samples: leave it out, or look at its subset")
+    if settings.schedule is not None:
+        return tuple(Track(source, source.selection, 0, key) for source, key in zip(sources, keys, strict=True))
+    if not any(totals):
+        if settings.epoch_size:
+            raise ConfigError(f"an epoch of {settings.epoch_size} samples was asked of a dataset that has none")
+        return (Track(sources[0], sources[0].selection, 0, keys[0]),)
+    if settings.epoch_size == 0:
+        counts: Sequence[int] = [0] * len(totals)
+    else:
+        weights = [source.weight for source in sources]
+        sizes = [source.selection.sizes for source in sources]
+        # NumPy's generators take no negative seeds.
+        counts = Mixture.resolve(sizes, weights, settings.epoch_size, settings.seed % (1 << 64)).choose
+    tracks = []
+    for source, total, count, key in zip(sources, totals, counts, keys, strict=True):
+        rounds, rest = divmod(count, total)
+        if settings.sampling_method == "balanced" or not rest:
+            tracks.append(Track(source, source.selection, count, key))
+            continue
+        if rounds:
+            tracks.append(Track(source, source.selection, rounds * total, key))
+        drawn = Sampled(source.selection, rest, settings.sampling_granularity, mix(key, _TAG_SAMPLED))
+        tracks.append(Track(source, drawn, rest, mix(key, _TAG_SAMPLED)))
+    return tuple(tracks)

@@ -1,0 +1,17 @@
+"""The sample orders of mosaicml-streaming 0.13.0, id for id, so that its runs can go on in stoker."""
+
+from stoker.order.mosaicml.plan import IncumbentPlan
+from stoker.order.mosaicml.sampling import Mixture, StreamWeight
+from stoker.order.mosaicml.settings import IncumbentSettings, IncumbentState, IncumbentWorld, read_incumbent_state
+from stoker.order.mosaicml.shuffles import shuffle_ids
+
+__all__ = [
+    "IncumbentPlan",
+    "IncumbentSettings",
+    "IncumbentState",
+    "IncumbentWorld",
+    "Mixture",
+    "StreamWeight",
+    "read_incumbent_state",
+    "shuffle_ids",
+]

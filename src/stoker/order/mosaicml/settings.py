@@ -1,0 +1,191 @@
+"""What mosaicml-streaming's orders depend on, and the state that its runs leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stoker.errors import ConfigError, StateError
+from stoker.order.mosaicml.batching import BATCHING_METHODS
+from stoker.order.mosaicml.partition import PARTITIONS
+from stoker.order.mosaicml.sampling import SAMPLING_METHODS
+from stoker.order.mosaicml.shuffles import SHUFFLES
+
+__all__ = ["IncumbentSettings", "IncumbentState", "IncumbentWorld", "read_incumbent_state"]
+
+_LEAST_BLOCK = 1 << 18
+_BLOCKS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class IncumbentWorld:
+    """The place of a rank among nodes of equally many ranks.
+
+    Attributes:
+        rank: number of the rank; r is on node ``r // ranks_per_node``.
+        num_nodes: number of nodes.
+        ranks_per_node: ranks on each.
+    """
+
+    rank: int = 0
+    num_nodes: int = 1
+    ranks_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.ranks_per_node < 1 or not 0 <= self.rank < self.num_ranks:
+            raise ConfigError(f"rank {self.rank} is not in a world of {self.num_nodes} x {self.ranks_per_node} ranks")
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+    def replicate(self, replication: int) -> IncumbentWorld:
+        """The world as the order sees it where ``replication`` consecutive ranks read the same samples.
+
+        Nodes keep their number of ranks if the groups fill them; else all groups count as ranks of one node.
+        """
+        if replication < 1 or self.num_ranks % replication:
+            raise ConfigError(f"replication={replication} must divide the {self.num_ranks} ranks")
+        groups = self.num_ranks // replication
+        per_node = self.ranks_per_node if groups % self.ranks_per_node == 0 else groups
+        return IncumbentWorld(self.rank // replication, groups // per_node, per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class IncumbentSettings:
+    """The reference's arguments that its order depends on, by the reference's names.
+
+    Attributes:
+        batch_size: samples in a batch of one rank.
+        num_canonical_nodes: parts that samples are cut into; see :meth:`resolve` for the reference's default.
+        shuffle: whether to shuffle.
+        shuffle_algo: ``"naive"``, ``"py1s"``, ``"py2s"``, ``"py1br"`` or ``"py1e"``.
+        shuffle_seed: from 0.
+        shuffle_block_size: of ``py1br`` and ``py1e``. ``None``: ``max(4_000_000 // num_canonical_nodes, 1 << 18)``.
+        sampling_method: ``"balanced"`` draws a stream's samples anew in each epoch, ``"fixed"`` once.
+        sampling_granularity: samples picked from one shard at a time.
+        partition_algo: ``"orig"`` or ``"relaxed"``.
+        batching_method: ``"random"``, ``"stratified"``, ``"per_stream"`` or ``"device_per_stream"``.
+        initial_physical_nodes: nodes that a resumed run began with; ``None`` in a run that is not resumed.
+    """
+
+    batch_size: int
+    num_canonical_nodes: int
+    shuffle: bool = False
+    shuffle_algo: str = "py1e"
+    shuffle_seed: int = 9176
+    shuffle_block_size: int | None = None
+    sampling_method: str = "balanced"
+    sampling_granularity: int = 1
+    partition_algo: str = "relaxed"
+    batching_method: str = "random"
+    initial_physical_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("shuffle_algo", tuple(SHUFFLES)),
+            ("sampling_method", SAMPLING_METHODS),
+            ("partition_algo", PARTITIONS),
+            ("batching_method", BATCHING_METHODS),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown; known: {', '.join(known)}")
+        for name, least in (
+            ("batch_size", 1),
+            ("num_canonical_nodes", 1),
+            ("shuffle_seed", 0),
+            ("sampling_granularity", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+    @classmethod
+    def resolve(
+        cls, world: IncumbentWorld, *, batch_size: int, num_canonical_nodes: int | None = None, **others: Any
+    ) -> IncumbentSettings:
+        """Fill in the reference's default for ``num_canonical_nodes``.
+
+        It is the number of nodes that the run begins on (after :meth:`IncumbentWorld.replicate`), for ``py1s`` and
+        ``py2s`` times 64.
+        """
+        if not num_canonical_nodes:
+            times = 64 if others.get("shuffle_algo", "py1e") in ("py1s", "py2s") else 1
+            num_canonical_nodes = times * world.num_nodes
+        return cls(batch_size, num_canonical_nodes, **others)
+
+    @property
+    def block_size(self) -> int:
+        """Samples in a shuffle block."""
+        if self.shuffle_block_size is not None:
+            return self.shuffle_block_size
+        return max(_BLOCKS // self.num_canonical_nodes, _LEAST_BLOCK)
+
+    def epoch_seed(self, epoch: int) -> int:
+        """Seed of the generators that pick samples and draw batches' streams: of the epoch, where those may change."""
+        return self.shuffle_seed + (epoch if self.shuffle and self.sampling_method == "balanced" else 0)
+
+    def sampling_seed(self, epoch: int) -> int:
+        """Seed of the generator that draws samples of a shard."""
+        return self.shuffle_seed + (epoch if self.sampling_method == "balanced" else 0)
+
+    def resumed(self, state: IncumbentState) -> IncumbentSettings:
+        """The settings with those that a state brings in place of one's own, as the reference takes them."""
+        return replace(
+            self,
+            num_canonical_nodes=state.num_canonical_nodes,
+            shuffle_seed=state.shuffle_seed,
+            initial_physical_nodes=state.initial_physical_nodes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IncumbentState:
+    """A state of the reference.
+
+    Attributes:
+        epoch: number of the epoch, from 0.
+        sample_in_epoch: samples of it that all ranks together had read, those that were repeated included.
+        num_canonical_nodes: of the run.
+        shuffle_seed: of the run.
+        initial_physical_nodes: nodes that the run began with; ``None`` in states of old versions.
+    """
+
+    epoch: int
+    sample_in_epoch: int
+    num_canonical_nodes: int
+    shuffle_seed: int
+    initial_physical_nodes: int | None = None
+
+    def as_dict(self) -> dict[str, int | None]:
+        """The state as the reference's ``state_dict`` gives it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+_LEAST = {"epoch": 0, "sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 0, "initial_physical_nodes": 1}
+
+
+def read_incumbent_state(state: Any) -> IncumbentState:
+    """Check a ``state_dict`` of the reference's dataset or loader.
+
+    Raises:
+        StateError: it is none; says what is missing, unknown or out of range.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state of mosaicml-streaming is a dict, got {type(state).__name__}")
+    missing = _LEAST.keys() - state.keys() - {"initial_physical_nodes"}
+    unknown = state.keys() - _LEAST.keys()
+    if missing or unknown:
+        said = [f"lacks {', '.join(sorted(missing))}"] if missing else []
+        said += [f"has {', '.join(sorted(map(str, unknown)))}"] if unknown else []
+        raise StateError(f"this is no state of mosaicml-streaming 0.13: it {' and '.join(said)}")
+    values = {name: state.get(name) for name in _LEAST}
+    for name, value in values.items():
+        if value is None and name == "initial_physical_nodes":
+            continue
+        if type(value) is not int or not _LEAST[name] <= value < 1 << 62:
+            raise StateError(
+                f"{name} in a state of mosaicml-streaming is an integer from {_LEAST[name]}, got {value!r}"
+            )
+    return IncumbentState(**values)  # type: ignore[arg-type]

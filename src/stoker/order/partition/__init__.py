@@ -1,0 +1,1 @@
+"""Partitions: which rank reads which samples."""

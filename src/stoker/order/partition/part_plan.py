@@ -1,0 +1,269 @@
+"""An epoch of which each rank owns a part: run by the world that it was divided for, and finished in any other.
+
+The *home world* divided the dataset into as many parts as it had ranks. The epoch's positions count round by round
+(:mod:`stoker.order.partition.part_positions`), so what the home world has done after any number of steps is all positions
+below one, and that one number says what is left. In the home world each rank goes on with its own part (:class:`PartPlan`).
+Any other world deals out the rest of the positions as global batches (:class:`DealtPlan`). So each sample comes once in the
+epoch, whatever worlds follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.order.global_batches import BatchPlan, Remainder
+from stoker.order.partition.part_positions import PART_BITS, Rounds
+from stoker.types import Ids
+
+__all__ = ["PART_BITS", "DealtPlan", "PartPlan", "Rounds", "plan_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """The batches of a rank of the home world: its own part, from a round to the end. Places as :class:`Rounds` has them.
+
+    Attributes:
+        rounds: the epoch's parts; rank r reads part r, so the world's size is their number.
+        batch_size: samples in a full batch of one rank.
+        rank: this rank.
+        start_round: first sample of the part: 0, or where a stopped run had got to.
+        remainder: what becomes of parts that do not end together. With ``"uneven"`` each rank takes all of its own, so
+            ranks may take different numbers of steps. With ``"drop"`` all take as many full batches as the smallest
+            part has. With ``"pad"`` all take as many steps as the largest part needs, and a rank whose part ends
+            before repeats it from its beginning, until it has all full batches and one sample of the last.
+    """
+
+    rounds: Rounds
+    batch_size: int
+    rank: int
+    start_round: int = 0
+    remainder: Remainder = "pad"
+    _size: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 0 <= self.rank < self.rounds.parts:
+            raise ConfigError(f"rank {self.rank} is not in a world of {self.rounds.parts}")
+        if not 0 <= self.start_round <= self.rounds.largest:
+            raise ConfigError(f"round {self.start_round} is not in an epoch of {self.rounds.largest}")
+        if self.remainder not in get_args(Remainder):
+            raise ConfigError(f"remainder must be one of {', '.join(get_args(Remainder))}, got {self.remainder!r}")
+        object.__setattr__(self, "_size", self.rounds.size(self.rank))
+        if self.remainder == "pad" and self.rounds.largest and not self._size:
+            raise ConfigError(
+                f"rank {self.rank} has a part without samples, which can not be padded; use remainder='uneven' or 'drop'"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.rounds.parts
+
+    @property
+    def end(self) -> int:
+        """One past the last position of the epoch."""
+        return self.rounds.total
+
+    @property
+    def samples(self) -> int:
+        """Number of samples that this rank takes, repeated ones included."""
+        return self._stop(self._size) - self.start_round
+
+    @property
+    def full_batches(self) -> int:
+        """Number of this rank's batches that have ``batch_size`` samples."""
+        return self.samples // self.batch_size
+
+    @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank, unless ``"uneven"``."""
+        if self.remainder == "uneven":
+            return self.full_batches
+        return (self._stop(self.rounds.smallest) - self.start_round) // self.batch_size
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        return self.rounds.largest_part
+
+    @property
+    def tail(self) -> int:
+        """Samples of the epoch, of all ranks, behind the last step in which all ranks have a full batch of their own."""
+        full = max(0, self.rounds.smallest - self.start_round) // self.batch_size
+        return self.end - self.rounds.position_of_round(self.start_round + full * self.batch_size)
+
+    @property
+    def padding(self) -> int:
+        """Samples that ``remainder="pad"`` repeats over all ranks."""
+        if self.remainder != "pad":
+            return 0
+        stop = self._least_stop()
+        # A part of n samples lacks (stop - n) of them, less what it had already repeated before the start.
+        before = self.start_round * self.world_size - self.rounds.position_of_round(self.start_round)
+        return stop * self.world_size - self.rounds.position_of_round(stop) - before
+
+    def __len__(self) -> int:
+        """Number of batches that this rank takes."""
+        return (self.samples + self.batch_size - 1) // self.batch_size
+
+    def position_after(self, batches: int) -> int:
+        """The position that a resume starts from after ``batches`` batches of every rank."""
+        number = self.start_round + batches * self.batch_size
+        if self.remainder == "drop" and number + self.batch_size > self.rounds.smallest:
+            return self.end
+        return self.rounds.position_of_round(number)
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together, repeated ones counted.
+
+        Raises:
+            ConfigError: some of them are repeated, and this is no whole number of steps.
+        """
+        start, step = self.rounds.position_of_round(self.start_round), self.batch_size * self.world_size
+        if self.remainder == "drop" and samples >= len(self) * step:
+            return self.end
+        if not self.padding or samples >= self.end - start + self.padding:
+            return min(start + samples, self.end)
+        if samples % step:
+            raise ConfigError(
+                f"{samples} samples are no whole number of steps of {step} samples, and ranks whose part has ended repeat "
+                "theirs, so it is not known which were delivered: take states between steps"
+            )
+        return self.position_after(samples // step)
+
+    def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
+        """This rank's batches, or those of one of its loader workers, as places, several at a time.
+
+        Arguments and order are those of :meth:`stoker.order.global_batches.BatchPlan.chunks`.
+        """
+        together = max(1, samples // self.batch_size)
+        full = self.full_batches
+        for first in range(worker + skip * workers, full, together * workers):
+            batches: Ids = np.arange(first, min(full, first + together * workers), workers, dtype=np.int64)
+            starts = self.start_round + batches * self.batch_size
+            yield list(self._places(starts[:, None] + np.arange(self.batch_size)))
+        if full < len(self) and full % workers == worker and skip <= full // workers:
+            yield [self._places(np.arange(self.start_round + full * self.batch_size, self._stop(self._size)))]
+
+    def _places(self, numbers: Ids) -> Ids:
+        """Places of samples of the part, counted on from its beginning where it has ended."""
+        if self._stop(self._size) > self._size:
+            numbers = numbers % self._size
+        places: Ids = numbers | self.rank << PART_BITS
+        return places
+
+    def _stop(self, size: int) -> int:
+        """One past the last sample that is taken of a part of ``size``, counted on where it repeats."""
+        size = max(self.start_round, size)
+        if self.remainder == "uneven":
+            return size
+        if self.remainder == "drop":
+            left = max(0, self.rounds.smallest - self.start_round)
+            return self.start_round + left // self.batch_size * self.batch_size
+        return max(size, self._least_stop())
+
+    def _least_stop(self) -> int:
+        """Where a padded part may stop: one sample into the last step of the largest part."""
+        left = self.rounds.largest - self.start_round
+        return self.start_round + ((left - 1) // self.batch_size * self.batch_size + 1 if left else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DealtPlan:
+    """The rest of an epoch of parts in a world that is not the home world: its positions as global batches.
+
+    Attributes:
+        rounds: the epoch's parts.
+        plan: who takes which positions.
+    """
+
+    rounds: Rounds
+    plan: BatchPlan
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of one rank."""
+        return self.plan.batch_size
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.plan.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.plan.world_size
+
+    @property
+    def end(self) -> int:
+        """One past the last position of the epoch."""
+        return self.plan.end
+
+    @property
+    def samples(self) -> int:
+        """Number of samples that this rank takes."""
+        return self.plan.samples
+
+    @property
+    def full_batches(self) -> int:
+        """Number of full global batches."""
+        return self.plan.full_batches
+
+    @property
+    def full_steps(self) -> int:
+        """Batches of this rank where partial ones are left out: as many of every rank."""
+        return self.plan.full_steps
+
+    @property
+    def longest(self) -> int:
+        """A rank that takes as many batches as any."""
+        return self.plan.longest
+
+    @property
+    def tail(self) -> int:
+        """Samples of the last, partial global batch."""
+        return self.plan.tail
+
+    @property
+    def padding(self) -> int:
+        """Samples that are repeated over all ranks."""
+        return self.plan.padding
+
+    def __len__(self) -> int:
+        """Number of batches that this rank takes."""
+        return len(self.plan)
+
+    def position_after(self, batches: int) -> int:
+        """The position that a resume starts from after ``batches`` batches of every rank."""
+        return self.plan.position_after(batches)
+
+    def position_at(self, samples: int) -> int:
+        """The position that a resume starts from after ``samples`` of all ranks together."""
+        return self.plan.position_at(samples)
+
+    def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
+        """This rank's batches as places; see :meth:`stoker.order.global_batches.BatchPlan.chunks`."""
+        for batches in self.plan.chunks(samples, worker, workers, skip):
+            places = self.rounds.to_places(np.concatenate(batches))
+            yield np.split(places, np.cumsum([batch.size for batch in batches])[:-1])
+
+
+def plan_parts(
+    rounds: Rounds, position: int, batch_size: int, rank: int, world_size: int, remainder: Remainder = "pad"
+) -> PartPlan | DealtPlan:
+    """The batches of one rank from a position of an epoch of parts: of its own part if it can, or else dealt.
+
+    A rank goes on with its own part where the world is the home world and no round is half done.
+    """
+    start = rounds.round_at(position)
+    if world_size == rounds.parts and start is not None:
+        return PartPlan(rounds, batch_size, rank, start, remainder)
+    # Position p is of part p % parts where parts are equal, so a rank is dealt samples of few of them.
+    return DealtPlan(rounds, BatchPlan(position, rounds.total, batch_size, rank, world_size, rounds.parts, remainder))

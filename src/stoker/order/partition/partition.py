@@ -1,0 +1,138 @@
+"""How an epoch is divided among ranks: as global batches that all ranks share, or in parts that a rank owns.
+
+With :class:`Elastic`, the default, no rank owns anything: each global batch is cut into equal parts
+(:class:`~stoker.order.global_batches.BatchPlan`), so an epoch is the same in every world. The *static* strategies
+(:mod:`stoker.order.partition.strategies`) give each rank a part of the dataset of its own, a
+:class:`~stoker.order.selection.selection.Selection`, which it reads in an order of its own.
+:mod:`stoker.order.partition.part_plan` runs such an epoch, and finishes it in another world.
+
+All are plain values: the same value, dataset and world give the same parts in any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError, StateError
+from stoker.order.partition.strategies import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+from stoker.order.selection.selection import Selection
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.types import Array, Ids
+
+__all__ = [
+    "Contiguous",
+    "Elastic",
+    "HashBased",
+    "Partition",
+    "RangeBased",
+    "RoundRobin",
+    "Stratified",
+    "partition_from_dict",
+]
+
+
+class Partition(Protocol):
+    """How an epoch is divided among ranks.
+
+    A strategy of one's own needs what is here, and nothing else: the loader asks each rank for its ``part``, and for
+    the ``sizes`` of all. The parts of all ranks must be disjoint and together be ``whole``, and must follow from the
+    arguments alone, as every rank works them out by itself. A strategy whose parts depend on something that was
+    observed (throughput, losses) must hold that as a plain value that is the same on all ranks, and name it in
+    ``as_dict``, so that a resumed run divides as the first did.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name, unique among strategies; a state and the command line know the strategy by it."""
+        ...
+
+    @property
+    def static(self) -> bool:
+        """Whether each rank owns a part. If not, ``part`` and ``sizes`` raise ConfigError."""
+        ...
+
+    @property
+    def even(self) -> bool:
+        """Whether sizes always differ by one at most, the larger first, so that they need not be asked for."""
+        ...
+
+    @property
+    def column(self) -> str | None:
+        """The column whose values it needs, as ``labels``."""
+        ...
+
+    def part(
+        self, table: ShardTable, whole: Selection, rank: int, world_size: int, labels: Array | None = None
+    ) -> Selection:
+        """The samples of one rank.
+
+        Args:
+            table: the shards.
+            whole: what is divided: the samples of the table that take part in the run at all.
+            rank: in ``[0, world_size)``.
+            world_size: number of ranks.
+            labels: a number for each sample of the table, by id; needed where ``column`` is not None.
+
+        Raises:
+            ConfigError: the samples can not be divided so.
+        """
+        ...
+
+    def sizes(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None = None) -> Ids:
+        """Samples of each rank, as the sizes of all parts would be; int64, shape ``(world_size,)``."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """The strategy by name and arguments, JSON-serialisable, for :func:`partition_from_dict`."""
+        ...
+
+
+@checked
+@dataclass(frozen=True)
+class Elastic:
+    """Nobody owns anything: ranks share each global batch, and an epoch is the same in every world."""
+
+    name: ClassVar[str] = "elastic"
+    static: ClassVar[bool] = False
+    even: ClassVar[bool] = False
+    column: ClassVar[str | None] = None
+
+    def part(self, *_: object, **__: object) -> Selection:
+        """There are none: raises ConfigError."""
+        raise ConfigError("the elastic partition has no parts: its ranks share every global batch")
+
+    def sizes(self, *_: object, **__: object) -> Ids:
+        """There are none: raises ConfigError."""
+        raise ConfigError("the elastic partition has no parts: its ranks share every global batch")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The strategy by name, JSON-serialisable."""
+        return {"name": self.name}
+
+
+_KNOWN: dict[str, type[Partition]] = {
+    "elastic": Elastic,
+    "round_robin": RoundRobin,
+    "contiguous": Contiguous,
+    "hash": HashBased,
+    "range": RangeBased,
+    "stratified": Stratified,
+}
+
+
+def partition_from_dict(values: Mapping[str, Any]) -> Partition:
+    """The strategy that ``as_dict`` described.
+
+    Raises:
+        StateError: there is no such strategy, or it has other arguments.
+    """
+    name = str(values.get("name"))
+    if name not in _KNOWN:
+        raise StateError(f"partition {name!r} is unknown; known: {', '.join(_KNOWN)}")
+    try:
+        return _KNOWN[name](**{key: value for key, value in values.items() if key != "name"})
+    except ConfigError as error:
+        raise StateError(f"partition {name!r} does not have these arguments: {error}") from error

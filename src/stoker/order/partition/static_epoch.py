@@ -1,0 +1,176 @@
+"""Epochs of a static partition: each rank owns a part of the data, which has lines and a mixing of its own.
+
+An epoch keeps the parts that it began with until it ends, whatever world goes on with it
+(:mod:`stoker.order.partition.part_plan`). The world that it began with is its *home*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.order.mixture.interleave import Interleave
+from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.stream_locator import Lines
+from stoker.order.mixture.stream_quotas import TAG_MIXING, Track
+from stoker.order.partition.part_plan import PART_BITS, Rounds, plan_parts
+from stoker.order.sample_order import Leg, Run, Seat
+from stoker.order.settings import NativeSettings
+from stoker.order.shuffle.bijection import mix
+from stoker.order.shuffle.shuffle import Line
+from stoker.types import Ids
+
+__all__ = ["Divided", "check_batch"]
+
+_PART_MASK: Final = (1 << PART_BITS) - 1
+
+
+class Divided:
+    """The tracks of a course, divided among ranks.
+
+    Args:
+        tracks: the tracks.
+        settings: the course's, of which the partition is static.
+        offsets: number of each track's first shard among the shards of all streams.
+        origin: see :class:`~stoker.order.native.NativeCourse`.
+        batching: how streams are put into batches.
+    """
+
+    def __init__(
+        self,
+        tracks: Sequence[Track],
+        settings: NativeSettings,
+        offsets: Sequence[int],
+        origin: Mapping[str, Any],
+        batching: str,
+    ) -> None:
+        self._tracks = tuple(tracks)
+        self._settings = settings
+        self._offsets = list(offsets)
+        self._origin = origin
+        self._batching = batching
+        self.lines = lru_cache(maxsize=2)(self._make_lines)
+        self.counts = lru_cache(maxsize=2)(self._count)
+        self._sizes = lru_cache(maxsize=2)(self._divide)
+
+    def run(self, leg: Leg, seat: Seat, home: int, batch: int) -> Run:
+        """What a reader reads of an epoch that began on ``home`` ranks with batches of ``batch``.
+
+        Raises:
+            ConfigError: samples that can not be divided so, or another batch size where batches are of one stream each.
+        """
+        settings, tracks = self._settings, self._tracks
+        if self._batching == "device_per_stream":
+            check_batch(seat.batch_size, batch)
+        counts, _ = self.counts(leg.epoch, home)
+        # Only the sizes of all parts together are needed here, and those not at all where they are known to be equal.
+        even = settings.partition.even and len(tracks) == 1 and tracks[0].count == tracks[0].total
+        rounds = Rounds.even(tracks[0].count, home) if even else Rounds(counts.sum(axis=0))
+        if settings.remainder == "pad" and rounds.largest and not rounds.smallest:
+            # Every rank says so, those that have samples too: they would wait for the others.
+            raise ConfigError(
+                f"some of {home} ranks have parts without samples, which can not be padded: an epoch has {rounds.total}. Use "
+                "a larger epoch_size, fewer ranks, or remainder='uneven' or 'drop'"
+            )
+        plan = plan_parts(rounds, leg.position, seat.batch_size, seat.rank, seat.world_size, settings.remainder)
+        return Run(_PartsOrder(self, leg.epoch, home, batch), plan)
+
+    def mixing(self, epoch: int, home: int, batch: int, part: int) -> Mixing:
+        """How a part's tracks are mixed in an epoch."""
+        counts, begun = self.counts(epoch, home)
+        key = mix(self._settings.seed, TAG_MIXING, epoch)
+        together = self._batching == "per_stream"
+        return Mixing(
+            counts[:, part],
+            begun[:, part],
+            unit=batch if self._batching in ("per_stream", "device_per_stream") else 1,
+            window=0 if self._batching == "stratified" else self._settings.window,
+            # For all ranks to have the same stream at each step, they must scramble alike.
+            key=key if together else mix(key, part),
+            unit_counts=counts.min(axis=1) // batch if together else None,
+            first_line=part * len(self._tracks),
+        )
+
+    def _count(self, epoch: int, home: int) -> tuple[Ids, Ids]:
+        """Samples of each track (rows) in each part (columns) of an epoch, and before it; two int64 arrays."""
+        begins, ends = [], []
+        for track, sizes in zip(self._tracks, self._sizes(home), strict=True):
+            first = self._origin.get("consumed", {}).get(track.source.name, 0)
+            first += track.count * (epoch - self._origin.get("epoch", 0))
+            begins.append(_reached(sizes, first))
+            ends.append(_reached(sizes, first + track.count))
+        begun = np.stack(begins)
+        return np.stack(ends) - begun, begun
+
+    def _divide(self, home: int) -> list[Ids]:
+        """For each track, samples in each part; int64, shape ``(home,)``."""
+        divided = []
+        for track in self._tracks:
+            source = track.source
+            try:
+                divided.append(self._settings.partition.sizes(source.table, track.selection, home, source.labels))
+            except ConfigError as error:
+                if len(self._tracks) == 1:
+                    raise
+                drawn = "" if track.selection is source.selection else f", {track.total} samples drawn of it"
+                raise ConfigError(f"stream {source.name!r}{drawn}: {error}") from error
+        return divided
+
+    def _make_lines(self, home: int) -> Lines:
+        tracks, settings = self._tracks, self._settings
+
+        def make(number: int) -> Line:
+            part, place = divmod(number, len(tracks))
+            return tracks[place].part_line(settings, part, home)
+
+        return Lines(make, self._offsets)
+
+
+class _PartsOrder:
+    """Where the places of an epoch of parts lie."""
+
+    def __init__(self, divided: Divided, epoch: int, home: int, batch: int) -> None:
+        self._lines = divided.lines(home)
+        self._mixing = lru_cache(maxsize=256)(lambda part: divided.mixing(epoch, home, batch, part))
+
+    def locate(self, places: Ids) -> tuple[Ids, Ids]:
+        """Shard number and row at each place, which is ``part << 42 | number``."""
+        parts = places >> PART_BITS
+        numbers = places & _PART_MASK
+        first = int(parts.min()) if parts.size else 0
+        if not parts.size or first == int(parts.max()):
+            return self._lines.locate(self._mixing(first).codes(numbers))
+        codes = np.empty_like(places)
+        for part in np.unique(parts).tolist():
+            here = np.flatnonzero(parts == part)
+            codes[here] = self._mixing(part).codes(numbers[here])
+        return self._lines.locate(codes)
+
+
+def _reached(sizes: Ids, count: int) -> Ids:
+    """How many of the first ``count`` samples of an endless line are of each of its parts; int64, shape of ``sizes``.
+
+    Every pass has all of each part. Inside a pass parts are spread evenly, so all get on alike.
+    """
+    passes, inside = divmod(count, max(1, int(sizes.sum())))
+    reached: Ids = sizes * passes
+    if inside:
+        reached += Interleave(sizes).counts_before(np.array([inside], dtype=np.int64))[0]
+    return reached
+
+
+def check_batch(batch_size: int, begun: int) -> None:
+    """See that an epoch whose batches are of one stream each is finished with the batches that it was begun with.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if batch_size != begun:
+        raise ConfigError(
+            f"this epoch was begun with batches of {begun} samples of one stream; go on with batch_size={begun}, not "
+            f"{batch_size}, until it ends"
+        )

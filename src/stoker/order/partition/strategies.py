@@ -1,0 +1,323 @@
+"""The static strategies: which part of the dataset each rank owns. See :mod:`stoker.order.partition.partition`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError
+from stoker.order.partition.owner_of_value import (
+    Owners,
+    class_counts,
+    hashed_owners,
+    owned,
+    owned_counts,
+    stratified_owners,
+)
+from stoker.order.selection.selection import Residues, Selection, Span
+from stoker.order.shuffle.bijection import mix
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.types import Array, Ids, Nulls
+
+__all__ = ["Contiguous", "Division", "HashBased", "RangeBased", "RoundRobin", "Stratified"]
+
+_TAG_HASH = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What is to be divided: ``whole``, some samples of ``table``, among ``world_size`` ranks.
+
+    Attributes:
+        total: samples of ``whole``.
+        labels: a number for each sample of the table, by id, where the strategy needs them.
+    """
+
+    table: ShardTable
+    whole: Selection
+    world_size: int
+    total: int
+    labels: Array | None
+
+
+class _Static(ABC):
+    """What the static strategies share. Each says which part a rank has, and how large all are."""
+
+    name: ClassVar[str]
+    static: ClassVar[bool] = True
+
+    @property
+    def even(self) -> bool:
+        """Whether sizes always differ by one at most, the larger first."""
+        return False
+
+    @property
+    def column(self) -> str | None:
+        """The column whose values are needed."""
+        return None
+
+    def part(
+        self, table: ShardTable, whole: Selection, rank: int, world_size: int, labels: Array | None = None
+    ) -> Selection:
+        """The samples of one rank; see :meth:`stoker.order.partition.partition.Partition.part`."""
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} is not in a world of {world_size}")
+        return self._part(self._division(table, whole, world_size, labels), rank)
+
+    def sizes(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None = None) -> Ids:
+        """Samples of each rank; int64, shape ``(world_size,)``."""
+        return self._sizes(self._division(table, whole, world_size, labels))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The strategy by name and arguments, JSON-serialisable."""
+        return {"name": self.name} | asdict(self)  # type: ignore[call-overload,no-any-return]  # all are dataclasses
+
+    @abstractmethod
+    def _part(self, division: Division, rank: int) -> Selection: ...
+
+    @abstractmethod
+    def _sizes(self, division: Division) -> Ids: ...
+
+    def _division(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None) -> Division:
+        total = int(whole.sizes.sum())
+        if total < world_size:
+            raise ConfigError(
+                f"partition {self.name!r}: {total} samples can not be divided among {world_size} ranks, some would have "
+                f"none; use more data, fewer ranks, or the elastic partition, which spreads what there is"
+            )
+        if self.column is not None and (labels is None or labels.shape != (table.total,)):
+            found = "none were given" if labels is None else f"an array of shape {labels.shape} was given"
+            raise ConfigError(
+                f"partition {self.name!r} needs the value of column {self.column!r} of each of {table.total} samples; {found}"
+            )
+        return Division(table, whole, world_size, total, labels)
+
+
+class _Even(_Static):
+    """Strategies whose parts are equal, but that the first ranks have one sample more."""
+
+    @property
+    def even(self) -> bool:
+        """Sizes differ by one at most."""
+        return True
+
+    def _sizes(self, division: Division) -> Ids:
+        return _dealt(division.total, division.world_size)
+
+
+@checked
+@dataclass(frozen=True)
+class RoundRobin(_Even):
+    """Rank r of W has every W-th sample, from sample r on. Sizes differ by one at most; every rank needs every shard."""
+
+    name: ClassVar[str] = "round_robin"
+
+    def _part(self, division: Division, rank: int) -> Selection:
+        return Residues(division.whole, division.world_size, range(rank, division.world_size, division.world_size))
+
+
+@checked
+@dataclass(frozen=True)
+class Contiguous(_Even):
+    """Rank r has the r-th of W runs of the samples in id order. Sizes differ by one at most; few shards are shared."""
+
+    name: ClassVar[str] = "contiguous"
+
+    def _part(self, division: Division, rank: int) -> Selection:
+        each, more = divmod(division.total, division.world_size)
+        start = rank * each + min(rank, more)
+        return Span(division.whole, [(start, start + each + (rank < more))])
+
+
+@checked
+@dataclass(frozen=True)
+class HashBased(_Static):
+    """Samples are hashed into partitions, and partition q goes to rank ``q % W``.
+
+    Without a ``key``, by the sample's place in its shard: the partitions' sizes differ by one at most, nothing is
+    stored, and a sample keeps its partition when shards are appended. With a ``key``, by a column's value: samples of
+    one value stay together (all of a user's, all of a document's) and sizes are as the values fall. That takes two times
+    through the labels a rank, in pieces, and holds 8 bytes for each of the rank's own samples.
+
+    Attributes:
+        num_partitions: at least as many as ranks. Where it is a multiple of every world size that is to be used, the
+            parts are about equal in all.
+        hash_seed: any integer.
+        key: the column. Labels are 64-bit hashes of its values.
+        nulls: samples whose key is null or NaN are an error, or ``"group"``: they stay together as those of one value do.
+    """
+
+    name: ClassVar[str] = "hash"
+
+    num_partitions: int
+    hash_seed: int = 0
+    key: str | None = None
+    nulls: Nulls = "error"
+
+    def __post_init__(self) -> None:
+        if self.num_partitions < 1:
+            raise ConfigError(f"num_partitions must be at least 1, got {self.num_partitions}")
+
+    @property
+    def column(self) -> str | None:
+        """The column that is hashed."""
+        return self.key
+
+    def _division(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None) -> Division:
+        if self.num_partitions < world_size:
+            raise ConfigError(
+                f"partition {self.name!r}: {self.num_partitions} partitions are too few for {world_size} ranks; "
+                f"set num_partitions to {world_size} or more"
+            )
+        return super()._division(table, whole, world_size, labels)
+
+    def _part(self, division: Division, rank: int) -> Selection:
+        if self.key is None:
+            residues = range(rank, self.num_partitions, division.world_size)
+            return Residues(division.whole, self.num_partitions, residues, mix(self.hash_seed, _TAG_HASH))
+        return owned(division.whole, self.owners(division), rank, int(self._sizes(division)[rank]))
+
+    def _sizes(self, division: Division) -> Ids:
+        world_size = division.world_size
+        if self.key is None:
+            each, more = divmod(division.total, self.num_partitions)
+            return each * _dealt(self.num_partitions, world_size) + _dealt(more, world_size)
+        sizes = owned_counts(self.owners(division), world_size)
+        empty = np.flatnonzero(sizes == 0)
+        if empty.size:
+            raise ConfigError(
+                f"partition {self.name!r}: no value of column {self.key!r} falls to rank {int(empty[0])} ({empty.size} of "
+                f"{world_size} ranks have none); use fewer ranks, another hash_seed, or a column with more values"
+            )
+        return sizes
+
+    def owners(self, division: Division) -> Owners:
+        """Rank of each sample by its column's value; see :mod:`stoker.order.partition.owner_of_value`."""
+        assert division.labels is not None  # checked as the division was made
+        key = mix(self.hash_seed, _TAG_HASH)
+        return hashed_owners(
+            division.table, division.whole, division.labels, self.num_partitions, division.world_size, key
+        )
+
+
+@checked
+@dataclass(frozen=True)
+class RangeBased(_Static):
+    """Given runs of the samples in id order; run i goes to rank ``i % W``.
+
+    Attributes:
+        ranges: ``(start, stop)`` each, half open, in order, without gaps or overlaps, from 0 to the last sample. They
+            count the samples that take part: where there is a filter, those that it leaves.
+    """
+
+    name: ClassVar[str] = "range"
+
+    ranges: Sequence[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        kept = tuple((int(start), int(stop)) for start, stop in self.ranges)
+        object.__setattr__(self, "ranges", kept)
+        if not kept:
+            raise ConfigError(f"partition {self.name!r} needs at least one range")
+        last = 0
+        for number, (start, stop) in enumerate(kept):
+            if stop <= start:
+                raise ConfigError(f"range {number}, [{start}, {stop}), is empty or reversed")
+            if start > last:
+                raise ConfigError(f"samples [{last}, {start}) are in no range: range {number} begins at {start}")
+            if start < last:
+                before = f"range {number - 1}, [{kept[number - 1][0]}, {last})" if number else "sample 0"
+                raise ConfigError(
+                    f"range {number}, [{start}, {stop}), overlaps {before}, or comes before it; ranges must be in order"
+                )
+            last = stop
+
+    def as_dict(self) -> dict[str, Any]:
+        """The strategy by name and arguments, JSON-serialisable."""
+        return {"name": self.name, "ranges": [list(pair) for pair in self.ranges]}
+
+    def _division(self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None) -> Division:
+        if len(self.ranges) < world_size:
+            raise ConfigError(
+                f"partition {self.name!r}: {len(self.ranges)} ranges are too few for {world_size} ranks; "
+                f"give {world_size} or more, or use fewer ranks"
+            )
+        division = super()._division(table, whole, world_size, labels)
+        last = self.ranges[-1][1]
+        if last < division.total:
+            raise ConfigError(f"samples [{last}, {division.total}) are in no range: the last range ends at {last}")
+        if last > division.total:
+            raise ConfigError(f"the last range ends at {last}, but there are {division.total} samples")
+        return division
+
+    def _part(self, division: Division, rank: int) -> Selection:
+        return Span(division.whole, self.ranges[rank :: division.world_size])
+
+    def _sizes(self, division: Division) -> Ids:
+        bounds = np.array(self.ranges, dtype=np.int64)
+        sizes = np.zeros(division.world_size, dtype=np.int64)
+        np.add.at(sizes, np.arange(len(bounds)) % division.world_size, bounds[:, 1] - bounds[:, 0])
+        return sizes
+
+
+@checked
+@dataclass(frozen=True)
+class Stratified(_Even):
+    """Every rank has its share of every class: within one sample of each class, and within one in all.
+
+    The samples, sorted by class and then by place, are dealt to the ranks in turn. That takes two times through the
+    labels a rank, in pieces; it holds 8 bytes for each of the rank's own samples and nothing for the others'.
+
+    Attributes:
+        label_column: the column of the classes. Labels are integers, a different one for each class.
+        num_classes: where given, how many classes the samples must have.
+        nulls: samples whose label is null are an error, or ``"group"``: they are a class, the last one.
+    """
+
+    name: ClassVar[str] = "stratified"
+
+    label_column: str
+    num_classes: int | None = None
+    nulls: Nulls = "error"
+
+    @property
+    def column(self) -> str | None:
+        """The column of the classes."""
+        return self.label_column
+
+    def rare_classes(
+        self, table: ShardTable, whole: Selection, world_size: int, labels: Array | None = None
+    ) -> dict[int, int]:
+        """Classes with fewer samples than ranks, which some ranks never see, and their samples."""
+        division = self._division(table, whole, world_size, labels)
+        return {label: count for label, count in self._classes(division).items() if count < world_size}
+
+    def owners(self, division: Division) -> Owners:
+        """Rank of each sample; see :mod:`stoker.order.partition.owner_of_value`."""
+        assert division.labels is not None  # checked as the division was made
+        counts = self._classes(division)
+        return stratified_owners(division.table, division.whole, division.labels, counts, division.world_size)
+
+    def _part(self, division: Division, rank: int) -> Selection:
+        return owned(division.whole, self.owners(division), rank, int(self._sizes(division)[rank]))
+
+    def _classes(self, division: Division) -> dict[int, int]:
+        assert division.labels is not None
+        counts = class_counts(division.table, division.whole, division.labels)
+        if self.num_classes is not None and len(counts) != self.num_classes:
+            raise ConfigError(
+                f"partition {self.name!r}: column {self.label_column!r} has {len(counts)} classes among these samples, "
+                f"not num_classes={self.num_classes}; leave num_classes out, or mend the labels"
+            )
+        return counts
+
+
+def _dealt(count: int, world_size: int) -> Ids:
+    """How many of ``count`` things, dealt in turn, each rank has."""
+    dealt: Ids = (count - 1 - np.arange(world_size, dtype=np.int64)) // world_size + 1
+    return dealt

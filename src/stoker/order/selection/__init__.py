@@ -1,0 +1,1 @@
+"""Selections: which samples of a dataset belong to an epoch."""

@@ -1,0 +1,306 @@
+"""Selections: some rows of each shard of one stream, found in closed form or by a sorted list.
+
+The *dense line* of a selection is its samples of all shards laid end to end: number u of it is sample
+``u - start[shard]`` of its shard. A selection numbers the samples of a shard in an order of its own, which is row order
+only where no keyed order is named.
+
+All selections are made in O(shards) (and O(listed samples) where samples are listed), hold no more than that, and
+depend on nothing that grows behind them: appending shards to a dataset leaves what was chosen of the earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.order.selection.number_sets import AllBut, NumberSet, Periodic, Progression, Ranges, Sorted
+from stoker.order.selection.stable_split import as_share, below_share
+from stoker.order.selection.subsample import drawn
+from stoker.order.shuffle.bijection import mix, mix_array, permute, unpermute
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.types import Ids
+
+__all__ = [
+    "Everything",
+    "Listed",
+    "Numbered",
+    "Residues",
+    "Sampled",
+    "Selection",
+    "Span",
+    "Split",
+    "TableSelection",
+    "Without",
+    "dense_starts",
+]
+
+# Tags keep the keys of different uses apart even where their other inputs agree.
+_TAG_SPLIT = 11
+_TAG_SAMPLED = 12
+
+_PIECE = 1 << 20
+"""Listed ids looked at at a time."""
+
+
+class Selection(Protocol):
+    """Some rows of each shard of a shard table."""
+
+    sizes: Ids
+    """Chosen samples in each shard; int64, shape ``(shards,)``."""
+
+    def rows(self, shards: Ids, numbers: Ids) -> Ids:
+        """Row of chosen sample ``numbers[i]`` of shard ``shards[i]``; int64 of the same shape.
+
+        Args:
+            shards: shard numbers.
+            numbers: of the same shape, each in ``[0, sizes[shard])``.
+        """
+        ...
+
+    def numbers(self, shards: Ids, rows: Ids) -> Ids:
+        """The inverse: the number of a row among the chosen samples of its shard, -1 where it is not chosen."""
+        ...
+
+
+class TableSelection(Selection, Protocol):
+    """A selection that knows the shards that it is of, so that sample ids can be found in it."""
+
+    table: ShardTable
+
+
+def dense_starts(selection: Selection) -> Ids:
+    """Where each shard begins on the dense line, and where the last ends; int64, shape ``(shards + 1,)``."""
+    starts = np.zeros(selection.sizes.size + 1, dtype=np.int64)
+    np.cumsum(selection.sizes, out=starts[1:])
+    return starts
+
+
+class Everything:
+    """All samples, in row order."""
+
+    def __init__(self, table: ShardTable) -> None:
+        self.table = table
+        self.sizes: Ids = table.sizes
+
+    def rows(self, shards: Ids, numbers: Ids) -> Ids:  # noqa: ARG002 - the protocol's signature
+        return numbers
+
+    def numbers(self, shards: Ids, rows: Ids) -> Ids:  # noqa: ARG002
+        return rows
+
+
+class _Drawn:
+    """In each shard a run of the parent's samples as a bijection keyed by shard arranges them."""
+
+    def __init__(self, parent: Selection, firsts: Ids, sizes: Ids, key: int) -> None:
+        self.sizes: Ids = sizes
+        self._parent = parent
+        self._firsts = firsts
+        self._domains = parent.sizes
+        self._keys = mix_array(key, np.arange(sizes.size))
+
+    def rows(self, shards: Ids, numbers: Ids) -> Ids:
+        places = numbers + self._firsts[shards]
+        return self._parent.rows(shards, permute(places, self._domains[shards], self._keys[shards]))
+
+    def numbers(self, shards: Ids, rows: Ids) -> Ids:
+        numbers = self._parent.numbers(shards, rows)
+        domains = np.maximum(self._domains[shards], 1)
+        places = unpermute(np.maximum(numbers, 0), domains, self._keys[shards]) - self._firsts[shards]
+        chosen = (numbers >= 0) & (places >= 0) & (places < self.sizes[shards])
+        return np.where(chosen, places, -1)
+
+
+class Split(_Drawn):
+    """The samples between two shares of the dataset, such as 0.9 to 1 for validation.
+
+    Each shard gives its part, drawn by a bijection keyed by ``seed`` and the shard's number. Selections of the same
+    seed that meet at a share are disjoint and leave nothing between them; and a sample never changes sides when shards
+    are appended. How near the number of samples comes to the share: see :mod:`stoker.order.selection.stable_split` (within
+    one sample for multiples of 5 %).
+
+    Args:
+        table: the shards.
+        low: share where it begins, in [0, 1]; floats are taken as they are written (0.1 is a tenth).
+        high: share where it ends, above ``low``.
+        seed: any integer.
+    """
+
+    def __init__(self, table: ShardTable, low: float | Fraction, high: float | Fraction, seed: int) -> None:
+        bottom, top = as_share(low, "low"), as_share(high, "high")
+        if bottom >= top:
+            raise ConfigError(f"a split must end above where it begins, got low={low!r} and high={high!r}")
+        firsts = np.diff(below_share(table.starts, bottom))
+        ends = np.diff(below_share(table.starts, top))
+        self.table = table
+        super().__init__(Everything(table), firsts, ends - firsts, mix(seed, _TAG_SPLIT))
+
+
+class Sampled(_Drawn):
+    """A fixed random subset of exactly ``count`` samples; a larger ``count`` of the same key has all of a smaller one.
+
+    See :func:`stoker.order.selection.subsample.drawn` for how many come from each shard; which, a bijection keyed by shard
+    says.
+
+    Args:
+        parent: what is drawn from; less than 2**42 samples.
+        count: samples, in ``[0, total of parent]``.
+        granularity: samples that are taken of a shard at a time, at least 1.
+        key: of the draw.
+    """
+
+    def __init__(self, parent: Selection, count: int, granularity: int, key: int) -> None:
+        available = int(parent.sizes.sum())
+        if not 0 <= count <= available:
+            raise ConfigError(f"{count} samples can not be chosen out of {available}")
+        if granularity < 1:
+            raise ConfigError(f"granularity must be at least 1, got {granularity}")
+        sizes = drawn(parent.sizes, count, granularity, key)
+        super().__init__(parent, np.zeros_like(sizes), sizes, mix(key, _TAG_SAMPLED))
+
+
+class _OnLine:
+    """The samples of the parent whose numbers on its dense line are in a set."""
+
+    def __init__(self, parent: Selection, chosen: NumberSet) -> None:
+        starts = dense_starts(parent)
+        before = chosen.below(starts)
+        self.sizes: Ids = np.diff(before)
+        self._parent = parent
+        self._chosen = chosen
+        self._starts = starts
+        self._before = before
+
+    def rows(self, shards: Ids, numbers: Ids) -> Ids:
+        line = self._chosen.at(self._before[shards] + numbers)
+        return self._parent.rows(shards, line - self._starts[shards])
+
+    def numbers(self, shards: Ids, rows: Ids) -> Ids:
+        numbers = self._parent.numbers(shards, rows)
+        line = np.maximum(numbers, 0) + self._starts[shards]
+        before = self._chosen.below(line)
+        chosen = (numbers >= 0) & (self._chosen.below(line + 1) > before)
+        return np.where(chosen, before - self._before[shards], -1)
+
+
+class Residues(_OnLine):
+    """The samples whose number on the dense line leaves one of some remainders.
+
+    Args:
+        parent: what is chosen from.
+        modulus: the divisor, at least 1.
+        residues: remainders, each in ``[0, modulus)`` and different; a ``range`` is not stored.
+        key: where given, the samples of each shard are first put in an order keyed by this and the shard's number.
+    """
+
+    def __init__(
+        self, parent: Selection, modulus: int, residues: range | Sequence[int] | Ids, key: int | None = None
+    ) -> None:
+        chosen = Progression(modulus, residues) if isinstance(residues, range) else Periodic(modulus, residues)
+        if key is not None:
+            parent = _Drawn(parent, np.zeros_like(parent.sizes), parent.sizes, key)
+        super().__init__(parent, chosen)
+
+
+class Span(_OnLine):
+    """The samples in ranges of the dense line.
+
+    Args:
+        parent: what is chosen from.
+        ranges: ``(start, stop)`` each, half open, in rising order, not overlapping, inside ``[0, total]``.
+    """
+
+    def __init__(self, parent: Selection, ranges: Sequence[tuple[int, int]]) -> None:
+        total = int(parent.sizes.sum())
+        for start, stop in ranges:
+            if stop > total:
+                raise ConfigError(f"range [{start}, {stop}) ends behind the last of {total} samples")
+        super().__init__(parent, Ranges(ranges))
+
+
+class Numbered(_OnLine):
+    """The samples with these numbers on the dense line.
+
+    Args:
+        parent: what is chosen from.
+        values: int64, rising, inside ``[0, total)``; not checked, and kept as it is.
+    """
+
+    def __init__(self, parent: Selection, values: Ids) -> None:
+        super().__init__(parent, Sorted(values))
+
+
+class Listed(_OnLine):
+    """Those of the listed samples that the parent has: 8 bytes each.
+
+    Args:
+        parent: what is chosen from.
+        ids: sample ids, which count through the whole table's shards; each once, in any order. A sorted int64 array of
+            which the parent is :class:`Everything` is used where it lies, which may be a mapped file.
+        checked: the ids are known to be int64, sorted, different and of this table: they are not gone through.
+
+    Raises:
+        ConfigError: an id is listed twice or is not in the table.
+    """
+
+    def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> None:
+        self.table = parent.table
+        super().__init__(parent, Sorted(_line_numbers(parent, ids, checked)))
+
+
+class Without(_OnLine):
+    """All samples of the parent but the listed ones: 16 bytes for each of these.
+
+    Args:
+        parent: what is chosen from.
+        ids: as for :class:`Listed`; those that the parent lacks change nothing.
+        checked: as for :class:`Listed`.
+
+    Raises:
+        ConfigError: an id is listed twice or is not in the table.
+    """
+
+    def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> None:
+        self.table = parent.table
+        super().__init__(parent, AllBut(_line_numbers(parent, ids, checked)))
+
+
+def _line_numbers(parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool) -> Ids:
+    """Numbers on the parent's dense line of those of ``ids`` that it has, rising."""
+    sorted_ids = np.asanyarray(ids) if checked else _checked(ids, parent.table.total)
+    if isinstance(parent, Everything):
+        return sorted_ids
+    starts = dense_starts(parent)
+    pieces = [np.zeros(0, dtype=np.int64)]
+    for first in range(0, sorted_ids.size, _PIECE):
+        shards, rows = parent.table.locate(sorted_ids[first : first + _PIECE])
+        numbers = parent.numbers(shards, rows)
+        here = numbers >= 0
+        pieces.append(starts[shards[here]] + numbers[here])
+    return np.sort(np.concatenate(pieces))
+
+
+def _checked(ids: Sequence[int] | NDArray[np.integer], total: int) -> Ids:
+    """``ids`` as a sorted int64 array, the same memory if it is one already."""
+    given = np.asarray(ids)
+    if given.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
+        raise ConfigError(
+            f"sample ids must be a one-dimensional list of integers, got shape {given.shape} of {given.dtype}"
+        )
+    for extreme in (int(given.min()), int(given.max())):
+        if not 0 <= extreme < total:
+            raise ConfigError(f"sample id {extreme} is not in a dataset of {total} samples: ids are 0 to {total - 1}")
+    values: Ids = given.astype(np.int64, copy=False)
+    if any(bool((np.diff(values[first : first + _PIECE + 1]) <= 0).any()) for first in range(0, values.size, _PIECE)):
+        values = np.sort(values)
+        again = np.flatnonzero(np.diff(values) == 0)
+        if again.size:
+            raise ConfigError(f"sample id {int(values[again[0]])} is listed more than once")
+    return values

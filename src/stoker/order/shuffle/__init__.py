@@ -1,0 +1,1 @@
+"""Shuffles: from positions to samples of one dataset."""

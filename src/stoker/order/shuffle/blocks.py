@@ -1,0 +1,118 @@
+"""Shuffle blocks: a line of shards cut into blocks, and each place moved inside its block.
+
+Blocks end where shards end, as far as that can be. A shard that lay in two blocks would be held for both: a block as large
+would need one shard more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from stoker.order.shuffle.bijection import Domain, mix_array, split_keys
+from stoker.order.shuffle.interval_lookup import Runs
+from stoker.types import Ids
+
+__all__ = ["Blocks", "cut_blocks"]
+
+# Blocks may be this small, in parts of K, before they go with a neighbour: so one table's width suits all of them.
+_LEAST_PART: Final = 8
+# There are at most so many blocks a shard, or so many at all. A block smaller than its shard saves no room in a cache.
+_MOST_BLOCKS_PER_SHARD: Final = 4
+_MOST_BLOCKS: Final = 1 << 16
+# A block's bijection has four rounds. A fifth would make no difference that the measures of a shuffle can see.
+_ROUNDS: Final = 4
+_KEY_FACTOR: Final = 0x9FB21C651E98DF24
+
+
+def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
+    """Where blocks begin, and last where the line ends.
+
+    A block ends at the shard border that comes nearest to ``size`` samples from its beginning. The first block of span c of
+    C aims at ``size * (c + 1) / C``, so that spans cross into new shards at different times and downloads spread evenly.
+    What is still more than half a block too long, as a shard is, is cut evenly; what is less than an eighth of a block goes
+    with a neighbour.
+
+    Args:
+        shard_starts: where shards begin on the line, and last where it ends; rising, int64.
+        span_starts: where canonical nodes' spans begin, and last where the line ends; shape ``(C + 1,)``.
+        size: samples in a block.
+
+    Returns:
+        int64, strictly rising from 0 to the line's end. Blocks have up to about five thirds of ``size`` samples. Time
+        O(shards), with a step in Python a block.
+    """
+    total, spans = int(shard_starts[-1]), span_starts.size - 1
+    size = min(size, int(np.diff(span_starts).max()))
+    size = max(size, -(-total // max(_MOST_BLOCKS, _MOST_BLOCKS_PER_SHARD * (shard_starts.size - 1))))
+    begins = span_starts[:-1]
+    first = _nearest(shard_starts, begins + size * np.arange(1, spans + 1) // spans).tolist()
+    after = _nearest(shard_starts, shard_starts[:-1] + size)
+    after = np.maximum(after, np.arange(1, shard_starts.size)).tolist()
+    # The first border of each span is the next border that is not before it, and of the next span.
+    borders = np.searchsorted(shard_starts, span_starts, side="right").tolist()
+    taken: list[int] = []
+    for border, low, high in zip(first, borders[:-1], borders[1:], strict=True):
+        at = max(border, low)
+        while at < high:
+            taken.append(at)
+            at = after[at] if at < len(after) else high
+    cuts = np.concatenate([begins, shard_starts[taken]])
+    cuts.sort()
+    cuts = _split(np.append(cuts[np.diff(cuts, prepend=-1) > 0], total), size)
+    fixed = np.zeros(cuts.size, dtype=bool)
+    fixed[np.searchsorted(cuts, span_starts)] = True
+    close = np.diff(cuts) < -(-size // _LEAST_PART)
+    # Of two cuts that are close the latter goes, unless a span begins there.
+    drop = np.zeros(cuts.size, dtype=bool)
+    drop[1:] |= close & ~fixed[1:]
+    drop[:-1] |= close & fixed[1:] & ~fixed[:-1]
+    return cuts[~drop]
+
+
+def _nearest(borders: Ids, places: Ids) -> Ids:
+    """Which border is nearest to each place."""
+    above = np.minimum(np.searchsorted(borders, places), borders.size - 1)
+    below = np.maximum(above - 1, 0)
+    return np.where(borders[above] - places <= places - borders[below], above, below)
+
+
+def _split(cuts: Ids, size: int) -> Ids:
+    """More cuts, evenly, where there would be more than one and a half times ``size`` samples between two."""
+    lengths = np.diff(cuts)
+    parts = np.maximum((lengths + (size - 1) // 2) // size, 1)
+    if int(parts.max()) == 1:
+        return cuts
+    number = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    inside = np.repeat(cuts[:-1], parts) + np.repeat(lengths, parts) * number // np.repeat(parts, parts)
+    return np.append(inside, cuts[-1])
+
+
+class Blocks:
+    """The blocks of a line, each with a bijection of its own.
+
+    Args:
+        cuts: where blocks begin, and last where the line ends, as :func:`cut_blocks` gives them.
+        key: any integer.
+    """
+
+    def __init__(self, cuts: Ids, key: int) -> None:
+        sizes = np.diff(cuts)
+        self._runs = Runs(sizes)
+        # A width that suits blocks from an eighth to twice the usual size.
+        usual = int(cuts[-1]) // sizes.size
+        self._domains = Domain(sizes, bits=max(1, (usual.bit_length() >> 1) - 1), rounds=_ROUNDS)
+        # One word of key a block; the other is a multiple of it, which costs less than to look it up.
+        self._keys, _ = split_keys(mix_array(key, np.arange(sizes.size)), self._domains.word)
+        self._key_factor = np.asarray(_KEY_FACTOR & np.iinfo(self._domains.word).max, dtype=self._domains.word)
+
+    def move(self, places: Ids) -> Ids:
+        """Where the sample is that comes at each place; int64 of the shape of ``places``."""
+        blocks = self._runs.find(places)
+        starts = self._runs.starts.take(blocks, mode="wrap")
+        x = (places - starts).astype(self._domains.word)
+        keys = self._keys.take(blocks, mode="wrap")
+        self._domains.move(x, keys, keys * self._key_factor, self._domains.take(blocks))
+        starts += x
+        return starts

@@ -1,0 +1,280 @@
+"""The endless sequence of one stream: number to shard and row, computed where it is asked for.
+
+Pass k of a line is the numbers ``[k * total, (k + 1) * total)``. It goes once through all samples, in an order of its own,
+so that no sample comes twice before all came once. What a number gives depends on the shards' sizes, the settings and the
+key alone; nothing is stored per sample. A pass costs O(shards) to begin, for the global shuffle nothing.
+
+Within a pass of N samples, with C canonical nodes:
+
+=========  ===========================================================================================================
+none       id order
+shard      shards in a random order, rows in order
+block      shards in a random order, then samples moved inside blocks of about K samples
+global     one keyed bijection over all samples; canonical nodes have no part in it
+=========  ===========================================================================================================
+
+How all but ``global`` work:
+
+1. The shards are put into a random order (sorted by a keyed hash; not for ``none``). Laid end to end they make a line
+   ``[0, N)``.
+2. Number p belongs to canonical node ``c = p % C`` and is its sample ``j = p // C``. The node owns a contiguous span of the
+   line, of length ``ceil((N - c) / C)``, so each shard is needed by one canonical node (by two where a span's border cuts
+   it).
+3. For ``block`` the span is cut into blocks of about K samples, which end where a shard ends (:mod:`.blocks`). The first
+   block of node c has about ``K * (c + 1) / C`` samples, so that the nodes cross into new shards at different times and
+   downloads spread evenly.
+4. Inside its block a sample is moved by a keyed bijection (:mod:`.bijection`).
+
+So with ``block`` about ``C * K / samples a shard`` shards are in use at any moment, and those at the borders between spans,
+of which there are up to ``C - 1``. A sample is mixed with all of its node's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal, Protocol, get_args
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.order.shuffle.bijection import Domain, mix, mix_array, split_keys
+from stoker.order.shuffle.blocks import Blocks, cut_blocks
+from stoker.order.shuffle.interval_lookup import Runs
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.types import Ids
+
+__all__ = ["Line", "LineSettings", "Rows", "ShuffleName"]
+
+ShuffleName = Literal["none", "block", "shard", "global"]
+
+# Tags keep the keys of different uses apart even where their other inputs agree.
+_TAG_SHARDS: Final = 1
+_TAG_BLOCKS: Final = 2
+_TAG_GLOBAL: Final = 3
+
+_DEFAULT_CANONICAL_NODES: Final = 8
+_SHARDS_PER_CANONICAL_NODE: Final = 8
+_SHARDS_PER_BLOCK: Final = 2
+
+# So many numbers are located at a time that all arrays on the way stay in the processor's cache.
+_PIECE: Final = 1 << 13
+
+
+class Rows(Protocol):
+    """What a line needs of a selection: some rows of each shard."""
+
+    @property
+    def sizes(self) -> Ids:
+        """Chosen samples in each shard, int64, shape ``(shards,)``."""
+        ...
+
+    def rows(self, shards: Ids, numbers: Ids, /) -> Ids:
+        """Row of the ``numbers[i]``-th chosen sample of shard ``shards[i]``; int64 of the same shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineSettings:
+    """What the order of a pass depends on, beside the shards and the key.
+
+    Attributes:
+        shuffle: ``"none"``, ``"shard"``, ``"block"`` or ``"global"``.
+        num_canonical_nodes: C, how many spans are interleaved; independent of the real number of nodes. A shard is
+            read by one node only if the number of nodes divides it. ``"global"`` ignores it.
+        block_size: K, about how many samples a shuffle block has; only ``"block"`` looks at it. A block of less than a
+            quarter of the average shard would save nothing: it is enlarged, unless there are few blocks.
+    """
+
+    shuffle: ShuffleName
+    num_canonical_nodes: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if self.shuffle not in get_args(ShuffleName):
+            raise ConfigError(
+                f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(get_args(ShuffleName))}"
+            )
+        for name in ("num_canonical_nodes", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @classmethod
+    def resolve(
+        cls,
+        table: ShardTable,
+        *,
+        shuffle: ShuffleName,
+        num_canonical_nodes: int | None = None,
+        block_size: int | None = None,
+    ) -> LineSettings:
+        """Fill in defaults, from the dataset alone (never from the world, which may change at a resume).
+
+        ``"none"`` has one canonical node, so that samples come in id order, and so has ``"global"``. The others have up
+        to 8, fewer for small datasets. A block holds the samples of two average shards, rounded up to a power of two.
+        """
+        shards = max(len(table), 1)
+        if num_canonical_nodes is None:
+            num_canonical_nodes = 1
+            if shuffle in ("block", "shard"):
+                num_canonical_nodes = min(_DEFAULT_CANONICAL_NODES, max(1, shards // _SHARDS_PER_CANONICAL_NODE))
+        if block_size is None:
+            block_size = 1 << max(0, (_SHARDS_PER_BLOCK * table.total // shards - 1).bit_length())
+        return cls(shuffle, num_canonical_nodes, block_size)
+
+
+class Line:
+    """An endless sequence of samples; see the module.
+
+    Args:
+        table: the shards' sizes.
+        settings: see :class:`LineSettings`.
+        key: any integer; lines with other keys have other orders.
+        selection: which rows of each shard belong; ``None`` for all.
+
+    Attributes:
+        total: samples in a pass.
+    """
+
+    def __init__(self, table: ShardTable, settings: LineSettings, key: int, selection: Rows | None = None) -> None:
+        self._settings = settings
+        self._key = key
+        self._selection = selection
+        self._sizes = table.sizes if selection is None else selection.sizes
+        self._some = np.flatnonzero(self._sizes)
+        self.total = int(self._sizes.sum())
+        self._fixed: tuple[Ids, Runs] | None = None
+        # A piece touches one pass or two; small lines go through many.
+        self._pass = lru_cache(maxsize=2)(self._make_pass)
+
+    def locate(self, numbers: Ids) -> tuple[Ids, Ids]:
+        """Shard number and row of each number; int64, shape ``(k,)`` as ``numbers``, which are 0 or more.
+
+        Raises:
+            ConfigError: numbers were asked of a line that has no samples.
+        """
+        shards = np.empty(numbers.shape, dtype=np.int64)
+        rows = np.empty(numbers.shape, dtype=np.int64)
+        if not numbers.size:
+            return shards, rows
+        if not self.total:
+            raise ConfigError(
+                "samples were asked of a stream that has none: its shards are empty, or no sample is chosen"
+            )
+        for start in range(0, numbers.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            self._locate_piece(numbers[piece], shards[piece], rows[piece])
+        return shards, rows
+
+    def _locate_piece(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
+        total = self.total
+        # Most pieces lie in one pass; as unsigned numbers, those before it are above it too.
+        first = int(numbers[0]) // total
+        inside = numbers - first * total if first else numbers
+        if int(inside.view(np.uint64).max()) < total:
+            self._pass(first).locate(inside, shards, rows)
+        else:
+            passes = numbers // total
+            inside = numbers - passes * total
+            for k in np.unique(passes).tolist():
+                here = np.flatnonzero(passes == k)
+                its_shards = np.empty(here.size, dtype=np.int64)
+                its_rows = np.empty(here.size, dtype=np.int64)
+                self._pass(k).locate(inside[here], its_shards, its_rows)
+                shards[here], rows[here] = its_shards, its_rows
+        if self._selection is not None:
+            rows[...] = self._selection.rows(shards, rows)
+
+    def _make_pass(self, number: int) -> _Pass:
+        key = mix(self._key, number)
+        settings = self._settings
+        if settings.shuffle in ("none", "global"):
+            if self._fixed is None:
+                self._fixed = self._some, Runs(self._sizes[self._some])
+            order, runs = self._fixed
+        else:
+            # The hashes of different shards differ, so the order does not hang on how the sort treats equals.
+            order = self._some[np.argsort(mix_array(mix(key, _TAG_SHARDS), self._some))]
+            runs = Runs(self._sizes[order])
+        if settings.shuffle == "global":
+            return _GlobalPass(order, runs, mix(key, _TAG_GLOBAL))
+        if settings.shuffle == "block":
+            return _BlockPass(order, runs, settings, mix(key, _TAG_BLOCKS))
+        return _SpanPass(order, runs, settings)
+
+
+class _Pass(ABC):
+    """One time through all samples. What is common: where a place of the shards' line lies."""
+
+    def __init__(self, order: Ids, runs: Runs) -> None:
+        self._order = order
+        self._runs = runs
+        self.total = int(runs.starts[-1])
+
+    @abstractmethod
+    def places(self, numbers: Ids) -> Ids:
+        """Place on the line of each number in ``[0, total)``."""
+
+    def locate(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
+        """Write shard and row of each number into the last two arguments."""
+        places = self.places(numbers)
+        found = self._runs.find(places)
+        self._order.take(found, out=shards, mode="wrap")
+        self._runs.starts.take(found, out=rows, mode="wrap")
+        np.subtract(places, rows, out=rows)
+
+
+class _GlobalPass(_Pass):
+    def __init__(self, order: Ids, runs: Runs, key: int) -> None:
+        super().__init__(order, runs)
+        self._domain = Domain(np.int64(self.total))
+        self._keys = split_keys(np.uint64(key), self._domain.word)
+
+    def places(self, numbers: Ids) -> Ids:
+        x = numbers.astype(self._domain.word)
+        self._domain.move(x, *self._keys)
+        return x.astype(np.int64)
+
+
+class _SpanPass(_Pass):
+    """Canonical nodes read spans of the line side by side."""
+
+    def __init__(self, order: Ids, runs: Runs, settings: LineSettings) -> None:
+        super().__init__(order, runs)
+        self._nodes = np.asarray(settings.num_canonical_nodes, dtype=np.int64)
+        self._nodes_mask = np.asarray(settings.num_canonical_nodes - 1, dtype=np.int64)
+        self._nodes_shift = _shift_of(settings.num_canonical_nodes)
+        nodes = np.arange(settings.num_canonical_nodes, dtype=np.int64)
+        self._lengths = (self.total - nodes + self._nodes - 1) // self._nodes
+        self._starts = np.cumsum(self._lengths) - self._lengths
+
+    def divide(self, numbers: Ids) -> tuple[Ids, Ids | None]:
+        """Each number's number in its canonical node, and the node; the latter ``None`` where there is one."""
+        if self._nodes == 1:
+            return numbers, None
+        if self._nodes_shift is not None:
+            return numbers >> self._nodes_shift, numbers & self._nodes_mask
+        inside = numbers // self._nodes
+        return inside, numbers - inside * self._nodes
+
+    def places(self, numbers: Ids) -> Ids:
+        inside, node = self.divide(numbers)
+        return inside if node is None else inside + self._starts.take(node, mode="wrap")
+
+
+class _BlockPass(_SpanPass):
+    """As spans, but inside its block each sample is moved by a bijection of the block's own."""
+
+    def __init__(self, order: Ids, runs: Runs, settings: LineSettings, key: int) -> None:
+        super().__init__(order, runs, settings)
+        spans = np.append(self._starts, self.total)
+        self._blocks = Blocks(cut_blocks(runs.starts, spans, settings.block_size), key)
+
+    def places(self, numbers: Ids) -> Ids:
+        return self._blocks.move(super().places(numbers))
+
+
+def _shift_of(number: int) -> Ids | None:
+    """The logarithm of a power of two, ``None`` for other numbers. No dimensions, which is faster than a scalar."""
+    return np.asarray(number.bit_length() - 1, dtype=np.int64) if number & (number - 1) == 0 else None

@@ -1,0 +1,99 @@
+"""Which course a dataset's arguments ask for: stoker's own, or that of mosaicml-streaming."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, get_args
+
+from stoker.arguments import unknown_name
+from stoker.errors import ConfigError
+from stoker.formats.base import ReadOptions
+from stoker.order.mosaicml import Mixture, StreamWeight
+from stoker.order.mosaicml.sample_order import IncumbentCourse
+from stoker.order.mosaicml.shuffles import SHUFFLES
+from stoker.order.native import NativeCourse
+from stoker.order.partition.partition import Elastic
+from stoker.order.sample_order import Course
+from stoker.order.settings import NativeSettings, OrderChoices
+from stoker.order.shuffle.shuffle import ShuffleName
+from stoker.pipeline.order_sources import make_sources
+from stoker.streams.streams import Streams
+from stoker.streams.subsets import Subset
+
+__all__ = ["CourseOptions", "make_course"]
+
+
+@dataclass(frozen=True, slots=True)
+class CourseOptions(OrderChoices):
+    """What decides which sample comes when; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
+
+    subsets: tuple[Subset, ...] = ()
+    partition_algo: str | None = None
+    shuffle_algo: str | None = None
+    read: ReadOptions = ReadOptions()
+
+    def __post_init__(self) -> None:
+        known = (*get_args(ShuffleName), *SHUFFLES)
+        if self.shuffle_algo is not None and self.shuffle_algo not in known:
+            raise ConfigError(unknown_name("shuffle_algo", self.shuffle_algo, known))
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the order is mosaicml-streaming's."""
+        return self.shuffle in SHUFFLES or self.partition_algo is not None
+
+
+def make_course(streams: Streams, options: CourseOptions) -> Course:
+    """The course of opened streams.
+
+    Raises:
+        ConfigError: options that do not go together, or do not fit the data.
+    """
+    if options.foreign:
+        return _incumbent(streams, options)
+    sources = make_sources(streams, options.subsets, options.partition, options.read)
+    chosen: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(OrderChoices)}
+    return NativeCourse(sources, NativeSettings(**chosen))
+
+
+def _incumbent(streams: Streams, options: CourseOptions) -> IncumbentCourse:
+    subsets = options.subsets or any(stream.subsets for stream in streams.streams)
+    for name, given in (
+        ("partition", options.partition != Elastic()),
+        ("schedule", options.schedule is not None),
+        ("subset", bool(subsets)),
+        ("remainder", options.remainder != "pad"),
+    ):
+        if given:
+            raise ConfigError(
+                f"{name}= does not go with shuffle_algo={options.shuffle!r}, an order of mosaicml-streaming, which has no "
+                'such thing: use shuffle_algo="block"'
+            )
+    weights = [StreamWeight(stream.proportion, stream.repeat, stream.choose) for stream in streams.streams]
+    mixture = Mixture.resolve(
+        [place.index.sizes for place in streams.places], weights, options.epoch_size, options.seed
+    )
+    shuffle: dict[str, Any] = {"shuffle": options.shuffle != "none"}
+    # Without shuffling too, the algorithm decides the reference's default number of canonical nodes.
+    named = options.shuffle_algo if options.shuffle == "none" else options.shuffle
+    if named in SHUFFLES:
+        shuffle["shuffle_algo"] = named
+    about = [
+        (name, {**place.about, "samples": place.index.samples})
+        for name, place in zip(streams.names, streams.places, strict=True)
+    ]
+    return IncumbentCourse(
+        mixture,
+        about,
+        {
+            **shuffle,
+            "shuffle_seed": options.seed,
+            "num_canonical_nodes": options.num_canonical_nodes,
+            "shuffle_block_size": options.block_size,
+            "sampling_method": options.sampling_method,
+            "sampling_granularity": options.sampling_granularity,
+            "batching_method": options.batching_method,
+            "partition_algo": options.partition_algo or "relaxed",
+        },
+        {name: place.url for name, place in zip(streams.names, streams.places, strict=True)},
+    )

@@ -1,0 +1,59 @@
+"""The course of a worker: that of what it reads, changed as its config says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stoker.errors import ConfigError
+from stoker.order.native import NativeCourse
+from stoker.order.partition.partition import Elastic, Partition, RoundRobin
+from stoker.order.sample_order import Course
+from stoker.pipeline.workers.adaptive import Adaptive
+from stoker.pipeline.workers.array_source import ArrayRows, array_course
+from stoker.pipeline.workers.config import StreamingConfig
+
+__all__ = ["changed_course", "course_of_arrays"]
+
+
+def changed_course(course: Course, config: StreamingConfig) -> Course:
+    """A dataset's course, with what the config says instead.
+
+    Raises:
+        ConfigError: the course is not stoker's own, or the config's partition needs what the dataset does not read.
+    """
+    partition = config.adaptive.base if config.adaptive is not None else config.partition
+    if partition is None and config.shuffle_seed is None and config.ends is None:
+        return course
+    if not isinstance(course, NativeCourse):
+        raise ConfigError(
+            "partition=, shuffle_seed= and ends= change stoker's own orders, not those of mosaicml-streaming: leave them "
+            "out of the config, or use shuffle_algo='block'"
+        )
+    settings = course.settings
+    if partition is not None:
+        assert not isinstance(partition, Adaptive)
+        column = partition.column
+        if column is not None and (
+            settings.partition.column != column or type(partition) is not type(settings.partition)
+        ):
+            raise ConfigError(
+                f"partition {partition.name!r} needs the values of column {column!r}, which the dataset reads: give the "
+                f"StreamingDataset partition={partition.name} too"
+            )
+        settings = replace(settings, partition=partition)
+    if config.shuffle_seed is not None:
+        shuffle = "block" if settings.shuffle == "none" else settings.shuffle
+        settings = replace(settings, shuffle=shuffle, seed=config.shuffle_seed)
+    if config.ends is not None:
+        settings = replace(settings, remainder="uneven" if config.ends == "join" else config.ends)
+    return NativeCourse(course.sources, settings, course.origin)
+
+
+def course_of_arrays(rows: ArrayRows, config: StreamingConfig) -> NativeCourse:
+    """The course of arrays in memory, as the config says."""
+    given = config.adaptive.base if config.adaptive is not None else config.partition
+    assert not isinstance(given, Adaptive)
+    alone = config.world_size == 1 or config.global_batch_size is not None
+    partition: Partition = given or (Elastic() if alone else RoundRobin())
+    ends = "uneven" if config.ends in (None, "join") else config.ends
+    return array_course(rows, partition, config.shuffle_seed, ends)

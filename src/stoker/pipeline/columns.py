@@ -1,0 +1,59 @@
+"""Batches of columns: cut apart, and put together from samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.reading.sample_errors import SampleLocation, returned_error, transform_error
+from stoker.types import Batch, Column
+
+__all__ = ["split_batch", "stack_samples"]
+
+
+def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
+    """Cut a batch into consecutive batches of the given lengths. Arrays are views."""
+    if len(lengths) == 1:
+        return [batch]
+    batches: list[Batch] = []
+    start = 0
+    for length in lengths:
+        batches.append({name: column[start : start + length] for name, column in batch.items()})
+        start += length
+    return batches
+
+
+def stack_samples(samples: Sequence[Any], origin: Callable[[int], SampleLocation]) -> Batch:
+    """Columns of samples: arrays where all values are arrays or NumPy scalars of one dtype and shape, else lists.
+
+    Args:
+        samples: what a transform returned, n of them.
+        origin: where the i-th of these samples comes from.
+
+    Raises:
+        TransformError: one is no dict, or has other columns than the first; names the sample.
+    """
+    first = samples[0]
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, dict):
+            raise returned_error(sample, origin(number))
+        if sample.keys() != first.keys():
+            columns, others = (", ".join(map(str, one)) or "none" for one in (sample, first))
+            raise transform_error(
+                f"returned the columns {columns}, and for sample {origin(0).sample} {others}: a batch needs the same columns "
+                "of every sample",
+                origin(number),
+            )
+    return {name: _stack([sample[name] for sample in samples]) for name in first}
+
+
+def _stack(values: list[Any]) -> Column:
+    first = values[0]
+    if isinstance(first, np.ndarray | np.generic) and all(
+        isinstance(value, np.ndarray | np.generic) and value.dtype == first.dtype and value.shape == first.shape
+        for value in values
+    ):
+        return np.stack(values)
+    return values

@@ -1,0 +1,56 @@
+"""From this process's place in the world to its seat: who reads the same samples counts as one reader."""
+
+from __future__ import annotations
+
+from stoker.cluster import World
+from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.errors import ConfigError
+from stoker.order.sample_order import Seat
+
+__all__ = ["Seating"]
+
+
+class Seating:
+    """Finds the seat, each time that it is asked for.
+
+    Args:
+        world: this process's place; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
+        replication: so many consecutive ranks read the same samples.
+        mesh: which ranks read the same samples.
+
+    Raises:
+        ConfigError: both replication and a mesh, or a mesh without the dimension ``"dp"``.
+    """
+
+    def __init__(
+        self, world: World | None = None, replication: int | None = None, mesh: Mesh | DeviceMesh | None = None
+    ) -> None:
+        if replication is not None and mesh is not None:
+            raise ConfigError("give replication= or mesh=, not both: a mesh says which ranks read the same samples")
+        if replication is not None and replication < 1:
+            raise ConfigError(f"replication must be at least 1, got {replication}")
+        self._given = world
+        self._replication = replication or 1
+        self._mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh.of(mesh)
+
+    @property
+    def world(self) -> World:
+        """This process among all processes."""
+        return self._given or World.detect()
+
+    def seat(self, batch_size: int) -> Seat:
+        """This process's seat.
+
+        Raises:
+            ConfigError: the world can not be divided so, or the mesh is not of its size.
+        """
+        world = self.world
+        if self._mesh is not None:
+            readers = self._mesh.place(world)
+            return Seat(readers.rank, readers.world_size, readers.local_world_size, batch_size)
+        readers = world if self._replication == 1 else world.replicate(self._replication)
+        return Seat(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
+
+    def settle(self) -> None:
+        """Keep the world that is found now, for a copy in a process that may not find it."""
+        self._given = self.world

@@ -1,0 +1,238 @@
+"""A feed: one process's way through a course, epoch after epoch, that can be stopped and gone on with."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from stoker.cluster import LoaderWorker
+from stoker.errors import ConfigError
+from stoker.formats.mds.encodings.images import load_at_once, loaded
+from stoker.order.protocols import Plan
+from stoker.order.sample_order import Course, Run, Seat
+from stoker.pipeline.batch_ring import Ring
+from stoker.pipeline.collate import speed_up_worker
+from stoker.pipeline.data_rank import Seating
+from stoker.pipeline.pipeline import Pipeline, PipelineSettings
+from stoker.pipeline.read_ahead import Sizing
+from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.pipeline.state.resume import Session
+from stoker.pipeline.state.state import leg_of
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Batch, Transform
+
+__all__ = ["Feed", "FeedSettings"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSettings:
+    """How a feed reads; nothing here changes which samples come when.
+
+    Attributes:
+        columns: columns to read; ``None`` for all.
+        transform: applied to each sample.
+        predownload: samples ahead of the current one whose shards are fetched; ``None``: as many as make sense.
+        read_threads: threads that read ahead; ``None``: some if there is a transform.
+        sample_bytes: bytes of an average sample.
+        shard_bytes: bytes of an average shard.
+        near: whether shards are read where they are.
+        held: whether they are held in memory.
+        limit: bytes that the cache may take.
+    """
+
+    columns: Sequence[str] | None = None
+    transform: Transform | None = None
+    predownload: int | None = None
+    read_threads: int | None = None
+    sample_bytes: int = 1
+    shard_bytes: int = 1
+    near: bool = False
+    held: bool = False
+    limit: int | None = None
+
+
+class Feed:
+    """Batches and samples of one process in the order of a course.
+
+    Args:
+        pool: the open shards.
+        course: which sample comes when.
+        settings: how they are read.
+        seating: finds this process's seat, each time that iteration starts.
+    """
+
+    def __init__(
+        self,
+        pool: ShardPool,
+        course: Course,
+        settings: FeedSettings,
+        seating: Seating,
+    ) -> None:
+        self.pool = pool
+        self.settings = settings
+        self._seating = seating
+        self._session = Session(course)
+        self._ring = Ring()
+        # What lies open by id alone must not keep all of a limited cache from eviction.
+        pool.most_open = min(pool.most_open, self._sizing(LoaderWorker()).most_shards)
+
+    @property
+    def course(self) -> Course:
+        """Which sample comes when."""
+        return self._session.course
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def samples(self, batch_size: int) -> Iterator[Any]:
+        """This rank's (and loader worker's) samples of the next epoch."""
+        worker, seat = LoaderWorker.detect(), self.seat(batch_size)
+        point, begun = self._begin(worker, seat)
+        if point.partial and worker.token is not None:
+            raise ConfigError("the state was taken inside a batch: go on without DataLoader workers for this epoch")
+        run = self._run(point, seat)
+        skip = point.partial
+        threads = self._threads(worker)
+        delivery = self._session.deliver(point, run.plan, begun)
+        for part in self._pipeline(run, worker, threads, begun, one_by_one=not threads).sample_runs():
+            delivery.enter(part)
+            if skip:
+                # The state was taken inside the first batch; what was delivered of it stays delivered.
+                for _ in islice(part.samples, skip):
+                    pass
+                skip = 0
+            # Delegating costs nothing a sample; how far the consumer has got, the run knows.
+            try:
+                yield from part.samples
+            except Exception:
+                delivery.failed()
+                raise
+        delivery.finished = True
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
+        worker, seat = LoaderWorker.detect(), self.seat(batch_size)
+        point, begun = self._begin(worker, seat)
+        if point.partial:
+            raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
+        run = self._run(point, seat)
+        delivery = self._session.deliver(point, run.plan, begun)
+        for batch in self._pipeline(run, worker, self._threads(worker), begun).batches():
+            delivery.batch()
+            yield batch
+        delivery.finished = True
+
+    def count(self, batch_size: int) -> int:
+        """Samples that this rank gets in the next epoch, if that is delivered from its beginning."""
+        upcoming = self.upcoming()
+        return self.plan(StartingPoint(upcoming.epoch, terms=upcoming.terms), batch_size).samples
+
+    def plan(self, point: StartingPoint, batch_size: int) -> Plan:
+        """This rank's batches from ``point`` on."""
+        return self.course.run(leg_of(point), self.seat(batch_size)).plan
+
+    def seat(self, batch_size: int) -> Seat:
+        """This process's seat."""
+        return self._seating.seat(batch_size)
+
+    def _begin(self, worker: LoaderWorker, seat: Seat) -> tuple[StartingPoint, int]:
+        """Begin the next epoch: where, and how many batches of this worker were delivered before."""
+        if worker.token is not None:
+            speed_up_worker(self._ring)
+            if self.settings.transform is None:
+                load_at_once()
+        return self._session.begin(worker, seat)
+
+    def _run(self, point: StartingPoint, seat: Seat) -> Run:
+        run = self._session.run(point, seat)
+        if run.plan.padding and run.plan.rank == 0:
+            native = "like" not in self.course.as_dict()["order"]  # others' orders always repeat some
+            logger.warning(
+                "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps%s",
+                point.epoch,
+                run.plan.padding,
+                run.plan.world_size,
+                ' (remainder="uneven" or "drop" repeats none)' if native else "",
+            )
+        return run
+
+    def _threads(self, worker: LoaderWorker) -> int:
+        if self.settings.read_threads is not None:
+            return self.settings.read_threads
+        # Gathering takes less time than handing its result over from a thread; a transform may take any time.
+        return min(8, os.cpu_count() or 1) if self.settings.transform is not None and worker.token is None else 0
+
+    def _pipeline(
+        self, run: Run, worker: LoaderWorker, threads: int, begun: int, *, one_by_one: bool = False
+    ) -> Pipeline:
+        sizing = self._sizing(worker)
+        size = run.plan.batch_size
+        settings = PipelineSettings(
+            columns=self.settings.columns,
+            transform=_and_load(self.settings.transform) if worker.token is not None else self.settings.transform,
+            lookahead=sizing.lookahead(size),
+            most_shards=sizing.most_shards,
+            chunk=sizing.chunk(size, one_by_one=one_by_one),
+            threads=threads,
+        )
+        return Pipeline(self.pool, run.order, run.plan, settings, worker.number, worker.count, begun)
+
+    def _sizing(self, worker: LoaderWorker) -> Sizing:
+        settings = self.settings
+        return Sizing(
+            sample_bytes=settings.sample_bytes,
+            shard_bytes=settings.shard_bytes,
+            near=settings.near,
+            held=settings.held,
+            limit=settings.limit,
+            sharers=worker.count * self._seating.world.local_world_size,
+            predownload=settings.predownload,
+        )
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def upcoming(self) -> StartingPoint:
+        """Where the next iteration begins."""
+        return self._session.upcoming()
+
+    def check_alone(self) -> None:
+        """See that no copy of this in another process has begun to iterate."""
+        self._session.check_alone()
+
+    def state(self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True) -> dict[str, Any]:
+        """The state by what this object has delivered, or after ``samples`` of the epoch, or of this run of it."""
+        worker = LoaderWorker.detect()
+        seat = self.seat(batch_size)
+        if worker.token is not None:
+            return self._session.worker_state(worker, seat)
+        if samples is None:
+            return self._session.state(self._session.here(), seat)
+        return self._session.state(self._session.after(samples, seat, from_beginning=from_beginning), seat)
+
+    def state_after(
+        self, start: StartingPoint, batches: int, batch_size: int, *, ended: bool = False
+    ) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
+        return self._session.state_after(start, batches, self.seat(batch_size), ended=ended)
+
+    def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
+        """Make the next iteration go on where ``state`` was taken, or begin a new epoch with other streams."""
+        if change_streams:
+            self._session.change(state)
+        else:
+            known = batch_size is not None
+            self._session.load(state, LoaderWorker.detect(), self.seat(batch_size or 1), check=known)
+
+    def close(self) -> None:
+        """Stop fetching and let go of all files."""
+        self.pool.close()
+
+
+def _and_load(transform: Transform | None) -> Transform | None:
+    """A transform whose images are loaded, for a DataLoader worker."""
+    return None if transform is None else lambda sample: loaded(transform(sample))

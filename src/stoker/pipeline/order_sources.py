@@ -1,0 +1,126 @@
+"""From opened streams to what an order needs of them: sizes, which samples belong, weights, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from stoker.catalog.location import Place
+from stoker.errors import ConfigError
+from stoker.formats.base import ReadOptions
+from stoker.order.mosaicml.sampling import StreamWeight
+from stoker.order.partition.partition import HashBased, Partition, Stratified
+from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without
+from stoker.order.settings import Source
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.streams.conditions import Condition, chosen_ids
+from stoker.streams.labels import LabelKind, column_labels
+from stoker.streams.streams import Streams
+from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, Subset
+from stoker.types import Ids, Nulls
+
+__all__ = ["make_sources", "needed_columns", "nulls_of"]
+
+
+def needed_columns(
+    columns: Sequence[str] | None, subsets: Sequence[Subset], partition: Partition | None
+) -> tuple[str, ...] | None:
+    """All columns that are read of any sample: those asked for, and those that a subset or a partition looks at."""
+    if columns is None:
+        return None
+    others = [name for subset in subsets if isinstance(subset, Condition) for name in subset.columns]
+    if partition is not None and partition.column is not None:
+        others.append(partition.column)
+    return tuple(dict.fromkeys([*columns, *others]))
+
+
+def make_sources(
+    streams: Streams, subsets: Sequence[Subset], partition: Partition, options: ReadOptions
+) -> tuple[Source, ...]:
+    """What the order is made of, a source a stream.
+
+    Args:
+        streams: the opened streams.
+        subsets: what holds for all of them; ids count through all streams.
+        partition: where it needs a column, its labels are read, once.
+        options: how columns are read.
+
+    Raises:
+        ConfigError: a subset or a partition that does not fit the data.
+    """
+    offsets = streams.sample_offsets
+    for subset in subsets:
+        if isinstance(subset, KeepIds | SkipIds) and len(subset.ids) and int(subset.ids[-1]) >= int(offsets[-1]):
+            raise ConfigError(
+                f"subset: id {int(subset.ids[-1])} is not in this dataset, which has {int(offsets[-1])} samples"
+            )
+    sources = []
+    for number, (stream, name, place) in enumerate(zip(streams.streams, streams.names, streams.places, strict=True)):
+        first, end = int(offsets[number]), int(offsets[number + 1])
+        chosen = [*stream.subsets, *(_of_stream(subset, first, end) for subset in subsets)]
+        table = ShardTable(place.index.sizes)
+        about: dict[str, Any] = {**place.about, "samples": table.total}
+        # As they are in this stream, whatever streams come before it.
+        described = [subset.as_dict() for subset in chosen]
+        if described:
+            about["subset"] = described
+        sources.append(
+            Source(
+                name=name,
+                table=table,
+                selection=_selection(table, place, chosen, name, options),
+                weight=StreamWeight(stream.proportion, stream.repeat, stream.choose),
+                about=about,
+                labels=_labels(place, partition, options),
+                url=place.url,
+            )
+        )
+    return tuple(sources)
+
+
+def _labels(place: Place, partition: Partition, options: ReadOptions) -> Any:
+    if partition.column is None:
+        return None
+    kind: LabelKind = "classes" if isinstance(partition, Stratified) else "hashes"
+    return column_labels(place, partition.column, kind, nulls=nulls_of(partition), options=options)
+
+
+def nulls_of(partition: Partition) -> Nulls:
+    """What a partition does with samples without a value; one of somebody's own has no say, and gets an error."""
+    return partition.nulls if isinstance(partition, HashBased | Stratified) else "error"
+
+
+def _of_stream(subset: Subset, first: int, end: int) -> Subset:
+    """A subset of all streams as it is in the one whose samples are ``[first, end)`` of all."""
+    if not isinstance(subset, KeepIds | SkipIds):
+        return subset
+    low, high = np.searchsorted(subset.ids, [first, end])
+    return type(subset)(subset.ids[low:high] - first if first else subset.ids[low:high])
+
+
+def _selection(
+    table: ShardTable, place: Place, subsets: Sequence[Subset], name: str, options: ReadOptions
+) -> Selection:
+    splits = [subset for subset in subsets if isinstance(subset, HashSplit)]
+    if len(splits) > 1:
+        raise ConfigError(f"stream {name!r} has {len(splits)} hash splits: give one, with the bounds of what is wanted")
+    base = Split(table, splits[0].low, splits[0].high, splits[0].seed) if splits else Everything(table)
+    kept = [_sorted_ids(subset, place, options) for subset in subsets if isinstance(subset, KeepIds | Condition)]
+    skipped = [subset.ids for subset in subsets if isinstance(subset, SkipIds)]
+    if not kept:
+        if not skipped:
+            return base
+        return Without(base, skipped[0] if len(skipped) == 1 else np.unique(np.concatenate(skipped)))
+    ids = kept[0] if len(kept) == 1 else reduce(lambda a, b: np.intersect1d(a, b, assume_unique=True), kept)
+    for some in skipped:
+        ids = np.setdiff1d(ids, some, assume_unique=True)
+    if len(ids) and int(ids[-1]) >= table.total:
+        raise ConfigError(f"subset: id {int(ids[-1])} is not in stream {name!r}, which has {table.total} samples")
+    return Listed(base, ids, checked=True)  # sorted and different, as all subsets' ids are
+
+
+def _sorted_ids(subset: KeepIds | Condition, place: Place, options: ReadOptions) -> Ids:
+    return subset.ids if isinstance(subset, KeepIds) else chosen_ids(place, subset, options=options)

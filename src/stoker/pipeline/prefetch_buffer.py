@@ -1,0 +1,198 @@
+"""A buffer between reading and its consumer: a thread fills it, and what is not taken from it was never delivered."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, TypeVar
+
+from stoker.concurrency.shared_counters import Count, Counts
+
+__all__ = ["END", "Ahead", "NothingYet"]
+
+END: Final = object()
+"""What a worker's ``next`` returns at the end of an epoch. ``None`` may be a sample: a transform may return it."""
+_T = TypeVar("_T")
+_PATIENCE = 10.0
+
+
+class NothingYet(Exception):  # noqa: N818 - it is no error, but an answer
+    """There may be something later."""
+
+
+class _Shared(Generic[_T]):
+    """What the thread and the consumer share. The thread knows no more than this, so a forgotten buffer ends its thread."""
+
+    def __init__(self, room: int) -> None:
+        self.changed = threading.Condition()
+        self.items: deque[tuple[_T, int, int]] = deque()
+        self.samples = self.filled = 0
+        self.room = room
+        self.closed = self.done = False
+        self.error: BaseException | None = None
+
+
+class Ahead(Generic[_T]):
+    """Takes items from an iterator ahead of need, in a thread of its own.
+
+    Args:
+        items: made in the thread. It is closed there, too.
+        size: samples in an item.
+        room: samples that may lie in the buffer; an item goes in whole where there is room for a part of it.
+            0: no thread, an item is made when it is asked for.
+        counts: where hits, misses and waiting are counted.
+        cost: room that an item takes; default: one for each of its samples.
+
+    A process that is forked has no such thread: whoever owns a buffer drops it there and makes another.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[_T],
+        size: Callable[[_T], int],
+        room: int,
+        counts: Counts,
+        cost: Callable[[_T], int] | None = None,
+    ) -> None:
+        self._counts = counts
+        self._size = size
+        self._items = items
+        self._pid = os.getpid()
+        self._shared: _Shared[_T] = _Shared(room)
+        self._thread: threading.Thread | None = None
+        if room:
+            self._thread = threading.Thread(
+                target=_fill, args=(self._shared, items, size, cost or size), name="stoker-ahead", daemon=True
+            )
+            _open.add(self)
+            self._thread.start()
+
+    @property
+    def ready(self) -> int:
+        """Samples in the buffer."""
+        return self._shared.samples
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come into it."""
+        return self._shared.done
+
+    def take(self, timeout: float | None = None) -> _T | None:
+        """The next item; ``None`` at the end.
+
+        Raises:
+            NothingYet: none came in time.
+            BaseException: what making it raised; afterwards there is nothing more.
+        """
+        if self._thread is None:
+            return self._make()
+        shared = self._shared
+        with shared.changed:
+            begun = 0
+            if not shared.items and not shared.done:
+                begun = time.perf_counter_ns()
+                shared.changed.wait_for(lambda: bool(shared.items) or shared.done or shared.closed, timeout)
+                self._counts.add(Count.BUFFER_WAIT, time.perf_counter_ns() - begun)
+            if shared.items:
+                item, samples, cost = shared.items.popleft()
+                shared.samples -= samples
+                shared.filled -= cost
+                shared.changed.notify_all()
+                if begun:
+                    self._counts.add(Count.BUFFER_MISSES, 1)
+                self._counts.add(Count.BUFFER_HITS, samples - (begun > 0))
+                return item
+            if shared.error is not None:
+                error, shared.error = shared.error, None
+                raise error
+            if shared.done or shared.closed:
+                return None
+        raise NothingYet
+
+    def wait_for(self, samples: int, timeout: float | None = None) -> int:
+        """Wait until so many samples are in the buffer, or as many as fit or are left. Returns how many there are."""
+        shared = self._shared
+        with shared.changed:
+            shared.changed.wait_for(
+                lambda: shared.done or shared.closed or shared.samples >= samples or shared.filled >= shared.room,
+                timeout,
+            )
+            return shared.samples
+
+    def close(self) -> None:
+        """End the thread; what is in the buffer is gone."""
+        if self._pid != os.getpid():
+            return  # the thread, and perhaps the lock, are the parent's
+        shared = self._shared
+        with shared.changed:
+            shared.closed = True
+            shared.items.clear()
+            shared.samples = shared.filled = 0
+            shared.changed.notify_all()
+        _open.discard(self)
+        if self._thread is None:
+            _end(self._items)
+        elif self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE)
+
+    def _make(self) -> _T | None:
+        begun = time.perf_counter_ns()
+        item = next(self._items, None)
+        self._counts.add(Count.BUFFER_WAIT, time.perf_counter_ns() - begun)
+        if item is not None:
+            self._counts.add(Count.BUFFER_MISSES, self._size(item))
+        return item
+
+    def __del__(self) -> None:
+        shared = self.__dict__.get("_shared")
+        if shared is not None:
+            # No lock: the thread looks again soon, and a finaliser may run while this very thread holds it.
+            shared.closed = True
+
+
+def _fill(shared: _Shared[_T], items: Iterator[_T], size: Callable[[_T], int], cost: Callable[[_T], int]) -> None:
+    try:
+        while True:
+            with shared.changed:
+                while shared.filled >= shared.room and not shared.closed:
+                    shared.changed.wait(1.0)
+                if shared.closed:
+                    return
+            item = next(items, None)
+            with shared.changed:
+                if item is None or shared.closed:
+                    return
+                entry = (item, size(item), cost(item))
+                shared.items.append(entry)
+                shared.samples += entry[1]
+                shared.filled += entry[2]
+                shared.changed.notify_all()
+            del item, entry
+    except BaseException as error:  # noqa: BLE001 - it belongs to the consumer
+        with shared.changed:
+            shared.error = error
+    finally:
+        _end(items)
+        with shared.changed:
+            shared.done = True
+            shared.changed.notify_all()
+
+
+def _end(items: Iterator[object]) -> None:
+    close = getattr(items, "close", None)
+    if close is not None:
+        close()
+
+
+_open: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_open):
+        one.close()

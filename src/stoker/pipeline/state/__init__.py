@@ -1,0 +1,1 @@
+"""Positions in an epoch, and the states that resume there."""

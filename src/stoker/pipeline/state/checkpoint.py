@@ -1,0 +1,222 @@
+"""Checkpoints of a :class:`~stoker.loaders.shard_loader.StreamingShardLoader`: JSON, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self, get_args
+
+from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.threads import Threads
+from stoker.errors import FormatError, StateError, StokerError
+from stoker.storage import Store, open_store
+from stoker.types import StorageOptions
+
+__all__ = ["Checkpoint", "CheckpointFolder", "CheckpointKind"]
+
+logger = logging.getLogger(__name__)
+
+_VERSION: Final = 1
+_MOST_BYTES: Final = 64 << 20
+CheckpointKind = Literal["lockstep", "planned", "leased", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far a run is, and all that another needs to go on from there.
+
+    Attributes:
+        kind: ``"lockstep"``: of ranks that go through global batches or parts of their own. ``"planned"``: of ranks whose
+            global batches a plan divides. ``"leased"``: of work that a coordinator hands out, all workers'. ``"replay"``:
+            of one rank's way through a recorded assignment.
+        epoch: the epoch.
+        position: samples of the epoch that are done: by all ranks together; of a replay, by its rank.
+        seed: of the order.
+        rank: whose checkpoint it is.
+        world_size: in which world.
+        time: when it was taken, seconds since 1970 by that worker's clock. Nothing is decided by it.
+        processed: the epoch's positions that are done, as ``(begin, end)``, sorted. As many as are in flight, however many
+            samples there are.
+        state: what the order depends on, to be compared with that of the run that goes on.
+    """
+
+    kind: CheckpointKind
+    epoch: int
+    position: int
+    seed: int
+    rank: int
+    world_size: int
+    time: float
+    processed: tuple[tuple[int, int], ...]
+    state: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, JSON-serialisable."""
+        return {
+            "stoker_checkpoint": _VERSION,
+            "kind": self.kind,
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "time": self.time,
+            "processed": [list(interval) for interval in self.processed],
+            "state": dict(self.state),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str = "this") -> Self:
+        """The checkpoint that :meth:`as_dict` described.
+
+        Args:
+            values: the description.
+            where: names it in errors.
+
+        Raises:
+            StateError: it is none, or contradicts itself.
+        """
+        if not isinstance(values, Mapping) or "stoker_checkpoint" not in values:
+            raise StateError(f"{where} is no checkpoint of a StreamingShardLoader")
+        if values["stoker_checkpoint"] != _VERSION:
+            raise StateError(
+                f"{where} is a checkpoint of format {values['stoker_checkpoint']!r}, this stoker reads format {_VERSION}"
+            )
+        try:
+            numbers = {name: values[name] for name in ("epoch", "position", "seed", "rank", "world_size")}
+            processed = tuple((begin, end) for begin, end in values["processed"])
+            kind, moment, state = values["kind"], float(values["time"]), dict(values["state"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{where} is an incomplete checkpoint: {error!r}") from error
+        for name, value in numbers.items():
+            if type(value) is not int or (value < 0 and name != "seed"):
+                raise StateError(f"{where}: {name} must be an integer from 0, found {value!r}")
+        if kind not in get_args(CheckpointKind):
+            raise StateError(f"{where}: kind must be one of {', '.join(get_args(CheckpointKind))}, found {kind!r}")
+        if not numbers["rank"] < numbers["world_size"]:
+            raise StateError(f"{where}: rank {numbers['rank']} is not in a world of {numbers['world_size']}")
+        reached = 0
+        for begin, end in processed:
+            if type(begin) is not int or type(end) is not int or not reached <= begin < end:
+                raise StateError(f"{where}: processed must be rising intervals of positions, found {(begin, end)!r}")
+            reached = end
+        if sum(end - begin for begin, end in processed) != numbers["position"]:
+            raise StateError(f"{where}: position is {numbers['position']}, but as many samples are not in processed")
+        return cls(kind=kind, time=moment, processed=processed, state=state, **numbers)
+
+
+class CheckpointFolder:
+    """A folder of checkpoints, one object a rank, at any URL. The latest replaces the one before, whole or not at all.
+
+    Args:
+        url: the folder.
+        options: credentials for it.
+        counts: where writing is counted.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], options: StorageOptions | None, counts: Counts) -> None:
+        self._store: Store = open_store(url, options)
+        self._counts = counts
+        self._threads = Threads(1, "checkpoint")
+        self._reset()
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: what the parent writes is not the child's to write."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: Callable[[], Checkpoint] | None = None
+        self._under_way: Future[None] | None = None
+        self._error: Exception | None = None
+
+    def url_of(self, rank: int) -> str:
+        """Where a rank's checkpoint lies."""
+        return self._store.url_of(_key(rank))
+
+    def save_soon(self, make: Callable[[], Checkpoint]) -> None:
+        """Make and write a checkpoint on a thread; if one is being written, after it, in place of any that waits."""
+        with self._lock:
+            self._waiting = make
+            if self._under_way is None:
+                self._under_way = self._threads.submit(self._write_all)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint now.
+
+        Raises:
+            StorageError: it can not be written.
+        """
+        self.flush()
+        self._put(checkpoint)
+
+    def load(self, rank: int) -> Checkpoint | None:
+        """A rank's latest checkpoint; ``None`` where there is none.
+
+        Raises:
+            StateError: what is there is no checkpoint.
+            StorageError: it can not be read.
+        """
+        if not self._store.exists(_key(rank)):
+            return None
+        where = self.url_of(rank)
+        try:
+            values = json.loads(self._store.get(_key(rank), max_bytes=_MOST_BYTES))
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"{where} is no checkpoint: {error}") from error
+        return Checkpoint.from_dict(values, where)
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Wait until all that was asked for is written.
+
+        Raises:
+            StorageError: the last one could not be written.
+        """
+        with self._lock:
+            under_way = self._under_way
+        if under_way is not None:
+            under_way.result(timeout)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Wait until all is written, and end the thread; what failed was logged."""
+        try:
+            self.flush()
+        except (StokerError, TimeoutError) as error:
+            logger.warning("the last checkpoint was not written: %s", error)
+        self._threads.close()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._lock:
+                make, self._waiting = self._waiting, None
+                if make is None:
+                    self._under_way = None
+                    return
+            try:
+                self._put(make())
+                self._error = None
+            except Exception as error:  # noqa: BLE001 - raised by flush
+                self._error = error
+                logger.warning("a checkpoint could not be written: %s", error)
+
+    def _put(self, checkpoint: Checkpoint) -> None:
+        try:
+            data = json.dumps(checkpoint.as_dict(), separators=(",", ":"), allow_nan=False).encode()
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"a checkpoint can not be written as JSON: {error}") from error
+        self._store.put(_key(checkpoint.rank), data)
+        self._counts.add(Count.CHECKPOINTS, 1)
+
+
+def _key(rank: int) -> str:
+    return f"rank-{rank:06d}.json"

@@ -1,0 +1,203 @@
+"""Which epoch an iteration is, agreed on between a process and its DataLoader workers.
+
+A DataLoader forks (or spawns) workers for each pass, or keeps them over passes; either way the data set object in the
+main process is not told. So that each pass is a new epoch, and a loaded state reaches workers that already live, the few
+numbers this takes lie in memory that the processes share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.concurrency.sharedfile import SharedFile, spawning
+from stoker.order.sample_order import Terms
+
+__all__ = ["EpochClock", "StartingPoint"]
+
+_BYTES = 4096
+# Places of the shared int64 numbers.
+_NEXT, _RESUME_EPOCH, _RESUME_POSITION, _RESUME_PARTIAL, _RESUME_TERMS, _RECORDS, _BEGINNINGS = 0, 1, 2, 3, 4, 10, 11
+# Then records, the newest written over the oldest: which pass of which workers began which epoch where, and a bit for
+# each worker that has begun it.
+_FIRST_RECORD = 16
+_TOKEN, _PASS, _EPOCH, _POSITION, _PARTIAL, _TERMS, _BEGUN = 0, 1, 2, 3, 4, 5, 11
+_RECORD_LENGTH = 16
+_RECORDS_KEPT = (_BYTES // 8 - _FIRST_RECORD) // _RECORD_LENGTH
+_WORKER_BITS = 64 * (_RECORD_LENGTH - _BEGUN)
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """Where an iteration begins.
+
+    Attributes:
+        epoch: the epoch's number.
+        position: first position of the epoch that is delivered.
+        partial: samples of the first batch that each rank has already had; 0 where a state was taken between batches.
+        terms: three to six numbers that a loaded state brought along: what the order rests on beside the settings at hand,
+            such as the world in which the epoch began. Zeros where there is nothing to say. They are handed on to all later
+            epochs; whoever reads them knows for how long they hold.
+    """
+
+    epoch: int
+    position: int = 0
+    partial: int = 0
+    terms: Terms = (0, 0, 0)
+
+
+def _to_terms(numbers: NDArray[np.int64]) -> Terms:
+    """Without the zeros behind them, but three at least."""
+    given = np.flatnonzero(numbers)
+    return tuple(numbers[: max(3, int(given[-1]) + 1 if given.size else 0)].tolist())
+
+
+def _filled(terms: Terms) -> Terms:
+    return (*terms, *[0] * (_BEGUN - _TERMS - len(terms)))
+
+
+class EpochClock:
+    """Counts epochs for a data set and all copies of it in forked or spawned child processes."""
+
+    _passes: tuple[int, int, int]
+    _seen: int
+
+    def __init__(self) -> None:
+        self._attach(SharedFile("stoker-epoch", _BYTES))
+        with self._locked() as shared:
+            shared[_RESUME_EPOCH] = -1
+
+    def begin(self, token: int | None, worker: int | None = None) -> StartingPoint:
+        """Begin the next epoch.
+
+        Args:
+            token: names the set of workers that begin together; in each pass they get the same epoch, which the first of
+                them takes. ``None`` in a process that is no worker.
+            worker: number of the worker. A number that comes a second time in a set's pass belongs to another set with the
+                same token (torch draws it from a generator that users may seed), which gets an epoch of its own.
+        """
+        with self._locked() as shared:
+            if token is None:
+                return self._take_next(shared)
+            number = self._count_pass(token)
+            record = self._find(shared, token, number, worker)
+            if record is None:
+                point = self._take_next(shared)
+                record = self._record(shared, int(shared[_RECORDS]))
+                shared[_RECORDS] += 1
+                record[:] = 0
+                record[:_BEGUN] = token, number, point.epoch, point.position, point.partial, *_filled(point.terms)
+            if worker is not None and worker < _WORKER_BITS:
+                record[_BEGUN:].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
+            terms = _to_terms(record[_TERMS:_BEGUN])
+            return StartingPoint(int(record[_EPOCH]), int(record[_POSITION]), int(record[_PARTIAL]), terms)
+
+    def adopt(self, token: int | None, epoch: int) -> None:
+        """Begin an epoch that a worker's own state names; the next one follows it."""
+        with self._locked() as shared:
+            if token is not None:
+                self._count_pass(token)
+            shared[_NEXT] = max(int(shared[_NEXT]), epoch + 1)
+            self._count_beginning(shared)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process has begun an epoch since this one did, or loaded a state."""
+        with self._locked() as shared:
+            return int(shared[_BEGINNINGS]) == self._seen
+
+    def _count_beginning(self, shared: NDArray[np.int64]) -> None:
+        shared[_BEGINNINGS] += 1
+        self._seen = int(shared[_BEGINNINGS])
+
+    def _count_pass(self, token: int) -> int:
+        """Number of this process's pass among those of its set of workers, from 0."""
+        # The passes of a worker that lives on follow each other without a word from the main process.
+        pid, its_token, count = self._passes
+        number = count if (pid, its_token) == (os.getpid(), token) else 0
+        self._passes = os.getpid(), token, number + 1
+        return number
+
+    def _take_next(self, shared: NDArray[np.int64]) -> StartingPoint:
+        point = self._point(shared, int(shared[_NEXT]))
+        shared[_NEXT] += 1
+        self._count_beginning(shared)
+        return point
+
+    def _find(self, shared: NDArray[np.int64], token: int, number: int, worker: int | None) -> NDArray[np.int64] | None:
+        """The record of a pass, if a worker of its set has made it."""
+        newest = int(shared[_RECORDS]) - 1
+        for k in range(newest, max(-1, newest - _RECORDS_KEPT), -1):
+            record = self._record(shared, k)
+            if (record[_TOKEN], record[_PASS]) != (token, number):
+                continue
+            if worker is None or worker >= _WORKER_BITS:
+                return record
+            begun = int(record[_BEGUN:].view(np.uint64)[worker // 64])
+            return None if begun >> worker % 64 & 1 else record
+        return None
+
+    @staticmethod
+    def _record(shared: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+        first = _FIRST_RECORD + number % _RECORDS_KEPT * _RECORD_LENGTH
+        return shared[first : first + _RECORD_LENGTH]
+
+    @staticmethod
+    def _point(shared: NDArray[np.int64], epoch: int) -> StartingPoint:
+        resumed = int(shared[_RESUME_EPOCH])
+        terms = _to_terms(shared[_RESUME_TERMS:_RECORDS]) if 0 <= resumed <= epoch else (0, 0, 0)
+        if epoch == resumed:
+            return StartingPoint(epoch, int(shared[_RESUME_POSITION]), int(shared[_RESUME_PARTIAL]), terms)
+        return StartingPoint(epoch, terms=terms)
+
+    def peek(self) -> StartingPoint:
+        """Where the next iteration would begin."""
+        with self._locked() as shared:
+            return self._point(shared, int(shared[_NEXT]))
+
+    def started(self, epoch: int) -> StartingPoint:
+        """Where an epoch that has begun did begin."""
+        with self._locked() as shared:
+            return self._point(shared, epoch)
+
+    def load(self, point: StartingPoint) -> None:
+        """Make the next iteration, here or in workers, begin at ``point``."""
+        with self._locked() as shared:
+            shared[_NEXT] = point.epoch
+            shared[_RESUME_EPOCH] = point.epoch
+            shared[_RESUME_POSITION] = point.position
+            shared[_RESUME_PARTIAL] = point.partial
+            shared[_RESUME_TERMS:_RECORDS] = _filled(point.terms)
+            self._seen = int(shared[_BEGINNINGS])
+
+    @contextmanager
+    def _locked(self) -> Iterator[NDArray[np.int64]]:
+        with self._file.locked():
+            yield self._shared
+
+    def _attach(self, file: SharedFile) -> None:
+        self._file = file
+        self._passes = 0, 0, 0
+        self._seen = 0
+        self._shared: NDArray[np.int64] = np.frombuffer(file.map(_BYTES), dtype=np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if spawning():
+            return {"file": self._file, "seen": self._seen}
+        return {"numbers": self._shared.tolist()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "file" in state:
+            self._attach(state["file"])
+            self._seen = state["seen"]
+        else:
+            # Sent by other means (to another host, say): a clock of its own that shows the same time.
+            EpochClock.__init__(self)
+            self._shared[:] = state["numbers"]
+            self._seen = int(self._shared[_BEGINNINGS])

@@ -1,0 +1,345 @@
+"""One run through a data set: which epoch, how far, and the state that it leaves behind."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from stoker.cluster import LoaderWorker
+from stoker.errors import ConfigError, StateError
+from stoker.order.protocols import Plan
+from stoker.order.sample_order import Course, Run, Seat
+from stoker.pipeline.state.epoch_counter import EpochClock, StartingPoint
+from stoker.pipeline.state.state import leg_of, make_state, read_changed, read_state
+from stoker.reading.samples import SampleRun
+
+__all__ = ["Delivery", "Session", "check_not_empty", "others_have_more", "run_from"]
+
+logger = logging.getLogger(__name__)
+
+_ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
+
+
+class Delivery:
+    """How far one iteration has got, counted by what the consumer has taken.
+
+    Args:
+        point: where it began.
+        plan: the batches of this rank.
+        begun: batches of this loader worker that were delivered before it began.
+    """
+
+    def __init__(self, point: StartingPoint, plan: Plan, begun: int = 0) -> None:
+        self.point = point
+        self.plan = plan
+        self.finished = False
+        self._entered = begun * plan.batch_size
+        self._remaining: Iterator[Any] = iter(())
+
+    def enter(self, run: SampleRun) -> None:
+        """Samples are about to be taken, one by one."""
+        self._entered += operator.length_hint(run.remaining)
+        self._remaining = run.remaining
+
+    def batch(self) -> None:
+        """A whole batch is taken."""
+        self._entered += self.plan.batch_size
+
+    def failed(self) -> None:
+        """The sample that was taken last has an error instead, and was not delivered."""
+        self._entered -= 1
+
+    @property
+    def samples(self) -> int:
+        """Samples that were taken, of this rank."""
+        return self._entered - operator.length_hint(self._remaining)
+
+    @property
+    def batches(self) -> int:
+        """Batches of which at least one sample was taken."""
+        return -(-self.samples // self.plan.batch_size)
+
+    def here(self) -> StartingPoint:
+        """Where to go on from."""
+        plan, count = self.plan, self.samples
+        full = min(count // plan.batch_size, plan.full_batches)
+        inside = count - full * plan.batch_size
+        if full == plan.full_batches and inside and count >= plan.samples:
+            full, inside = len(plan), 0  # all of the last, partial batch
+        if not count:
+            return self.point
+        position = plan.position_after(full)
+        if position >= plan.end and not inside:
+            return StartingPoint(self.point.epoch + 1, terms=self.point.terms)
+        return replace(self.point, position=position, partial=inside)
+
+
+def run_from(course: Course, point: StartingPoint, seat: Seat) -> Run:
+    """What a reader reads from ``point`` to its epoch's end.
+
+    Raises:
+        StateError: a state was taken there which this world can not go on from; says why.
+        ConfigError: settings that do not go together, or an epoch whose samples are all left out.
+    """
+    leg = leg_of(point)
+    try:
+        run = course.run(leg, seat)
+    except ConfigError as error:
+        if not point.position:
+            raise
+        raise StateError(
+            f"the state was taken at position {point.position} of epoch {point.epoch}, from which {seat.world_size} ranks "
+            f"with batch_size {seat.batch_size} can not go on: {error}"
+        ) from error
+    check_not_empty(course, point, run, seat)
+    return run
+
+
+def others_have_more(plan: Plan) -> bool:
+    """Whether other ranks still have batches when this one has had all of its own."""
+    return plan.position_after(len(plan)) < plan.end
+
+
+def check_not_empty(course: Course, point: StartingPoint, run: Run, seat: Seat) -> None:
+    """See that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
+
+    Raises:
+        ConfigError: all of its samples are left out. If it has none at all, that is logged.
+    """
+    if point.position or len(run.plan):
+        return
+    if not course.epoch_size:
+        logger.warning(
+            "epoch %d has no samples: there are none in the dataset, or subset=, filters= or the streams' weights leave none",
+            point.epoch,
+        )
+    elif not len(course.run(leg_of(point), replace(seat, rank=run.plan.longest)).plan):
+        raise ConfigError(
+            f"epoch {point.epoch} has no batch for any of {seat.world_size} ranks with batch_size {seat.batch_size}: what "
+            "does not fill a batch of every rank is left out (by remainder='drop' or batching_method=), or what does not "
+            "fill a row of tokens. Use a smaller batch_size, fewer ranks or more samples, remainder='pad', or pad_id="
+        )
+
+
+class Session:
+    """Epochs and states of a data set object, and of its copies in DataLoader workers.
+
+    Args:
+        course: what is read.
+        all_ended: how a user says that all ranks have ended an epoch, for errors.
+    """
+
+    def __init__(self, course: Course, all_ended: str = _ALL_ENDED) -> None:
+        self.course = course
+        self._all_ended = all_ended
+        self._clock = EpochClock()
+        self._delivery: Delivery | None = None
+        # Iterations that were left for a later one, and how many samples of each had been delivered by then.
+        self._left: list[tuple[weakref.ref[Delivery], int]] = []
+        self._resumed: tuple[StartingPoint, int] | None = None
+
+    def upcoming(self) -> StartingPoint:
+        """Where the next iteration begins."""
+        return self._clock.peek()
+
+    def begin(self, worker: LoaderWorker, seat: Seat) -> tuple[StartingPoint, int]:
+        """Begin the next epoch: where, and how many batches of this worker were delivered before."""
+        if self._resumed is not None:
+            (point, begun), self._resumed = self._resumed, None
+            self._clock.adopt(worker.token, point.epoch)
+        else:
+            point, begun = self._clock.begin(worker.token, worker.number), 0
+        return self.settled(point, seat), begun
+
+    def settled(self, point: StartingPoint, seat: Seat) -> StartingPoint:
+        """The point with the terms that hold for the rest of its epoch, as begun, or gone on with, in this world."""
+        return replace(point, terms=self.course.terms(leg_of(point), seat))
+
+    def run(self, point: StartingPoint, seat: Seat) -> Run:
+        """What this process reads from ``point`` on; see :func:`run_from`."""
+        return run_from(self.course, point, seat)
+
+    def deliver(self, point: StartingPoint, plan: Plan, begun: int) -> Delivery:
+        """The iteration that states speak of from now on."""
+        self._left = [(left, count) for left, count in self._left if left() is not None]
+        if self._delivery is not None and not self._delivery.finished:
+            self._left.append((weakref.ref(self._delivery), self._delivery.samples))
+        self._delivery = Delivery(point, plan, begun)
+        return self._delivery
+
+    def state(self, point: StartingPoint, seat: Seat) -> dict[str, Any]:
+        """The state at ``point``."""
+        return make_state(self.course, point, seat)
+
+    def check_alone(self) -> None:
+        """See that only this object delivers.
+
+        Raises:
+            StateError: copies in other processes have begun to iterate.
+        """
+        if not self._clock.alone:
+            raise StateError(
+                "copies of this dataset in other processes (workers of a DataLoader) have begun to iterate, and run ahead of "
+                "what training has had, which is not known here. Use StreamingDataLoader and its state_dict(), or say how "
+                "many samples of the epoch all ranks together have had: state_dict(num_samples=...)"
+            )
+
+    def here(self) -> StartingPoint:
+        """Where to go on from, by what this object has delivered.
+
+        Raises:
+            StateError: it can not know: copies in other processes iterate, two iterations take turns, or other ranks have
+                more batches than this one, which has had all of its own.
+        """
+        self.check_alone()
+        if any((other := left()) is not None and (other.finished or other.samples != n) for left, n in self._left):
+            raise StateError(
+                "two iterations over this dataset take turns, and a state is of one: go on with one of them alone, or use a "
+                "dataset object for each"
+            )
+        delivery = self._delivery
+        if delivery is None:
+            return self._clock.peek()
+        return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
+
+    def after(self, samples: int, seat: Seat, *, from_beginning: bool) -> StartingPoint:
+        """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it.
+
+        Raises:
+            StateError: no run has got to where that is.
+        """
+        if samples < 0:
+            raise StateError(f"num_samples must be at least 0, got {samples}")
+        if not self._clock.alone:
+            # Workers iterate: the epoch that they are in is the last that has begun.
+            begun = self._clock.started(self._clock.peek().epoch - 1)
+        elif self._delivery is not None:
+            begun = self._delivery.point
+        else:
+            begun = self._clock.peek()
+        begun = self.settled(begun, seat)
+        taken = samples - (begun.position if from_beginning else 0)
+        if not taken:
+            return replace(begun, partial=0)
+        if taken < 0:
+            return replace(begun, position=samples, partial=0)
+        plan = self.course.run(leg_of(begun), seat).plan
+        # With what ranks repeat to be equally many.
+        most = max(self.course.epoch_size - begun.position, len(plan) * seat.batch_size * seat.world_size)
+        if taken > most:
+            raise StateError(
+                f"num_samples={samples}: epoch {begun.epoch} has {most + samples - taken} at most; count the samples of the "
+                "current epoch alone, over all ranks"
+            )
+        try:
+            position = plan.position_at(taken)
+        except ConfigError as error:
+            raise StateError(f"num_samples={samples}: {error}") from error
+        if position >= plan.end:
+            return StartingPoint(begun.epoch + 1, terms=begun.terms)
+        return replace(begun, position=position, partial=0)
+
+    def state_after(self, start: StartingPoint, batches: int, seat: Seat, *, ended: bool = False) -> dict[str, Any]:
+        """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
+
+        Args:
+            start: where it began.
+            batches: how many of this rank's were delivered.
+            seat: this rank.
+            ended: whether this rank was then told that there are no more.
+
+        Raises:
+            StateError: it has ended, and other ranks have more.
+        """
+        start = self.settled(start, seat)
+        if not batches and not ended:
+            return self.state(start, seat)
+        plan = self.course.run(leg_of(start), seat).plan
+        if ended:
+            return self.state(self.after_epoch(start, plan), seat)
+        position = plan.position_after(batches)
+        if position >= plan.end:
+            return self.state(StartingPoint(start.epoch + 1, terms=start.terms), seat)
+        return self.state(replace(start, position=position, partial=0), seat)
+
+    def after_epoch(self, point: StartingPoint, plan: Plan) -> StartingPoint:
+        """Where to go on after an iteration over ``plan``, begun at ``point``, was told of its end.
+
+        Raises:
+            StateError: other ranks have more batches than this one.
+        """
+        if others_have_more(plan):
+            raise StateError(
+                f"rank {plan.rank} has had all of its {len(plan)} batches of epoch {point.epoch}, and other ranks have more: "
+                f"how many of them were delivered is not known here. Take the state of rank {plan.longest}, which has most; "
+                f"or, when all ranks have ended the epoch, {self._all_ended}; or let all ranks end together with "
+                "remainder='pad' or 'drop'"
+            )
+        return StartingPoint(point.epoch + 1, terms=point.terms)
+
+    def worker_state(self, worker: LoaderWorker, seat: Seat) -> dict[str, Any]:
+        """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
+        delivery = self._delivery
+        if delivery is None:
+            begun, batches = self._resumed or (self._clock.peek(), 0)
+        elif delivery.finished:
+            begun, batches = StartingPoint(delivery.point.epoch + 1, terms=delivery.point.terms), 0
+        else:
+            begun, batches = delivery.point, delivery.batches
+        own = {"number": worker.number, "count": worker.count, "batches": batches}
+        return {**self.state(begun, seat), "worker": own}
+
+    def load(self, state: Mapping[str, Any], worker: LoaderWorker, seat: Seat, *, check: bool = True) -> None:
+        """Make the next iteration go on where ``state`` was taken.
+
+        Args:
+            state: of :meth:`state`.
+            worker: this process.
+            seat: likewise.
+            check: whether the batch size is known, to see that this world can go on from there.
+
+        Raises:
+            StateError: it belongs to another data set, to other order settings, or to another worker, or this world can not
+                go on from there.
+        """
+        own = state.get("worker") if isinstance(state, Mapping) else None
+        if own is not None and not (
+            isinstance(own, Mapping)
+            and all(type(own.get(name)) is int and 0 <= own[name] < 1 << 62 for name in ("number", "count", "batches"))
+        ):
+            raise StateError(f"this state's worker should have a number, a count and batches, found {own!r}")
+        if own is not None and (worker.token is None or (own["number"], own["count"]) != (worker.number, worker.count)):
+            raise StateError(
+                f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can go on "
+                "from. States of StreamingDataLoader fit any number of workers"
+            )
+        point, course = read_state(state, self.course, seat)
+        if check:
+            run_from(course, self.settled(point, seat), seat)
+        self.course = course
+        if own is not None:
+            self._resumed = point, own["batches"]
+        else:
+            self._clock.load(point)
+        self._forget()
+
+    def change(self, state: Mapping[str, Any]) -> None:
+        """Begin a new epoch, with other streams than those of ``state``.
+
+        Raises:
+            StateError: more than the streams differs.
+        """
+        point, self.course = read_changed(state, self.course)
+        self._clock.load(point)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._delivery, self._left = None, []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was delivered here was not delivered by the copy.
+        return {**self.__dict__, "_delivery": None, "_left": []}

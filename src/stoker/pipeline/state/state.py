@@ -1,0 +1,310 @@
+"""What a stopped run leaves behind, and whether it fits the one that takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from stoker.errors import StateError
+from stoker.order.sample_order import Course, Leg, Seat, Terms
+from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
+
+__all__ = ["STATE_VERSION", "leg_of", "make_state", "read_changed", "read_state"]
+
+logger = logging.getLogger(__name__)
+
+STATE_VERSION: Final = 2
+_SAME_ORDER: Final = ("fingerprint", "subset", "block_size")
+"""What decides the order of a stream's samples, of what a state says of it."""
+_SAME_CONTENT: Final = ("content", VERSIONS)
+"""What tells, beside that, whether the samples are the same ones."""
+_MOST_AWAY: Final = 256
+"""Streams that were left out of which states remember how far they had got: about 150 bytes each."""
+
+
+def leg_of(point: StartingPoint) -> Leg:
+    """The stretch of the course that begins at ``point``."""
+    return Leg(point.epoch, point.position, point.terms)
+
+
+def make_state(course: Course, point: StartingPoint, seat: Seat) -> dict[str, Any]:
+    """The state of a run as a JSON-serialisable dict: position, what the order depends on, and the dataset's identity."""
+    leg = leg_of(point)
+    if point.position and course.ended(leg, seat):
+        point = StartingPoint(point.epoch + 1, terms=point.terms)
+        leg = leg_of(point)
+    state: dict[str, Any] = {
+        "version": STATE_VERSION,
+        "epoch": point.epoch,
+        "position": point.position,
+        **course.as_dict(),
+        "consumed": course.consumed(leg),
+    }
+    if course.origin:
+        state["origin"] = course.origin
+    terms = course.terms(leg, seat)
+    if any(terms):
+        state["terms"] = list(terms)
+    if point.partial:
+        # Inside a batch: which samples it still lacks depends on how the batch was cut.
+        state["partial"] = {
+            "samples": point.partial,
+            "batch_size": seat.batch_size,
+            "world_size": seat.world_size,
+            "ranks_per_node": seat.ranks_per_node,
+        }
+    return state | course.write_foreign(leg, seat)
+
+
+def read_state(
+    state: Mapping[str, Any], course: Course, seat: Seat, what: str = "state"
+) -> tuple[StartingPoint, Course]:
+    """Check a state against the dataset and settings at hand.
+
+    Args:
+        state: the state.
+        course: the order of the data at hand.
+        seat: who reads.
+        what: how the caller calls the state, for messages.
+
+    Returns:
+        Where to go on, and the course, which is another if the state's run had changed its streams before.
+
+    Raises:
+        StateError: it is no state, or belongs to another dataset or another order; says exactly what differs.
+    """
+    _check_kind(state)
+    if "version" not in state:
+        leg = course.read_foreign(state)
+        if leg is None:
+            raise StateError(_NO_STATE)
+        return StartingPoint(leg.epoch, leg.position, terms=leg.terms), course
+    theirs, epoch, position, terms, inside = _fields(state)
+    ours = course.as_dict()
+    said, changed = _compare(theirs, ours)
+    if said:
+        remedy = "Use the data and the settings that it was taken with"
+        if changed:
+            remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
+        raise StateError(f"this state belongs to another order: {'; '.join(said)}. {remedy}")
+    check_versions(theirs, ours, course.urls, what)
+    point = StartingPoint(epoch, position, terms=terms)
+    if course.beyond(leg_of(point)):
+        raise StateError(f"position {position} lies beyond the epoch of {course.epoch_size} samples")
+    origin = state.get("origin") or {}
+    if origin != course.origin:
+        course = course.continued(*_origin(origin))
+    if not inside:
+        return point, course
+    samples, batch_size, world_size, per_node = inside
+    # Which samples of a batch are a rank's depends on nodes only where the order is mosaicml-streaming's.
+    nodes = seat.ranks_per_node if "like" in theirs["order"] else per_node
+    if (batch_size, world_size, per_node) != (seat.batch_size, seat.world_size, nodes):
+        raise StateError(
+            f"this state was taken inside a batch, {samples} samples into it, with batch_size {batch_size} on {world_size} "
+            f"ranks, {per_node} a node; here they are {seat.batch_size}, {seat.world_size} and {seat.ranks_per_node}. Take "
+            "states between batches to resume on another cluster"
+        )
+    if not samples < batch_size:
+        raise StateError(f"{samples} samples can not lie inside a batch of {batch_size}")
+    return StartingPoint(epoch, position, samples, point.terms), course
+
+
+def read_changed(state: Mapping[str, Any], course: Course) -> tuple[StartingPoint, Course]:
+    """Begin anew, with other streams, where a state's epoch ends.
+
+    Returns:
+        The beginning of an epoch, and the course whose streams go on after what the state's run had of them.
+
+    Raises:
+        StateError: more than the streams and their weights differs.
+    """
+    _check_kind(state)
+    if "version" not in state:
+        raise StateError(_NO_STATE)
+    theirs, epoch, position, _, _ = _fields(state)
+    ours = course.as_dict()
+    said = _beside_streams(theirs["order"], ours["order"])
+    if said:
+        raise StateError(
+            f"change_streams=True changes streams and weights, not the rest of the order: {'; '.join(said)}. Set that as it "
+            "was; what was left to its default may have another with other streams"
+        )
+    begin = epoch + 1 if position else epoch
+    began, _, samples, before = _origin(state.get("origin"))
+    _, consumed, size, _ = _origin(
+        {"epoch": epoch, "consumed": state.get("consumed"), "samples": theirs["order"].get("epoch_size")}
+    )
+    known = [
+        *before,
+        *(
+            _left_out(name, theirs["streams"][name], count)
+            for name, count in consumed.items()
+            if name in theirs["streams"]
+        ),
+    ]
+    kept: dict[str, int] = {}
+    away: list[dict[str, Any]] = []
+    for one in known:
+        if one["name"] in ours["streams"] and _same(ours["streams"][one["name"]], one):
+            kept[one["name"]] = one["consumed"]
+        elif one["consumed"]:
+            away.append(one)
+    if len(away) > _MOST_AWAY:
+        logger.warning(
+            "states remember %d streams that were left out: %s would begin anew if they came back",
+            _MOST_AWAY,
+            ", ".join(one["name"] for one in away[:-_MOST_AWAY]),
+        )
+    logger.warning(
+        "going on with other streams: epoch %d begins; %s go on where they were%s%s",
+        begin,
+        ", ".join(sorted(kept)) or "none",
+        "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - kept.keys())),
+        f"; what was left of epoch {epoch} after position {position} comes when its streams come round"
+        if position
+        else "",
+    )
+    return StartingPoint(begin), course.continued(begin, kept, samples + (begin - began) * size, away[-_MOST_AWAY:])
+
+
+def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:
+    """What a state remembers of a stream that is left out, for it to go on where it was when it comes back."""
+    return {"name": name, "consumed": consumed} | {
+        of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT) if about.get(of) is not None
+    }
+
+
+def _origin(origin: Any) -> tuple[int, dict[str, int], int, list[dict[str, Any]]]:
+    """Epoch, consumed samples by stream, samples of training, and streams left out, where a run began anew."""
+    if not origin:
+        return 0, {}, 0, []
+    values = origin if isinstance(origin, Mapping) else {}
+    epoch, consumed, samples = values.get("epoch"), values.get("consumed"), values.get("samples")
+    away = values.get("away", [])
+    listed = isinstance(away, list | tuple) and all(
+        isinstance(one, Mapping) and isinstance(one.get("name"), str) and _is_count(one.get("consumed")) for one in away
+    )
+    if not isinstance(consumed, Mapping) or not all(map(_is_count, (epoch, samples, *consumed.values()))) or not listed:
+        raise StateError(f"this state should say how much of each stream was consumed, found {origin!r}")
+    counts = {str(name): count for name, count in consumed.items()}
+    return int(epoch or 0), counts, int(samples or 0), [dict(one) for one in away]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+_PARTIAL: Final = ("samples", "batch_size", "world_size", "ranks_per_node")
+_NO_STATE: Final = "this is no state of a StreamingDataset: it has no version"
+
+
+def _check_kind(state: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state is a dict, got {type(state).__name__}")
+    if "version" in state and state["version"] != STATE_VERSION:
+        raise StateError(f"state version {state['version']!r} is unknown; this is stoker with version {STATE_VERSION}")
+
+
+def _fields(
+    state: Mapping[str, Any],
+) -> tuple[dict[str, dict[str, Any]], int, int, Terms, tuple[int, ...]]:
+    """A state's settings, epoch, position, terms, and what it says about the inside of a batch."""
+    try:
+        epoch, position = state["epoch"], state["position"]
+        theirs = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
+        terms = tuple(state.get("terms") or (0, 0, 0))
+        partial = state.get("partial")
+        inside = () if partial is None else tuple(partial[key] for key in _PARTIAL)
+        numbers = [epoch, position, *terms, *inside]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
+    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+        raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
+    consumed = state.get("consumed", {})
+    if not isinstance(consumed, Mapping) or not all(map(_is_count, consumed.values())):
+        raise StateError(
+            f"this state's 'consumed' should say how many samples of each stream were consumed, found {consumed!r}"
+        )
+    if not 3 <= len(terms) <= 6:
+        raise StateError(f"this state's terms must be three to six numbers, found {len(terms)}")
+    return theirs, epoch, position, terms, inside
+
+
+def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """What differs between a state and what is at hand, a sentence each, and whether it is only streams and their weights."""
+    said: list[str] = []
+    their_streams, our_streams = theirs["streams"], ours["streams"]
+    gone = sorted(their_streams.keys() - our_streams.keys())
+    new = sorted(our_streams.keys() - their_streams.keys())
+    if len(their_streams) == len(our_streams) == len(gone) == 1:
+        # One stream each: what it is called does not matter.
+        (theirs_only,), (ours_only,) = their_streams.values(), our_streams.values()
+        their_streams, our_streams, gone, new = {"": theirs_only}, {"": ours_only}, [], []
+    for name in sorted(their_streams.keys() & our_streams.keys()):
+        it, its = their_streams[name], our_streams[name]
+        if it.get("fingerprint") != its.get("fingerprint"):
+            which = f"stream {name!r}" if name else "it"
+            said.append(
+                f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
+                f"{its.get('fingerprint')}): its shards differ in number, size or content"
+            )
+        elif _written_anew(it, its):
+            said.append(
+                f"{f'stream {name!r}' if name else 'it'} was written anew since: shards of the same names "
+                "and sizes have other hashes"
+            )
+        else:
+            before, now = ({key: one[key] for key in one if key not in _SAME_CONTENT} for one in (it, its))
+            said += _differences(before, now, f"{name}." if name else "")
+    said += [f"stream {name!r} is gone" for name in gone] + [f"stream {name!r} is new" for name in new]
+    several = max(len(their_streams), len(our_streams)) > 1
+    streams_differ = bool(said) and several and not _beside_streams(theirs["order"], ours["order"])
+    their_order, our_order = dict(theirs["order"]), dict(ours["order"])
+    listed, lists = their_order.pop("streams", None), our_order.pop("streams", None)
+    if not gone and not new and listed != lists:
+        said.append(f"the streams were listed as {_listed(listed)} and are listed as {_listed(lists)}")
+    said += _differences(their_order, our_order, "")
+    return said, streams_differ
+
+
+def _written_anew(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether a hash that both know of all files tells that the content is another."""
+    before, now = theirs.get("content") or {}, ours.get("content") or {}
+    return any(before[name] != now[name] for name in before.keys() & now.keys())
+
+
+def _beside_streams(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What differs in the order that has nothing to do with which streams there are, and how much of each."""
+    free = {"epoch_size", "schedule", "streams"}
+    if not ("batching_method" in theirs and "batching_method" in ours):
+        free.add("batching_method")  # a stream alone has none
+    before, now = ({name: value for name, value in order.items() if name not in free} for order in (theirs, ours))
+    return list(_differences(before, now, ""))
+
+
+def _differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
+    """Each value that differs, as a sentence."""
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        for name in sorted(theirs.keys() | ours.keys(), key=str):
+            yield from _differences(theirs.get(name), ours.get(name), f"{where}{name}.")
+    elif theirs != ours and _plain(theirs) != _plain(ours):
+        yield f"{where.removesuffix('.')} was {theirs!r} and is {ours!r}"
+
+
+def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether a stream has the samples that it had, in their order; only how many an epoch has may differ."""
+    if _written_anew(theirs, ours) or is_rewritten(theirs, ours):
+        return False
+    return all(_plain(ours.get(of)) == _plain(theirs.get(of)) for of in _SAME_ORDER)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list | tuple) else repr(names)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: tuples are lists."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

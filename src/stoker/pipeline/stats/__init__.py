@@ -1,0 +1,1 @@
+"""Statistics of a loader, and their export."""

@@ -1,0 +1,191 @@
+"""``Adaptive``: work that is handed out as workers ask for it. What that means for positions, and nothing of coordinators.
+
+The epoch's order is cut into *splits*, ranges of positions. Which worker reads a split is settled while it runs; what
+a split holds never changes, as it follows from the order alone. With an elastic base any worker may lease any split. With a
+static base rank r's part is the r-th run of positions, r leases from it first, and others take whole splits of it
+when finish times come to differ too much, or when r is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, NoReturn
+
+import numpy as np
+
+from stoker.arguments import checked
+from stoker.coordination.history.assignment import Replay
+from stoker.coordination.history.recorded_assignment import Assignment
+from stoker.errors import ConfigError, StateError
+from stoker.order.native import NativeCourse
+from stoker.order.partition.part_plan import PART_BITS, DealtPlan, PartPlan
+from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.sample_order import Course, Leg, Seat
+from stoker.storage.recorded_versions import check_versions, host_versions
+from stoker.types import Ids
+
+__all__ = ["Adaptive", "Splits", "adaptive_course", "planned_course"]
+
+_THRESHOLD: Final = 0.2
+
+
+@checked(base="Elastic(), or a static strategy such as RoundRobin()")
+@dataclass(frozen=True)
+class Adaptive:
+    """Workers lease splits of the epoch's order from a coordinator, the faster more of them.
+
+    For jobs whose workers do not run in lockstep: embedding, evaluation, preprocessing, rollouts. Only for
+    :class:`~stoker.loaders.shard_loader.StreamingShardLoader`. Every sample is committed exactly once an epoch. It is
+    delivered once, and again only if its worker was lost before committing it; that is counted.
+
+    Attributes:
+        base: whose a split is at first. ``Elastic()``: nobody's, all workers lease from one order. A static strategy: rank r
+            has its part to itself, until the threshold is passed.
+        rebalance_threshold: with a static base, whole splits move to other ranks while the coefficient of variation of the
+            ranks' expected finish times is above this. Default 0.2.
+        replay: a recorded assignment (``loader.assignment()``, also when it was written and read as JSON): each rank gets the
+            ranges that it had then, in the same order, without a coordinator.
+
+    Raises:
+        ConfigError: a threshold where there are no parts to move, or a base of this kind.
+    """
+
+    name: ClassVar[str] = "adaptive"
+
+    base: Partition = field(default_factory=Elastic)
+    rebalance_threshold: float | None = None
+    replay: Assignment | None = None
+
+    def __init__(
+        self,
+        base: Partition | None = None,
+        rebalance_threshold: float | None = None,
+        replay: Mapping[str, Any] | Assignment | None = None,
+    ) -> None:
+        base = base or Elastic()
+        if rebalance_threshold is not None:
+            if not base.static:
+                raise ConfigError(
+                    "Adaptive: an elastic base has no parts that could be moved: leave rebalance_threshold out, or give a "
+                    "static base such as RoundRobin()"
+                )
+            if not 0 <= rebalance_threshold < float("inf"):
+                raise ConfigError(f"rebalance_threshold must be a number from 0, got {rebalance_threshold}")
+        elif base.static:
+            rebalance_threshold = _THRESHOLD
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "rebalance_threshold", rebalance_threshold)
+        if replay is not None and not isinstance(replay, Assignment):
+            replay = Assignment.from_dict(replay)
+        object.__setattr__(self, "replay", replay)
+
+    @property
+    def static(self) -> NoReturn:
+        """Asked by whatever else takes a partition: raises ConfigError."""
+        raise ConfigError(
+            "Adaptive is a partition for StreamingShardLoader; a StreamingDataset can not lease its samples"
+        )
+
+    @property
+    def column(self) -> str | None:
+        """The column whose values the base needs."""
+        return self.base.column
+
+    def as_dict(self) -> dict[str, Any]:
+        """What decides which positions there are, JSON-serialisable. A replay runs through the same ones."""
+        return {"name": self.name, "base": self.base.as_dict()}
+
+
+def adaptive_course(course: Course, adaptive: Adaptive) -> NativeCourse:
+    """The course as it is read split by split.
+
+    Every position comes once, so nothing is padded. Without a number of canonical nodes by the user there is one, for
+    neighbouring positions to lie in few shards.
+
+    Raises:
+        ConfigError: an order that has no positions which could be handed out one by one.
+    """
+    if not isinstance(course, NativeCourse):
+        raise ConfigError(
+            "Adaptive hands out stoker's own orders, not those of mosaicml-streaming: use shuffle_algo='block', 'global' or "
+            "'shard'"
+        )
+    settings = course.settings
+    if len(course.sources) > 1 and settings.batching_method != "random":
+        raise ConfigError(
+            f"Adaptive goes with batching_method='random', not {settings.batching_method!r}, whose batches need all ranks"
+        )
+    nodes = settings.num_canonical_nodes or 1
+    settings = replace(settings, partition=adaptive.base, num_canonical_nodes=nodes, remainder="uneven")
+    return NativeCourse(course.sources, settings, course.origin)
+
+
+def planned_course(course: Course) -> NativeCourse:
+    """The course as it is read in parts of global batches that a plan divides.
+
+    Raises:
+        ConfigError: an order that has no global batches of all ranks' positions in a row.
+    """
+    if isinstance(course, NativeCourse) and course.settings.partition.static:
+        raise ConfigError(
+            f"global_batch_size= divides batches of all ranks together, and the dataset has partition "
+            f"{course.settings.partition.name!r}, by which each rank owns its data: give it Elastic()"
+        )
+    return adaptive_course(course, Adaptive())
+
+
+class Splits:
+    """The positions of one epoch, as they are leased, and where their samples lie.
+
+    Args:
+        course: see :func:`adaptive_course`.
+        epoch: the epoch.
+        world_size: most workers that take part.
+
+    Attributes:
+        parts: samples of each rank's part where the base is static, else of the whole epoch alone.
+        total: samples of all.
+    """
+
+    def __init__(self, course: NativeCourse, epoch: int, world_size: int) -> None:
+        seat = Seat(0, world_size) if course.settings.partition.static else Seat()
+        run = course.run(Leg(epoch), seat)
+        self._order = run.order
+        self._static = course.settings.partition.static
+        if self._static:
+            assert isinstance(run.plan, PartPlan | DealtPlan)
+            rounds = run.plan.rounds
+            self.parts = [rounds.size(part) for part in range(rounds.parts)]
+        else:
+            self.parts = [course.epoch_size]
+        self._starts: Ids = np.cumsum([0, *self.parts], dtype=np.int64)
+        self.total = int(self._starts[-1])
+
+    def locate(self, begin: int, end: int) -> tuple[Ids, Ids]:
+        """Shards and rows of the samples at positions ``[begin, end)``; two int64 arrays of that length."""
+        positions = np.arange(begin, end, dtype=np.int64)
+        if not self._static:
+            return self._order.locate(positions)
+        part = np.searchsorted(self._starts, positions, side="right") - 1
+        return self._order.locate(part << PART_BITS | positions - self._starts[part])
+
+
+def replayed(
+    assignment: Assignment, course: NativeCourse, splits: Splits, batch_size: int | None, rank: int, world_size: int
+) -> list[tuple[int, int]]:
+    """The ranges of a rank in a recorded assignment.
+
+    Raises:
+        StateError: it is of another data set, order or settings, or not of a whole epoch; says what differs.
+        ConfigError: it needs a larger world.
+    """
+    ours = {**host_versions(course.as_dict(), course.urls), "batch_size": batch_size}
+    check_versions(assignment.identity, ours, course.urls, "assignment['identity']")
+    assignment.check(ours)
+    if course.settings.partition.static and assignment.world_size != world_size:
+        raise StateError(
+            f"the recorded assignment is of a world of {assignment.world_size}, this one has {world_size} ranks, and parts "
+            f"of {course.settings.partition.name!r} are others in each: replay it in a world of {assignment.world_size}"
+        )
+    return Replay(assignment.entries, splits.total, world_size).splits(rank)

@@ -1,0 +1,117 @@
+"""What of its splits a worker has delivered, and what of that it has asked to be committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from stoker.concurrency.shared_counters import Count, Counts
+from stoker.coordination import LeasedSplit, LeaseLostError
+
+__all__ = ["Ledger"]
+
+_log = logging.getLogger(__name__)
+
+# Commits are asked for so often, in seconds; each wakes a thread.
+_COMMIT_EVERY: Final = 0.05
+
+
+class Ledger:
+    """Splits that were delivered from, by the consumer's thread.
+
+    Attributes:
+        lost: splits whose lease was lost.
+        refused: positions ``(begin, end)`` that were delivered, and that were lost before they were committed.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self.lost: set[LeasedSplit] = set()
+        self.refused: list[tuple[int, int]] = []
+        self._counts = counts
+        self._delivered: dict[LeasedSplit, int] = {}
+        self._done: dict[LeasedSplit, int] = {}
+        self._asked: dict[LeasedSplit, int] = {}
+        self._unsettled: dict[LeasedSplit, int] = {}  # of what was asked for, what is neither committed nor refused
+        self._asked_at = 0.0
+
+    @property
+    def uncommitted(self) -> int:
+        """Samples that were delivered and not asked to be committed."""
+        return sum(end - self._asked.get(split, split.begin) for split, end in self._delivered.items())
+
+    def deliver(self, split: LeasedSplit, end: int) -> bool:
+        """Note that the samples before position ``end`` are about to be delivered; ``False`` if they must not be."""
+        if split in self.lost:
+            return False
+        try:
+            split.deliver(end)
+        except LeaseLostError:
+            self._lose(split)
+            return False
+        self._delivered[split] = end
+        return True
+
+    def done(self) -> None:
+        """Note that all that was delivered is done. Its commit is asked for every now and then, and where a split ends."""
+        if not self._delivered:
+            return
+        self._done.update(self._delivered)
+        moment = time.monotonic()
+        late = moment - self._asked_at > _COMMIT_EVERY
+        for split, end in list(self._delivered.items()):
+            if late or end == split.end:
+                self._asked_at = moment
+                self._ask(split, end)
+        if late:
+            self.settle()
+
+    def settle(self) -> None:
+        """Note which commits that were asked for are acknowledged by now, and which are refused."""
+        for split, end in list(self._unsettled.items()):
+            if split.committed >= end:
+                del self._unsettled[split]
+            elif split.lost:
+                self._lose(split)
+
+    def commit(self) -> None:
+        """Ask for all that is done to be committed."""
+        for split, end in list(self._done.items()):
+            self._ask(split, end)
+
+    def _ask(self, split: LeasedSplit, end: int) -> None:
+        if end > self._asked.get(split, split.begin):
+            try:
+                split.commit(end)
+            except LeaseLostError:
+                self._lose(split)
+                return
+            self._asked[split] = self._unsettled[split] = end
+        if end == split.end:
+            self._forget(split)
+
+    def give_up(self, split: LeasedSplit, reason: str) -> None:
+        """Give back what was not delivered of a split."""
+        split.give_up(reason)
+        self._forget(split)
+
+    def _lose(self, split: LeasedSplit) -> None:
+        self.lost.add(split)
+        self._counts.add(Count.LEASES_LOST, 1)
+        begin = split.committed
+        end = max(self._delivered.get(split, begin), self._unsettled.pop(split, begin))
+        if end > begin:
+            self._counts.add(Count.DELIVERED_AGAIN, end - begin)
+            self._counts.add(Count.COMMITS_REFUSED, 1)
+            self.refused.append((begin, end))
+            _log.warning(
+                "a lease was lost: positions [%d, %d) of the epoch were delivered, not committed, and are others' now",
+                begin,
+                end,
+            )
+        self._forget(split)
+
+    def _forget(self, split: LeasedSplit) -> None:
+        self._delivered.pop(split, None)
+        self._done.pop(split, None)
+        self._asked.pop(split, None)

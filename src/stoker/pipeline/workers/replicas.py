@@ -1,0 +1,108 @@
+"""Replication: a worker keeps the shards of others' parts in its cache, so that it can go on for them at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from stoker.concurrency.shared_counters import Count
+from stoker.coordination import Coordination
+from stoker.coordination.replication import holders
+from stoker.errors import StokerError
+from stoker.pipeline.workers.adaptive import Splits
+from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.sample_source import PoolRows, Rows, in_order
+
+__all__ = ["Replicas", "lanes_held"]
+
+logger = logging.getLogger(__name__)
+
+_PIECE: Final = 1 << 16
+
+
+def lanes_held(rank: int, lanes: int, world_size: int, replication: int) -> list[int]:
+    """The lanes whose shards a worker keeps for others: not its own, by rendezvous hashing.
+
+    Lane k is worker ``k``'s, who is its first holder; the others are the best of rendezvous hashing among the rest.
+    """
+    if replication < 2 or not 0 < lanes <= world_size:
+        return []
+    # One more than needed, as the owner may be among them.
+    most = min(replication, world_size)
+    found = holders(np.arange(lanes, dtype=np.int64), range(world_size), most)
+    held = []
+    for lane in range(lanes):
+        others = [int(worker) for worker in found[lane] if worker != lane][: replication - 1]
+        if rank in others:
+            held.append(lane)
+    return held
+
+
+class Replicas:
+    """Fetches shards that this worker holds for others, one at a time, in the order in which their owners come to them.
+
+    It goes on only while the cache has room that nothing has to make way for.
+
+    Args:
+        rows: the shards.
+        splits: the epoch's positions.
+        config: this worker's place.
+        coordination: the run.
+    """
+
+    def __init__(self, rows: Rows, splits: Splits, config: StreamingConfig, coordination: Coordination) -> None:
+        self._rows = rows
+        self._splits = splits
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if isinstance(rows, PoolRows):
+            starts = coordination.epoch.starts
+            lanes = lanes_held(config.rank, len(starts) - 1, config.world_size, config.replication_factor)
+            spans = [(starts[lane], starts[lane + 1]) for lane in lanes]
+            self._thread = threading.Thread(target=self._fetch, args=(rows, spans), name="stoker-replicas", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop, after the shard that is being fetched."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _fetch(self, rows: PoolRows, spans: list[tuple[int, int]]) -> None:
+        pool = rows.pool
+        seen = np.zeros(rows.shards, dtype=np.bool_)
+        try:
+            for shard in self._shards(spans, seen):
+                info, cache = pool.index.shards[shard], pool.cache_of(shard)
+                if cache.store is None or not cache.keeps or self._closed.is_set():
+                    return
+                if cache.open(info) is not None:
+                    continue
+                if not cache.fetch(info, wait=False, if_full="give up"):
+                    # Another thread is fetching it, which is waited for, and counts it; or there is no room.
+                    if cache.fetch(info, if_full="give up"):
+                        continue
+                    logger.info("the cache has no room for more replicas")
+                    return
+                rows.counts.add(Count.REPLICATED_SHARDS, 1)
+                rows.counts.add(Count.REPLICATED_BYTES, sum(file.bytes for file in info.stored))
+        except StokerError as error:
+            logger.warning("replicas are no longer fetched: %s", error)
+
+    def _shards(self, spans: list[tuple[int, int]], seen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[int]:
+        """Shards in the order in which the lanes come to them, a piece of each lane in turn."""
+        longest = max((end - begin for begin, end in spans), default=0)
+        for offset in range(0, longest, _PIECE):
+            for begin, end in spans:
+                first = begin + offset
+                if self._closed.is_set() or first >= end:
+                    continue
+                shards, _ = self._splits.locate(first, min(end, first + _PIECE))
+                for shard in in_order(shards):
+                    if not seen[shard]:
+                        seen[shard] = True
+                        yield shard

@@ -1,0 +1,205 @@
+"""Samples by place, for loaders that hand them out one by one or in batches: from shards, or from arrays in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from stoker.cluster import LoaderWorker
+from stoker.concurrency.shared_counters import Counts
+from stoker.errors import ConfigError
+from stoker.order.sample_order import Run
+from stoker.pipeline.columns import stack_samples
+from stoker.pipeline.epoch_reader import FeedSettings
+from stoker.pipeline.pipeline import Pipeline, PipelineSettings
+from stoker.pipeline.read_ahead import Sizing
+from stoker.reading.sample_errors import location_at
+from stoker.reading.samples import distinct, iterate_samples, read_samples
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Batch, Ids
+
+__all__ = ["PoolRows", "Rows", "in_order"]
+
+
+def in_order(shards: Ids) -> list[int]:
+    """The different shards, in the order in which they first come."""
+    numbers, first = np.unique(shards, return_index=True)
+    found: list[int] = numbers[np.argsort(first)].tolist()
+    return found
+
+
+class Rows(Protocol):
+    """Where samples come from."""
+
+    @property
+    def counts(self) -> Counts:
+        """Where reading is counted."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        ...
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        ...
+
+    def samples(self, shards: Ids, rows: Ids) -> list[Any]:
+        """The samples at these places."""
+        ...
+
+    def batch(self, shards: Ids, rows: Ids) -> Batch:
+        """The same, as columns."""
+        ...
+
+    def runs(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
+        """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
+        ...
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """All batches of a run."""
+        ...
+
+    def chunk(self, batch_size: int) -> int:
+        """About how many samples are best read in one step."""
+        ...
+
+    def expect(self, shards: Iterable[int]) -> None:
+        """Begin to fetch shards, and keep them; those that were expected before and are not among these may go."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all files."""
+        ...
+
+
+class PoolRows:
+    """Samples of shards.
+
+    Args:
+        pool: the open shards.
+        settings: how they are read.
+        sharers: processes on this node that read through the same cache.
+    """
+
+    def __init__(self, pool: ShardPool, settings: FeedSettings, sharers: int = 1) -> None:
+        self.pool = pool
+        self._sharers = sharers
+        self._settings = settings
+        self._expected: dict[int, None] = {}
+
+    @property
+    def counts(self) -> Counts:
+        """Where reading is counted."""
+        return self.pool.counts
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        chosen = self._settings.columns
+        return tuple(self.pool.index.columns if chosen is None else chosen)
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self.pool.index)
+
+    def samples(self, shards: Ids, rows: Ids) -> list[Any]:
+        """The samples at these places, transformed."""
+        begun = time.perf_counter_ns()
+        numbers, ready = self._ready(shards)
+        settings = self._settings
+        found = list(iterate_samples(self.pool, shards, rows, settings.columns, settings.transform).samples)
+        self._count(shards, len(numbers), ready, begun)
+        return found
+
+    def batch(self, shards: Ids, rows: Ids) -> Batch:
+        """The same, as columns."""
+        if self._settings.transform is not None:
+            return stack_samples(self.samples(shards, rows), partial(location_at, self.pool, shards, rows))
+        begun = time.perf_counter_ns()
+        numbers, ready = self._ready(shards)
+        found = read_samples(self.pool, shards, rows, self._settings.columns)
+        self._count(shards, len(numbers), ready, begun)
+        return found
+
+    def runs(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
+        """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
+        threads = self._settings.read_threads or 0
+        for part in self._pipeline(run, threads, one_by_one=not threads).sample_runs():
+            while True:
+                found = list(islice(part.samples, most))
+                if not found:
+                    break
+                if skip:
+                    found, skip = found[skip:], max(0, skip - len(found))
+                if found:
+                    yield found
+
+    def batches(self, run: Run) -> Iterator[Batch]:
+        """All batches of a run."""
+        return self._pipeline(run, self._settings.read_threads or 0, one_by_one=False).batches()
+
+    def chunk(self, batch_size: int) -> int:
+        """About how many samples are best read in one step."""
+        return self._sizing.chunk(batch_size, one_by_one=False)
+
+    def expect(self, shards: Iterable[int]) -> None:
+        """Begin to fetch shards, and keep them; those that were expected before and are not among these may go."""
+        before, self._expected = self._expected, dict.fromkeys(shards)
+        self.pool.expect(self._expected.keys() or ())
+        for shard in before:
+            if shard not in self._expected:
+                self.pool.done_with(shard)
+        self.pool.prefetch(list(self._expected)[: self._sizing.most_shards])
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self.pool.close()
+
+    @property
+    def _sizing(self) -> Sizing:
+        settings = self._settings
+        return Sizing(
+            sample_bytes=settings.sample_bytes,
+            shard_bytes=settings.shard_bytes,
+            near=settings.near,
+            held=settings.held,
+            limit=settings.limit,
+            sharers=self._sharers,
+            predownload=settings.predownload,
+        )
+
+    def _pipeline(self, run: Run, threads: int, *, one_by_one: bool) -> Pipeline:
+        if LoaderWorker.detect().token is not None:
+            raise ConfigError(
+                "a StreamingShardLoader reads in its own process: do not iterate over it in DataLoader workers"
+            )
+        sizing, size = self._sizing, run.plan.batch_size
+        settings = PipelineSettings(
+            columns=self._settings.columns,
+            transform=self._settings.transform,
+            lookahead=sizing.lookahead(size),
+            most_shards=sizing.most_shards,
+            chunk=sizing.chunk(size, one_by_one=one_by_one),
+            threads=threads,
+        )
+        return Pipeline(self.pool, run.order, run.plan, settings)
+
+    def _ready(self, shards: Ids) -> tuple[Sequence[int], int]:
+        numbers = distinct(shards, self.shards)[0].tolist()
+        return numbers, self.pool.ready(numbers)
+
+    def _count(self, shards: Ids, distinct_shards: int, ready: int, begun: int) -> None:
+        fetched = self.pool.fetched
+        remote = 0 if fetched is None else int(np.count_nonzero(fetched[shards]))
+        took = time.perf_counter_ns() - begun
+        self.counts.read_step(len(shards), remote, ready, distinct_shards - ready, took)
+        self.counts.waited(took)

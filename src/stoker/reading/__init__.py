@@ -1,0 +1,1 @@
+"""Open shards, and samples by id."""

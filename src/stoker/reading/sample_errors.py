@@ -1,0 +1,187 @@
+"""Errors of single samples: which one it is, where it lies, and which column is to blame.
+
+Samples are read many at a time, and nothing is noted of each. What failed is found when it has failed, by reading rows alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.concurrency.usercode import calls_user_code, pass_exits
+from stoker.errors import CorruptDataError, DecodeError, StokerError, TransformError
+from stoker.formats.registry import get_format
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Ids, Sample, Transform
+
+__all__ = [
+    "SampleLocation",
+    "apply_transform",
+    "decode_error",
+    "location_at",
+    "location_of",
+    "returned_error",
+    "transform_error",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLocation:
+    """Where a sample comes from; attributes are those of :class:`~stoker.errors.SampleError`."""
+
+    url: str | None
+    shard: int | None
+    row: int
+    sample: int
+
+    def __str__(self) -> str:
+        lies = f"row {self.row}" if self.url is None else f"{self.url}, row {self.row}"
+        return f"{lies} (sample {self.sample})"
+
+
+def location_of(pool: ShardPool, shard: int, row: int) -> SampleLocation:
+    """Where the sample in a row of a shard lies."""
+    url = pool.cache_of(shard).describe(pool.index.shards[shard])
+    return SampleLocation(url, shard, row, int(pool.index.sizes[:shard].sum()) + row)
+
+
+def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleLocation:
+    """Where the n-th of the samples at ``(shards[i], rows[i])`` lies."""
+    return location_of(pool, int(shards[number]), int(rows[number]))
+
+
+@calls_user_code
+def apply_transform(
+    transform: Transform, samples: Iterator[Sample], remaining: Iterator[Any], origin: Callable[[int], SampleLocation]
+) -> Iterator[Any]:
+    """What a transform makes of samples, each when it is asked for.
+
+    Args:
+        transform: the caller's.
+        samples: what it is applied to.
+        remaining: an iterator whose length hint is the number of samples not yet taken.
+        origin: where the n-th of these samples comes from.
+
+    Raises:
+        TransformError: the transform raised an error; names the sample.
+    """
+    count = operator.length_hint(remaining)
+    for sample in samples:
+        try:
+            made = transform(sample)
+        except BaseException as error:
+            pass_exits(error)
+            raise transform_error(
+                f"raised {_told(error)}", origin(count - operator.length_hint(remaining) - 1)
+            ) from error
+        yield made
+
+
+def returned_error(made: object, origin: SampleLocation) -> TransformError:
+    """The error of a transform that returned something else than a dict where a batch of columns is made."""
+    what = "None" if made is None else f"a {type(made).__name__}"
+    return transform_error(
+        f"returned {what}: return the sample, a dict of its columns, of which a batch is made; "
+        "or iterate over samples, which may be anything",
+        origin,
+    )
+
+
+def transform_error(what: str, origin: SampleLocation) -> TransformError:
+    """The error of a transform for a sample.
+
+    Args:
+        what: what it did, such as ``returned None``.
+        origin: where the sample comes from.
+    """
+    return TransformError(
+        f"{origin}: the transform {what}",
+        url=origin.url,
+        shard=origin.shard,
+        row=origin.row,
+        sample=origin.sample,
+    )
+
+
+def decode_error(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None, error: Exception
+) -> tuple[Exception, BaseException | None]:
+    """What to raise where reading samples raised ``error``, and its cause.
+
+    Rows are read again one by one, in order, until one fails, and that column by column. Errors that are not of data
+    (storage, missing packages), and those that do not come again, are returned as they are.
+
+    Args:
+        pool: the dataset's open shards.
+        shards: shard numbers, int64, shape ``(n,)``.
+        rows: rows in those shards, int64, shape ``(n,)``.
+        columns: names that were read, ``None`` for all.
+        error: what was raised.
+    """
+    if _is_known(error):
+        return error, error.__cause__
+    for shard, row in zip(shards.tolist(), rows.tolist(), strict=True):
+        found = _failure(pool, shard, row, columns)
+        if found is not None:
+            column, why = found
+            if _is_known(why):
+                return why, why.__cause__
+            origin = location_of(pool, shard, row)
+            named = DecodeError(
+                _message(origin, column, why),
+                url=origin.url,
+                shard=shard,
+                row=row,
+                column=column,
+                sample=origin.sample,
+            )
+            return named, (why.__cause__ or why) if isinstance(why, CorruptDataError) else why
+    return error, error.__cause__
+
+
+def _is_known(error: Exception) -> bool:
+    """Whether an error says all that there is to say: no column of that name, a package that is missing, the network."""
+    return isinstance(error, StokerError) and (
+        isinstance(error, DecodeError) or not isinstance(error, CorruptDataError)
+    )
+
+
+def _failure(
+    pool: ShardPool, shard: int, row: int, columns: Sequence[str] | None
+) -> tuple[str | None, Exception] | None:
+    """The first column of a sample that does not decode, ``None`` for none alone, and why; ``None`` where all do."""
+    reader = pool.get(shard)
+    read = get_format(reader.format).read_many
+    which, rows = np.zeros(1, dtype=np.int64), np.array([row], dtype=np.int64)
+    try:
+        read([reader], which, rows, columns)
+    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
+        together = error
+    else:
+        return None
+    for name in reader.columns if columns is None else columns:
+        try:
+            read([reader], which, rows, [name])
+        except Exception as error:  # noqa: BLE001 - as above
+            return name, error
+    return None, together
+
+
+def _message(origin: SampleLocation, column: str | None, why: Exception) -> str:
+    text = str(why)
+    if isinstance(why, CorruptDataError) and text.startswith(str(origin.url)):
+        return f"{text} ({_place(origin, column)})"
+    return f"{origin.url}, {_place(origin, column)}: {_told(why)}"
+
+
+def _place(origin: SampleLocation, column: str | None) -> str:
+    place = f"row {origin.row}, sample {origin.sample}"
+    return place if column is None else f"{place}, column {column!r}"
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, CorruptDataError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,187 @@
+"""Samples by place: from any shards, in the order asked for, as columns or one by one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stoker.formats.base import ShardReader
+from stoker.formats.common.merge import check_types, scatter
+from stoker.formats.registry import get_format
+from stoker.reading.sample_errors import apply_transform, decode_error, location_at
+from stoker.reading.shard_pool import ShardPool
+from stoker.types import Batch, Ids, Sample, Transform
+
+__all__ = ["SampleRun", "distinct", "iterate_samples", "read_samples"]
+
+# Up to so many shards a table of them is cheaper than sorting.
+_TABLE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRun:
+    """Samples to be taken one by one, and how many are left.
+
+    Attributes:
+        samples: the samples, each made when it is asked for.
+        remaining: an iterator whose length hint is the number of samples not yet taken.
+    """
+
+    samples: Iterator[Any]
+    remaining: Iterator[Any]
+
+    @classmethod
+    def of(cls, samples: list[Any]) -> SampleRun:
+        """Samples that are all there already."""
+        iterator = iter(samples)
+        return cls(iterator, iterator)
+
+
+def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+    """Decode the samples at ``(shards[i], rows[i])``, in that order.
+
+    Args:
+        pool: the dataset's open shards.
+        shards: shard numbers, int64, shape ``(n,)``, n ≥ 1.
+        rows: rows in those shards, int64, shape ``(n,)``.
+        columns: names to read, default all.
+
+    Returns:
+        Column name to column of n values.
+
+    Raises:
+        FormatError: the shards differ in columns, or in the type of one.
+    """
+    readers, which = _open(pool, shards)
+    try:
+        if _alike(readers):
+            return get_format(readers[0].format).read_many(readers, which, rows, columns)
+        kinds = list(_kinds(readers, which))
+        parts = [get_format(chosen[0].format).read_many(chosen, here, rows[at], columns) for at, chosen, here in kinds]
+    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
+        named, cause = decode_error(pool, shards, rows, columns, error)
+        raise named from cause
+    check_types(parts, [getattr(chosen[0], "where", chosen[0].format) for _, chosen, _ in kinds])
+    return scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
+
+
+def iterate_samples(
+    pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None = None, transform: Transform | None = None
+) -> SampleRun:
+    """The samples at ``(shards[i], rows[i])``, in that order, as dicts, each decoded when it is asked for.
+
+    Args and errors are those of :func:`read_samples`. Values of fixed-width array columns are views of larger arrays.
+    With a transform there is what it returns instead.
+
+    Raises:
+        TransformError: the transform raised an error; names the sample.
+    """
+    run = _iterate(pool, shards, rows, columns)
+    if transform is None:
+        return run
+
+    origin = partial(location_at, pool, shards, rows)
+    return SampleRun(apply_transform(transform, run.samples, run.remaining, origin), run.remaining)
+
+
+def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None) -> SampleRun:
+    def failed(number: int, error: Exception) -> tuple[Exception, BaseException | None]:
+        return decode_error(pool, shards[number:], rows[number:], columns, error)
+
+    readers, which = _open(pool, shards)
+    remaining = iter(range(len(rows)))
+    try:
+        if _alike(readers):
+            columnwise = get_format(readers[0].format).iterate_many(readers, which, rows, columns)
+            return SampleRun(_dicts(columnwise, remaining, failed), remaining)
+        samples: list[Sample | None] = [None] * len(rows)
+        for here, chosen, which_of_them in _kinds(readers, which):
+            part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
+            for place, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
+                samples[place] = sample
+    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
+        named, cause = failed(0, error)
+        raise named from cause
+    return SampleRun.of(samples)
+
+
+def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:
+    """The different shard numbers, rising, and for each entry of ``shards`` the place of its number among them.
+
+    Args:
+        shards: shard numbers in ``[0, count)``, shape ``(n,)``.
+        count: number of shards.
+    """
+    if count > _TABLE:
+        return np.unique(shards, return_inverse=True)
+    # Sorting, as np.unique does it, would cost more than all else that is done for a sample of a few kilobytes.
+    present = np.zeros(count, dtype=np.bool_)
+    present[shards] = True
+    numbers = np.flatnonzero(present)
+    place = np.empty(count, dtype=np.int64)
+    place[numbers] = np.arange(len(numbers))
+    return numbers, place[shards]
+
+
+def _open(pool: ShardPool, shards: Ids) -> tuple[list[ShardReader], Ids]:
+    """Readers of the distinct shards, and for each sample the place of its reader."""
+    numbers, which = distinct(shards, len(pool.index))
+    return [pool.get(number) for number in numbers.tolist()], which
+
+
+def _alike(readers: Sequence[ShardReader]) -> bool:
+    first = readers[0].layout
+    return all(reader.layout is first or reader.layout == first for reader in readers)
+
+
+def _kinds(readers: Sequence[ShardReader], which: Ids) -> Iterator[tuple[Ids, list[ShardReader], Ids]]:
+    """Where shards of different schemas or formats are under one index: places, readers and numbers of each kind."""
+    groups: dict[object, list[int]] = {}
+    for place, reader in enumerate(readers):
+        groups.setdefault(reader.layout, []).append(place)
+    for places in groups.values():
+        number = np.full(len(readers), -1, dtype=np.int64)
+        number[places] = np.arange(len(places))
+        here = np.flatnonzero(number[which] >= 0)
+        yield here, [readers[place] for place in places], number[which[here]]
+
+
+def _dicts(
+    columns: dict[str, Iterable[Any]],
+    remaining: Iterator[Any],
+    failed: Callable[[int, Exception], tuple[Exception, BaseException | None]] | None = None,
+) -> Iterator[Sample]:
+    """A dict a sample. ``remaining`` advances with each, and is asked first.
+
+    ``failed`` is given the number of the sample that can not be made, and the error: it says what to raise, from what.
+    """
+    names = tuple(columns)
+    values = tuple(columns.values())
+    count = operator.length_hint(remaining)
+    try:
+        # The widths that nearly all data sets have are spelled out: building the dict is most of what a sample costs here.
+        if len(names) == 1:
+            (a,) = names
+            for _, x in zip(remaining, *values, strict=False):
+                yield {a: x}
+        elif len(names) == 2:
+            a, b = names
+            for _, x, y in zip(remaining, *values, strict=False):
+                yield {a: x, b: y}
+        elif len(names) == 3:
+            a, b, c = names
+            for _, x, y, z in zip(remaining, *values, strict=False):
+                yield {a: x, b: y, c: z}
+        else:
+            for _, *row in zip(remaining, *values, strict=False):
+                yield dict(zip(names, row, strict=True))
+    except Exception as error:
+        if failed is None:
+            raise
+        named, cause = failed(max(0, count - operator.length_hint(remaining) - 1), error)
+        raise named from cause

@@ -1,0 +1,332 @@
+"""Open shards of one process: mapped files behind readers, opened on demand or ahead of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.cache.base import ShardCache
+from stoker.concurrency.shared_counters import Count, Counts
+from stoker.concurrency.threads import Threads
+from stoker.errors import CorruptDataError, DatasetChangedError, ObjectNotFoundError
+from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.registry import get_format
+from stoker.index.concat_index import JoinedIndex
+from stoker.index.index import Index
+from stoker.storage.files import MappedFile, check_mapped
+
+__all__ = ["ShardPool"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds for which a mapped file that was found whole is taken to be so.
+_TRUSTED: Final = 0.05
+# Readers that one opening looks at for some to drop, so that it costs the same however many are open.
+_LOOKED_AT: Final = 16
+_USUAL_MAPS: Final = 65_530
+
+
+class ShardPool:
+    """Readers of a dataset's shards by shard number.
+
+    Args:
+        index: the dataset's shards; of several streams, the shards of all of them.
+        cache: where their files are; for several streams, a cache for each part of the index.
+        threads: how many shards are fetched and opened at once ahead of demand.
+        most_open: how many readers are kept; beyond it the least recently used are dropped. A reader that is in use
+            stays valid: its file stays mapped until the last reference goes. Those that are needed soon are kept beyond
+            it, as far as the process may have maps.
+        options: how samples are handed out.
+        counts: where it counts what it does.
+
+    Attributes:
+        fetched: for each shard whether it was not in the cache when this process first wanted it; ``None`` for no shard.
+    """
+
+    def __init__(
+        self,
+        index: Index | JoinedIndex,
+        cache: ShardCache | Sequence[ShardCache],
+        *,
+        threads: int = 8,
+        most_open: int = 256,
+        options: ReadOptions = ReadOptions(),
+        counts: Counts | None = None,
+    ) -> None:
+        self.index = index
+        self.counts = counts or Counts()
+        self.fetched: NDArray[np.bool_] | None = None
+        self.caches = (cache,) if isinstance(cache, ShardCache) else tuple(cache)
+        for one in self.caches:
+            one.counts = self.counts
+            if one.early:
+                self.counts.add(Count.BYTES_FETCHED, sum(one.early))
+                one.early = []
+        self.most_open = most_open
+        self.options = options
+        self._threads = Threads(threads, "fetch")
+        # The least recently used first.
+        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._maps: dict[int, list[MappedFile]] = {}
+        # When the files of an open shard are to be looked at again.
+        self._due: dict[int, float] = {}
+        self._needed: Collection[int] = ()
+        self._reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            "caches": self.caches,
+            "threads": self._threads.count,
+            "most_open": self.most_open,
+            "options": self.options,
+            "counts": self.counts,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        index, caches = state.pop("index"), state.pop("caches")
+        ShardPool.__init__(self, index, caches, **state)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
+        # Futures and threads of the parent are not ours; its open readers are (the maps are shared).
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._coming: dict[int, Future[ShardReader | None]] = {}
+
+    @property
+    def cache(self) -> ShardCache:
+        """The cache of the first stream, and of the only one where there is one."""
+        return self.caches[0]
+
+    def cache_of(self, shard: int) -> ShardCache:
+        """The cache that holds a shard."""
+        return self.caches[self.index.part_of(shard) if isinstance(self.index, JoinedIndex) else 0]
+
+    def get(self, shard: int) -> ShardReader:
+        """The reader of a shard, fetched and opened first if need be.
+
+        Raises:
+            StokerError: it can not be fetched, or is corrupt twice over. Nothing waits longer than the storage's
+                timeouts and the cache's stall time.
+        """
+        reader = self._open.get(shard)
+        if reader is not None and self._due.get(shard, 0.0) > time.monotonic():
+            with contextlib.suppress(KeyError):  # another thread may have just dropped it
+                self._open.move_to_end(shard)
+            return reader
+        while True:
+            with self._lock:
+                reader = self._open.get(shard)
+                if reader is not None and self._is_whole(shard):
+                    self._open.move_to_end(shard)
+                    return reader
+                coming = self._coming.get(shard)
+                mine: Future[ShardReader | None] = Future()
+                if coming is None:
+                    mine.set_running_or_notify_cancel()  # others wait for it: it can not be cancelled
+                    self._coming[shard] = mine
+            if coming is None:
+                return self._load_for_all(shard, mine)
+            try:
+                reader = coming.result()
+            except CancelledError:
+                reader = None
+            finally:
+                self._arrived(shard, coming)
+            if reader is not None:
+                return reader
+
+    def prefetch(self, shards: Iterable[int]) -> None:
+        """Begin to fetch and open shards, in this order, on the pool's threads. Errors wait for :meth:`get`."""
+        for shard in shards:
+            with self._lock:
+                if shard not in self._open and shard not in self._coming:
+                    self._coming[shard] = self._threads.submit(partial(self._load_ahead, shard))
+
+    def ready(self, shards: Collection[int]) -> int:
+        """How many of these shards are open."""
+        return len(self._open.keys() & shards)
+
+    def expect(self, shards: Collection[int]) -> None:
+        """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest."""
+        self._needed = shards
+        if not shards:
+            coming, self._coming = self._coming, {}
+            for future in coming.values():
+                future.cancel()
+            with self._lock:
+                for shard in list(self._open):
+                    if not self.cache_of(shard).keeps:
+                        self._close(shard)
+
+    def done_with(self, shard: int) -> None:
+        """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go."""
+        future = self._coming.pop(shard, None)
+        if future is not None:
+            future.cancel()
+        cache = self.cache_of(shard)
+        if cache.settings.limit is not None or not cache.keeps:
+            self._close(shard)
+
+    def check(self, shard: int) -> None:
+        """See that the files of a shard, if it is open, are whole: for those that read from a reader for long.
+
+        Raises:
+            CorruptDataError: one was cut.
+        """
+        if self._due.get(shard, 0.0) <= time.monotonic():
+            with self._lock:
+                check_mapped(self._maps.get(shard, ()))
+                if shard in self._open:
+                    self._due[shard] = time.monotonic() + _TRUSTED
+
+    def _close(self, shard: int) -> None:
+        self._open.pop(shard, None)
+        self._maps.pop(shard, None)
+        self._due.pop(shard, None)
+
+    def _is_whole(self, shard: int) -> bool:
+        """Whether no mapped file of an open shard was cut; if one was, the shard is closed."""
+        try:
+            check_mapped(self._maps.get(shard, ()))
+        except CorruptDataError as error:
+            logger.warning("%s; opening it again", error)
+            self._close(shard)
+            return False
+        self._due[shard] = time.monotonic() + _TRUSTED
+        return True
+
+    def close(self) -> None:
+        """Stop fetching ahead and drop all readers."""
+        self._threads.close()
+        self._coming.clear()
+        self._open.clear()
+        self._maps.clear()
+        self._due.clear()
+
+    def _load_ahead(self, shard: int) -> ShardReader | None:
+        loaded = self._load(shard, demanded=False)
+        return None if loaded is None else self._keep(shard, *loaded, demanded=False)
+
+    def _load_for_all(self, shard: int, mine: Future[ShardReader | None]) -> ShardReader:
+        """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
+        try:
+            loaded = self._load(shard, demanded=True)
+            assert loaded is not None
+            reader = self._keep(shard, *loaded, demanded=True)
+        except BaseException as error:
+            self._arrived(shard, mine)  # whoever asks from now on tries anew
+            mine.set_exception(error)
+            raise
+        self._arrived(shard, mine)
+        mine.set_result(reader)
+        return reader
+
+    def _arrived(self, shard: int, coming: Future[ShardReader | None]) -> None:
+        with self._lock:
+            if self._coming.get(shard) is coming:
+                del self._coming[shard]
+
+    def _keep(self, shard: int, reader: ShardReader, maps: list[MappedFile], *, demanded: bool) -> ShardReader:
+        with self._lock:
+            if not demanded and shard not in self._needed and not self.cache_of(shard).keeps:
+                return reader  # nobody waits for it any more: its memory goes
+            kept = self._open.setdefault(shard, reader)
+            if kept is reader:
+                self._maps[shard] = maps
+                self._due[shard] = time.monotonic() + _TRUSTED
+            self._open.move_to_end(shard)
+            self._trim(shard)
+        return kept
+
+    def _trim(self, newest: int) -> None:
+        """Drop readers beyond the limit. Those that are needed soon only go where the process can not map more."""
+        for _ in range(_LOOKED_AT):
+            if len(self._open) <= self.most_open:
+                return
+            number, reader = self._open.popitem(last=False)
+            if number == newest or (number in self._needed and len(self._open) < _most_maps()):
+                self._open[number] = reader
+            else:
+                self._close(number)
+
+    def _load(self, shard: int, *, demanded: bool) -> tuple[ShardReader, list[MappedFile]] | None:
+        info, cache = self.index.shards[shard], self.cache_of(shard)
+        for attempt in (1, 2):
+            files = cache.open(info)
+            fetched = files is None
+            if files is not None and not demanded:
+                cache.read_ahead(files)
+            if files is None:
+                # An evictor may take the file between fetching and opening it; then it is fetched again.
+                for _ in range(100):
+                    if not self._fetch(info, cache, demanded=demanded):
+                        return None
+                    files = cache.open(info)
+                    if files is not None:
+                        break
+                else:
+                    raise ObjectNotFoundError(
+                        f"{cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
+                    )
+                self._note_fetched(shard, cache)
+            try:
+                if not fetched:
+                    cache.validate(info, files)
+                reader = self._reader(info, cache, files)
+                self.counts.opened(info.size, hit=not fetched)
+                return reader, [file for file in files if isinstance(file, MappedFile)]
+            except DatasetChangedError:
+                raise
+            except CorruptDataError as error:
+                del files
+                if attempt == 2 or not cache.discard(info):
+                    raise
+                self.counts.add(Count.RETRIES, 1)
+                logger.warning("%s; fetching it again", error)
+        raise AssertionError("unreachable")
+
+    def _note_fetched(self, shard: int, cache: ShardCache) -> None:
+        if cache.store is None:  # decompressed where it lies
+            return
+        with self._lock:
+            if self.fetched is None:
+                self.fetched = np.zeros(len(self.index), dtype=np.bool_)
+            self.fetched[shard] = True
+
+    def _fetch(self, info: ShardInfo, cache: ShardCache, *, demanded: bool) -> bool:
+        if demanded and cache.settings.limit is not None:
+            if cache.fetch(info, if_full="evict"):
+                return True
+            # What we have open can not be evicted.
+            with self._lock:
+                for number in list(self._open):
+                    if number not in self._needed and self.cache_of(number).root == cache.root:
+                        self._close(number)
+        return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")
+
+    def _reader(self, info: ShardInfo, cache: ShardCache, files: list[Any]) -> ShardReader:
+        return get_format(info.format).open(info, files, where=cache.describe(info), options=self.options)
+
+
+@lru_cache(maxsize=1)
+def _most_maps() -> int:
+    """Shards that may be open at once: the system limits the maps of a process, and some shards have two."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text()) // 4
+    except (OSError, ValueError):
+        return _USUAL_MAPS // 4

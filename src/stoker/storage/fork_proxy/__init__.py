@@ -1,0 +1,1 @@
+"""Requests of forked processes, answered by a helper process."""

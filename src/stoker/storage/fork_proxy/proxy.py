@@ -1,0 +1,322 @@
+"""Object stores in a forked process: requests go to a helper process, which has a thread pool of its own.
+
+A process that was forked from one with obstore loaded can not use obstore (see :mod:`stoker.storage.fork_proxy.fork`).
+It starts a fresh interpreter, once, and sends it requests through a pipe; many may be under way. Downloads
+are written by the helper, so their data do not cross the pipe. The helper ends when the pipe closes, that
+is with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import ConfigError, StorageError
+from stoker.storage.copying import fill
+from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, write_frame
+from stoker.storage.local import file_errors
+from stoker.storage.stream import Made, first_part
+from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
+
+if TYPE_CHECKING:
+    from stoker.storage.store import Store
+
+__all__ = ["ProxyStore"]
+
+# A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from stoker.storage.fork_proxy.helper import main; main(int(sys.argv[2]))"
+)
+
+
+# Seconds without a sign of life that a busy machine may cause, and the start of an interpreter on it.
+_LEAST_PATIENCE = 20.0
+
+
+class HelperDiedError(Exception):
+    """The helper process went away, or was stopped, before it answered."""
+
+
+class Helper:
+    """A helper process and the requests that wait for it. Thread-safe."""
+
+    def __init__(self) -> None:
+        if not sys.executable:
+            raise StorageError(
+                "a forked process needs a helper process for object stores, but sys.executable is not known. "
+                "Start workers by 'spawn' or 'forkserver'."
+            )
+        self._ids = itertools.count()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._dead = False
+        self._beats = 0
+        theirs_in, self._to = os.pipe()
+        self._from, theirs_out = os.pipe()
+        path = json.dumps([entry or os.getcwd() for entry in sys.path])
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter, our own code
+                [sys.executable, "-c", _BOOT, path, str(os.getpid())], stdin=theirs_in, stdout=theirs_out
+            )
+        except OSError as error:
+            os.close(self._to)
+            os.close(self._from)
+            raise StorageError(f"the helper process for object stores can not start: {error}.") from None
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        os.set_blocking(self._to, False)
+        threading.Thread(target=self._receive, name="stoker-storage-helper", daemon=True).start()
+
+    @property
+    def dead(self) -> bool:
+        return self._dead
+
+    def request(self, store: bytes, method: str, args: tuple[Any, ...], patience: float) -> Any:
+        """Call a method of a pickled store over there.
+
+        Args:
+            store: the store, pickled.
+            method: its name.
+            args: its arguments.
+            patience: seconds for which nothing need be heard of the helper.
+
+        Raises:
+            HelperDiedError: there will be no answer: it died, or was stopped and is killed by this.
+            StokerError: what the method raised.
+        """
+        message = pickle.dumps((store, method, args), protocol=5)
+        answer: Future[Any] = Future()
+        silence = Silence(self, patience)
+        number = next(self._ids)
+        with self._lock:
+            if self._dead:
+                raise HelperDiedError
+            self._waiting[number] = answer
+        try:
+            with self._send_lock:
+                if self._dead:
+                    raise HelperDiedError
+                try:
+                    write_frame(self._to, number, message, partial(self._wait_for_room, silence))
+                except BaseException as error:
+                    self._dead = True  # at once, so that the request that is repeated does not come here again
+                    self._process.kill()  # half a message: what would follow could not be understood
+                    if isinstance(error, OSError):
+                        raise HelperDiedError from None
+                    raise
+            while True:
+                try:
+                    return answer.result(BEAT_SECONDS)
+                except TimeoutError as error:
+                    if isinstance(error, StorageError):  # the answer
+                        raise
+                    silence.check()
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+
+    def _wait_for_room(self, silence: Silence) -> None:
+        poll = select.poll()
+        poll.register(self._to, select.POLLOUT)
+        if not poll.poll(BEAT_SECONDS * 1000):
+            silence.check()
+
+    def kill(self) -> None:
+        """End it at once, stopped or not."""
+        self._dead = True
+        self._process.kill()
+
+    def disown(self) -> None:
+        """In a fork of the process that made it: let go of the pipe, so that it closes with that process."""
+        self._dead = True
+        self._process.returncode = 0  # not our child: nobody is to wait for it
+        with contextlib.suppress(OSError):
+            os.close(self._to)
+        with contextlib.suppress(OSError):
+            os.close(self._from)
+
+    def _receive(self) -> None:
+        while (frame := read_frame(self._from)) is not None:
+            self._beats += 1
+            number, payload = frame
+            if number == ALIVE:
+                continue
+            with self._lock:
+                answer = self._waiting.get(number)
+            if answer is None:
+                continue
+            ok, value = pickle.loads(payload)  # noqa: S301 - our own process wrote it
+            if ok:
+                answer.set_result(value)
+            else:
+                answer.set_exception(value)
+        with self._lock:
+            self._dead = True
+            waiting = list(self._waiting.values())
+        for answer in waiting:
+            answer.set_exception(HelperDiedError())
+        with self._send_lock:
+            os.close(self._to)
+        os.close(self._from)
+        self._process.wait()
+
+
+class Silence:
+    """Notices that nothing is heard of a helper. It counts waits and not time, which also passes while we are stopped."""
+
+    def __init__(self, helper: Helper, patience: float) -> None:
+        self._helper = helper
+        self._beats = helper._beats
+        self._most = max(_LEAST_PATIENCE, patience) / BEAT_SECONDS
+        self._waits = 0
+
+    def check(self) -> None:
+        """After a wait of :data:`BEAT_SECONDS`.
+
+        Raises:
+            HelperDiedError: nothing was heard for the whole of the patience; the helper is killed.
+        """
+        beats, self._beats = self._beats, self._helper._beats
+        self._waits = 0 if beats != self._beats else self._waits + 1
+        if self._waits > self._most:
+            self._helper.kill()
+            raise HelperDiedError
+
+
+class ProxyStore:
+    """A store whose requests the process's helper carries out."""
+
+    def __init__(self, url: str, store: Store) -> None:
+        self._url = url
+        self._patience = store.stall_timeout
+        try:
+            self._store = pickle.dumps(store, protocol=5)
+        except Exception as error:  # noqa: BLE001 - whatever the options hold
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"{url}: storage_options can not be pickled, which a forked process needs ({reason}). "
+                "Use a credential_provider of a module's top level, or start workers by 'spawn'."
+            ) from None
+
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
+        found: tuple[bytes, ObjectInfo] = self._call("read", key, max_bytes)
+        return found
+
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
+        parts: list[BufferLike] = self._call("get_ranges", key, list(starts), list(ends), version)
+        return parts
+
+    def read_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
+        size = len(into)
+        # By way of memory that both have: what crosses the pipe is copied several times.
+        with file_errors("memory shared with the helper process"):
+            shared = os.memfd_create("stoker-read", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(shared, size)
+                path = f"/proc/{os.getpid()}/fd/{shared}"
+                info: ObjectInfo = self._call("read_into", key, path, size, start, version)
+                digest = None if new_hash is None else new_hash()
+                if start is not None or info.size == size:
+                    fill(shared, into, 0, digest)
+            finally:
+                os.close(shared)
+        return info.with_digest(digest)
+
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
+        info: ObjectInfo = self._call("download", key, Path(path).absolute(), max_bytes, new_hash)
+        return info
+
+    def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
+        self._call("download_range", key, Path(path).absolute(), start, end, at, version)
+
+    def put(self, key: str, parts: Sequence[memoryview]) -> None:
+        self._call("put", key, [bytes(part) for part in parts])
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._call("put_file", key, Path(path).absolute())
+
+    def put_stream(self, key: str, chunks: Chunks) -> None:
+        made = Made(chunks)
+        source = iter(made)
+        first, more = first_part(source)
+        if not more:
+            return self.put(key, [memoryview(part) for part in first])
+        # By way of a file without a name, which goes with this process however it ends. The helper has it from /proc.
+        try:
+            with file_errors(tempfile.gettempdir()), tempfile.TemporaryFile(prefix="stoker-put-") as file:
+                file.writelines(first)
+                file.writelines(source)
+                file.flush()
+                self.put_file(key, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"))
+        except StorageError:
+            if made.error is not None:  # an OSError of the caller's is none of this file's
+                raise made.error from None
+            raise
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(self._call("list", prefix))
+
+    def head(self, key: str) -> ObjectInfo:
+        info: ObjectInfo = self._call("head", key)
+        return info
+
+    def exists(self, key: str) -> bool:
+        return bool(self._call("exists", key))
+
+    def delete(self, key: str) -> None:
+        self._call("delete", key)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        # Every request may be repeated: a put writes the same object, a download the same file.
+        for _ in range(2):
+            try:
+                return _helper().request(self._store, method, args, self._patience)
+            except HelperDiedError:
+                continue
+        raise StorageError(
+            f"{self._url}: the helper process that a forked process needs for object stores died twice, or was stopped "
+            f"for {max(_LEAST_PATIENCE, self._patience):g} s. It may have been killed for memory, or be suspended "
+            "(SIGSTOP, a debugger, a frozen container); its messages are on stderr.",
+            url=self._url,
+        )
+
+
+_current: Helper | None = None
+_current_lock = threading.Lock()
+
+
+def _helper() -> Helper:
+    global _current
+    with _current_lock:
+        if _current is None or _current.dead:
+            _current = Helper()
+        return _current
+
+
+def _after_fork_in_child() -> None:
+    global _current, _current_lock
+    _current_lock = threading.Lock()  # another thread of the parent may have held the old one
+    if _current is not None:
+        _current.disown()
+        _current = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,84 @@
+"""obstore's client of a bucket: its settings, its credentials, no retries of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import ConfigError
+from stoker.storage.remote.faults import classify, is_panic
+from stoker.storage.remote.options import ClientSpec
+from stoker.storage.url import Location
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["build_client"]
+
+_memory_stores: dict[str, Any] = {}
+
+
+def build_client(location: Location, spec: ClientSpec, client_overrides: Mapping[str, Any]) -> ObjectStore:
+    """An obstore client of the bucket.
+
+    Raises:
+        ConfigError: settings that obstore refuses, or boto3's refusal of a profile.
+    """
+    import obstore.store
+
+    if location.kind == "memory":
+        memory: ObjectStore = _memory_stores.setdefault(location.root, obstore.store.MemoryStore())
+        return memory
+    common: dict[str, Any] = {
+        "client_options": {**spec.client_options, **client_overrides},
+        # There is one retry policy, ours.
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=365)},
+    }
+    provider = _provider(spec)
+    if provider is not None:
+        common["credential_provider"] = provider
+    config: Any = dict(spec.config)
+    try:
+        match location.kind:
+            case "s3":
+                return obstore.store.S3Store(location.host, config=config, **common)
+            case "gs":
+                return obstore.store.GCSStore(location.host, config=config, **common)
+            case "azure":
+                return obstore.store.AzureStore.from_url(location.root, config=config, **common)
+            case _:
+                return obstore.store.HTTPStore(location.root, **common)
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        fault = classify(error)
+    raise ConfigError(f"{location.url}: {fault.detail}. Check storage_options and the environment.")
+
+
+def _provider(spec: ClientSpec) -> Any:
+    if spec.credential_provider is not None:
+        return spec.credential_provider
+    if spec.credentials is not None:
+        # Handed in through a call, as single settings would be mixed with those of the environment (a
+        # session token).
+        answer = {
+            "access_key_id": spec.credentials.access_key_id,
+            "secret_access_key": spec.credentials.secret_access_key,
+            "token": spec.credentials.session_token,
+            "expires_at": None,
+        }
+        return lambda: answer
+    if spec.profile is not None:
+        boto3 = importlib.import_module("boto3")  # optional
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        try:
+            return Boto3CredentialProvider(boto3.Session(profile_name=spec.profile))
+        except Exception as error:  # noqa: BLE001 - botocore raises many types
+            reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"AWS profile {spec.profile!r} gives no credentials ({reason}). Log in, or set AWS_ACCESS_KEY_ID."
+        )
+    return None

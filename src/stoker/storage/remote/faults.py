@@ -1,0 +1,244 @@
+"""What an obstore exception means: which error of stoker's own, and whether trying again can help.
+
+obstore gives most failures as one type with a text, so the text is read. Nothing of it is passed on but the
+server's code and message: the rest can contain signed URLs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from stoker.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ObjectNotFoundError,
+    StokerError,
+    StorageError,
+    StorageFullError,
+    StorageTimeoutError,
+)
+from stoker.storage.remote.redirects import is_refused
+
+__all__ = ["Fault", "classify", "error_for", "exhausted", "is_panic"]
+
+FaultKind: TypeAlias = Literal[
+    "not_found",
+    "no_bucket",
+    "denied",
+    "credentials",
+    "timeout",
+    "transient",
+    "full",
+    "range",
+    "region",
+    "redirect",
+    "config",
+    "other",
+]
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})|\bstatus: (\d{3}),")
+_CODE = re.compile(r"<Code>([A-Za-z0-9_.]{1,64})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
+_HTTP_KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_SYSTEM = re.compile(r"code: (\d+),\s*kind: (\w+)")
+
+_DENIED_CODES = frozenset(
+    [
+        "AccessDenied",
+        "AccountProblem",
+        "AllAccessDisabled",
+        "AuthenticationFailed",
+        "AuthorizationFailure",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "NoAuthenticationInformation",
+        "NotSignedUp",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    ]
+)
+_TRANSIENT_CODES = frozenset(
+    [
+        "InternalError",
+        "InternalServerError",
+        "OperationAborted",
+        "OperationTimedOut",
+        "RequestTimeout",
+        "RequestLimitExceeded",
+        "ServerBusy",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+    ]
+)
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist", "FilesystemNotFound")
+_FULL_CODES = frozenset(["QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge"])
+_METADATA = (
+    "169.254.169.254",
+    "169.254.170.2",
+    "metadata.google.internal",
+    "/latest/api/token",
+    "/metadata/identity",
+)
+_TRANSIENT_STATUS = frozenset([408, 425, 429, 500, 502, 503, 504, 509])
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One failed attempt.
+
+    Attributes:
+        kind: what went wrong.
+        detail: the same in words, for messages; without secrets.
+    """
+
+    kind: FaultKind
+    detail: str
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request can succeed later."""
+        return self.kind in ("timeout", "transient", "credentials")
+
+
+def classify(error: BaseException) -> Fault:
+    """The meaning of an exception that obstore raised."""
+    name, text = type(error).__name__, str(error)
+    status_match = _STATUS.search(text)
+    status = int(status_match[1] or status_match[2]) if status_match else None
+    code_match = _CODE.search(text)
+    code = code_match[1] if code_match else None
+    detail = _detail(status, code, text)
+
+    if is_refused(text):
+        return Fault("redirect", "the server redirects to another host")
+    if is_panic(error):
+        return Fault("other", f"obstore failed within ({text.partition(chr(10))[0][:200]}); look for odd characters")
+    if any(host in text.partition("\n")[0] for host in _METADATA):
+        return Fault("credentials", "the machine's metadata service gave no credentials")
+    if any(mark in text for mark in _NO_BUCKET):
+        return Fault("no_bucket", detail)
+    if code in _FULL_CODES or status == 507:
+        return Fault("full", detail)
+    if code in _TRANSIENT_CODES:
+        return Fault("transient", detail)
+    if code in _DENIED_CODES or status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError"):
+        return Fault("denied", detail)
+    if status == 404 or name in ("FileNotFoundError", "NotFoundError"):
+        return Fault("not_found", detail)
+    if status == 416:
+        return Fault("range", detail)
+    if status in (301, 307, 308) or "redirect without LOCATION" in text or code == "PermanentRedirect":
+        return Fault("region", "the server redirects elsewhere, which means another region")
+    if status in _TRANSIENT_STATUS:
+        return Fault("transient", detail)
+    if status is not None:
+        return Fault("other", detail)
+    return _without_status(name, text)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an exception is a failure within obstore, which is no :class:`Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
+def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerError:
+    """The error for a fault that no retry will cure."""
+    message: str
+    match fault.kind:
+        case "no_bucket":
+            message = f"{url}: there is no bucket {host!r} ({fault.detail}). Check its name and the endpoint."
+            return ObjectNotFoundError(message, url=url)
+        case "not_found":
+            return ObjectNotFoundError(f"{url}: no such object. Check the path.", url=url)
+        case "denied":
+            message = (
+                f"{url}: access denied ({fault.detail}). The request used {identity}. "
+                "Check the key, its secret and its rights; storage_options= or the environment pass them."
+            )
+            return AccessDeniedError(message, url=url)
+        case "full":
+            return StorageFullError(
+                f"{url}: the store has no room ({fault.detail}). Free some, or raise the quota.", url=url
+            )
+        case "range":
+            return StorageError(f"{url}: the range lies outside of the object ({fault.detail}).", url=url)
+        case "region":
+            message = f"{url}: {fault.detail}. Set storage_options={{'region': ...}} or AWS_REGION to the bucket's."
+            return StorageError(message, url=url)
+        case "redirect":
+            message = (
+                f"{url}: {fault.detail}, which is refused: it can be one that only this machine reaches. Where it is "
+                "meant to, name that host in storage_options={'redirect_hosts': ...}."
+            )
+            return StorageError(message, url=url)
+        case "config":
+            return ConfigError(f"{url}: {fault.detail}.")
+        case "credentials" | "timeout" | "transient" | "other":
+            return StorageError(f"{url}: {fault.detail}.", url=url)
+
+
+def exhausted(fault: Fault, url: str, attempts: int, elapsed: float) -> StorageError:
+    """The error for a retryable fault after the last attempt."""
+    tries = f"{attempts} attempt{'s' if attempts > 1 else ''} in {elapsed:.1f} s"
+    if fault.kind == "credentials":
+        message = (
+            f"{url}: {fault.detail} ({tries}). Pass credentials in storage_options= or the environment, "
+            "or skip_signature for a public bucket."
+        )
+        return AccessDeniedError(message, url=url)
+    message = f"{url}: {fault.detail}; gave up after {tries}. The store or the network fails; check the endpoint."
+    return StorageTimeoutError(message, url=url)
+
+
+def _without_status(name: str, text: str) -> Fault:
+    """A fault in which no server answered with a status."""
+    lowered = text.lower()
+    if name == "UnknownConfigurationKeyError":
+        match = re.search(r"Configuration key: '([^']{1,64})'", text)
+        return Fault("config", f"storage_options has an unknown name {match[1] if match else '?'!r}")
+    if name in ("ValueError", "TypeError", "InvalidPathError") or "account must be specified" in lowered:
+        # Texts of these name an option, a path or a type; a value that could be secret is not in them.
+        return Fault("config", f"obstore refuses these settings: {text.partition(chr(10))[0][:200]}")
+    if "certificate" in lowered or ("tls" in lowered and "handshake" in lowered):
+        return Fault("other", "the server's TLS certificate is not trusted (storage_options root_certificate adds one)")
+    if "content-length" in lowered or "content length" in lowered:
+        return Fault("other", "the server does not say how long the object is (no Content-Length)")
+    if name in ("NotImplementedError", "NotSupportedError") or "non-partial" in lowered:
+        return Fault(
+            "other",
+            "the server answers no ranges of bytes, which is also so for a directory of a web server: plain HTTP can not "
+            "list. Name the files, and see that the server takes ranges (python -m http.server does not)",
+        )
+    kind_match = _HTTP_KIND.search(text)
+    kind = kind_match[1] if kind_match else ""
+    if kind == "Timeout" or "TimedOut" in text:
+        return Fault("timeout", "the server sent nothing within the stall time")
+    if "dns error" in lowered or "failed to lookup" in lowered:
+        return Fault("transient", "the server's name can not be resolved")
+    if kind == "Connect":
+        system = _SYSTEM.search(text)
+        return Fault("transient", f"can not connect ({system[2] if system else 'no connection'})")
+    if kind in ("Interrupted", "Request") or any(
+        mark in text
+        for mark in ("IncompleteBody", "IncompleteMessage", "ConnectionReset", "UnexpectedEof", "BrokenPipe")
+    ):
+        return Fault("transient", "the connection broke before the answer was whole")
+    if kind:
+        return Fault("other", f"the server's answer is not understood ({kind})")
+    return Fault("other", f"the request failed ({name})")
+
+
+def _detail(status: int | None, code: str | None, text: str) -> str:
+    message = _MESSAGE.search(text)
+    parts = [f"HTTP {status}" if status else "", code or "", message[1].strip() if message else ""]
+    return " ".join(part for part in parts if part) or "no details given"

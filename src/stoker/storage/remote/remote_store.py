@@ -1,0 +1,372 @@
+"""Object stores through obstore: our retries, our errors, data straight into files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError
+from stoker.storage.files import open_regular
+from stoker.storage.local import file_errors, open_target, write_all
+from stoker.storage.remote.clients import build_client
+from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
+from stoker.storage.remote.options import client_spec, detect_cloud, milliseconds
+from stoker.storage.remote.response_bodies import BRIEF_STALLS, AnswerError, body, close_ranges
+from stoker.storage.retry import RetryPolicy, TransientError, run
+from stoker.storage.stream import PART, Made, first_part
+from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
+from stoker.storage.url import UNSENDABLE, Location
+
+if TYPE_CHECKING:
+    from obstore import GetResult
+    from obstore.store import ObjectStore
+
+__all__ = ["RemoteStore"]
+
+T = TypeVar("T")
+
+# One request up to here; above it, parts. A client's stall time counts from the start of a request until
+# the answer begins, so requests that carry data use a client that allows them longer, and they carry
+# bounded amounts.
+_SMALL_PUT = 1 << 20
+_SINGLE_PUT = 16 << 20
+_PARTS_AT_ONCE = 4
+_UPLOAD_PATIENCE = 4
+_PAGE = 1000
+# What a version begins with that is a time.
+_TIME = "@"
+
+
+class RemoteStore:
+    """The objects under one root of an object store. Thread-safe; belongs to the process that made it."""
+
+    def __init__(
+        self, location: Location, options: Mapping[str, Any], retry: RetryPolicy, stall_timeout: float
+    ) -> None:
+        self._location = location
+        self._retry = retry
+        self._stall_timeout = stall_timeout
+        self._spec = client_spec(location, options, os.environ, stall_timeout=stall_timeout, cloud=detect_cloud)
+        self._client = build_client(location, self._spec, {})
+
+    @cached_property
+    def _upload_client(self) -> ObjectStore:
+        return self._client_with(read_timeout=_UPLOAD_PATIENCE)
+
+    @cached_property
+    def _brief_client(self) -> ObjectStore:
+        """For requests that carry little: they have a bound on the whole, as their answers are read inside of it."""
+        return self._client_with(timeout=BRIEF_STALLS) if self._spec.unlimited else self._client
+
+    def _client_with(self, **stalls: int) -> ObjectStore:
+        """A client with limits of so many stall times."""
+        limits = {name: milliseconds(count * self._stall_timeout) for name, count in stalls.items()}
+        return build_client(self._location, self._spec, limits)
+
+    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
+        import obstore
+
+        def attempt(_: int) -> tuple[bytes, ObjectInfo]:
+            result = obstore.get(self._client, self._path(key))
+            size = result.meta["size"]
+            check_size(size, max_bytes, self._url(key))
+            return b"".join(body(result, size, self._stall_timeout)), _info(key, result.meta)
+
+        return self._run(key, attempt)
+
+    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
+        answer: list[BufferLike] = [b""] * len(starts)
+        wanted = [number for number in range(len(starts)) if starts[number] < ends[number]]
+        requests = close_ranges([starts[number] for number in wanted], [ends[number] for number in wanted])
+        for start, end, inside in requests:
+            data = self._run(key, partial(self._range_of, key, start, end, version))
+            for number in (wanted[one] for one in inside):
+                alone = (starts[number], ends[number]) == (start, end)
+                answer[number] = data if alone else memoryview(data)[starts[number] - start : ends[number] - start]
+        return answer
+
+    def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
+        """A range of this version of the object; of another, obstore's error."""
+        return b"".join(body(self._ask(key, (start, end), version), end - start, self._stall_timeout))
+
+    def _ask(self, key: str, wanted: tuple[int, int] | None, version: str) -> GetResult:
+        """The answer to a request for a part of the object, or for all of it.
+
+        Raises:
+            StorageError: the part reaches beyond the object.
+        """
+        import obstore
+
+        options: Any = {} if wanted is None else {"range": wanted}
+        if version and not version.startswith(_TIME):
+            options["if_match"] = version
+        result = obstore.get(self._client, self._path(key), options=options)
+        if version.startswith(_TIME) and _version(result.meta) != version:  # which servers need not compare
+            url = self._url(key)
+            raise StorageError(f"{url}: it was written to since its version {version}.", url=url)
+        if wanted is not None:
+            check_range(*wanted, result.meta["size"], self._url(key))
+        return result
+
+    def read_into(
+        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+    ) -> ObjectInfo:
+        size = len(into)
+        if start is not None and not size:  # no request can ask for an empty range
+            return self.head(key)
+        wanted = None if start is None else (start, start + size)
+
+        def attempt(_: int) -> ObjectInfo:
+            result = self._ask(key, wanted, version)
+            info = _info(key, result.meta)
+            digest = None if new_hash is None else new_hash()
+            if start is not None or info.size == size:
+                done = 0
+                for chunk in body(result, size, self._stall_timeout):
+                    into[done : done + len(chunk)] = chunk
+                    if digest is not None:
+                        digest.update(chunk)
+                    done += len(chunk)
+            return info.with_digest(digest)
+
+        return self._run(key, attempt)
+
+    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
+        import obstore
+
+        with open_target(path) as target:
+
+            def attempt(_: int) -> ObjectInfo:
+                result = obstore.get(self._client, self._path(key))
+                info = _info(key, result.meta)
+                check_size(info.size, max_bytes, self._url(key))
+                digest = None if new_hash is None else new_hash()
+                self._write(result, info.size, target, path, digest=digest)
+                return info.with_digest(digest)
+
+            info = self._run(key, attempt)
+            os.ftruncate(target, info.size)  # at the end: what the file had before is written over, not freed first
+            return info
+
+    def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
+        if start == end:
+            return
+        with open_target(path) as target:
+
+            def attempt(_: int) -> None:
+                self._write(self._ask(key, (start, end), version), end - start, target, path, at)
+
+            self._run(key, attempt)
+
+    def put(self, key: str, parts: Sequence[memoryview]) -> None:
+        self._refuse_writes(key)
+        self._run(key, lambda number: self._put_parts(key, parts, number))
+
+    def put_file(self, key: str, path: Path) -> None:
+        import obstore
+
+        self._refuse_writes(key)
+        with file_errors(path):
+            descriptor, status = open_regular(path)
+            os.close(descriptor)
+        size = status.st_size
+
+        def attempt(number: int) -> None:
+            client = self._brief_client if size <= _SMALL_PUT else self._upload_client
+            obstore.put(
+                client,
+                self._path(key),
+                Path(path),
+                use_multipart=size > _SINGLE_PUT,
+                chunk_size=PART,
+                max_concurrency=_at_once(number),
+            )
+
+        self._run(key, attempt)
+
+    def put_stream(self, key: str, chunks: Chunks) -> None:
+        self._refuse_writes(key)
+        made = Made(chunks)
+
+        def attempt(number: int) -> None:
+            source = iter(made)
+            try:
+                first, more = first_part(source)
+                if more:  # copies, each kept until its part is sent
+                    self._put_in_parts(key, chain(first, map(bytes, source)), number)
+                else:
+                    self._put_parts(key, [memoryview(part) for part in first], number)
+            except Exception:
+                if made.error is None:
+                    raise
+
+        self._run(key, attempt)
+        if made.error is not None:  # by now what was uploaded is given up
+            raise made.error
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        import obstore
+
+        if self._location.kind == "http":
+            raise StorageError(f"{self._url(prefix)}: plain HTTP can not list. Name the objects, or use another store.")
+        inside = self._path(prefix) if prefix else self._location.prefix
+        skip = len(self._location.prefix) + 1 if self._location.prefix else 0
+        stream: Any = None
+        last: str | None = None
+
+        def page(attempt: int) -> Sequence[Mapping[str, Any]] | None:
+            nonlocal stream
+            if stream is None or attempt:  # go on behind what was already given
+                stream = obstore.list(self._brief_client, inside or None, offset=last, chunk_size=_PAGE)
+            found: Sequence[Mapping[str, Any]] | None = next(stream, None)
+            return found
+
+        while (found := self._run(prefix, page)) is not None:
+            for meta in found:
+                yield _info(meta["path"][skip:], meta)
+                last = meta["path"]
+
+    def head(self, key: str) -> ObjectInfo:
+        import obstore
+
+        try:
+            meta = self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
+        except ObjectNotFoundError:
+            self._run(
+                key, lambda _: self._probe(key)
+            )  # the answer to HEAD has no body, so it can not say what is missing
+            raise
+        return _info(key, meta)
+
+    def exists(self, key: str) -> bool:
+        """As head, in one request."""
+        import obstore
+
+        try:
+            self._run(key, lambda _: obstore.head(self._brief_client, self._path(key)))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def delete(self, key: str) -> None:
+        import obstore
+
+        self._refuse_writes(key)
+        try:
+            self._run(key, lambda _: obstore.delete(self._brief_client, self._path(key)))
+        except ObjectNotFoundError as error:
+            if "bucket" in str(error):
+                raise
+
+    def _put_parts(self, key: str, parts: Sequence[memoryview], number: int) -> None:
+        import obstore
+
+        size = sum(len(part) for part in parts)
+        # An iterator of views goes to the request without a copy.
+        data: Any = iter(parts) if parts else b""
+        if size > _SINGLE_PUT:
+            self._put_in_parts(key, data if len(parts) > 1 else parts[0], number)
+        else:
+            client = self._brief_client if size <= _SMALL_PUT else self._upload_client
+            obstore.put(client, self._path(key), data, use_multipart=False)
+
+    def _put_in_parts(self, key: str, data: Any, number: int) -> None:
+        import obstore
+
+        obstore.put(
+            self._upload_client,
+            self._path(key),
+            data,
+            use_multipart=True,
+            chunk_size=PART,
+            max_concurrency=_at_once(number),
+        )
+
+    def _run(self, key: str, attempt: Callable[[int], T]) -> T:
+        """``attempt`` under the retry policy, its exceptions turned into stoker's."""
+
+        def translated(number: int) -> T:
+            try:
+                return attempt(number)
+            except (StokerError, TransientError):
+                raise
+            except AnswerError as error:
+                fault = error.fault
+            except BaseException as error:
+                if not (isinstance(error, Exception) or is_panic(error)):
+                    raise
+                fault = classify(error)
+            # Outside of the except block, so that obstore's text, which may hold a signed URL, is not
+            # chained.
+            url = self._url(key)
+            if fault.retryable:
+                raise TransientError(lambda attempts, elapsed: exhausted(fault, url, attempts, elapsed))
+            raise error_for(fault, url, host=self._location.host, identity=self._spec.identity)
+
+        return run(translated, self._retry)
+
+    def _write(self, result: GetResult, size: int, target: int, path: Path, at: int = 0, digest: Any = None) -> None:
+        """Write an answer's body to a file, from its byte ``at`` on, and to a hash."""
+        with file_errors(path):
+            os.lseek(target, at, os.SEEK_SET)
+        for chunk in body(result, size, self._stall_timeout):
+            if digest is not None:
+                digest.update(chunk)
+            with file_errors(path):  # here, as an error of the answer's may be an OSError, too
+                write_all(target, chunk)
+
+    def _probe(self, key: str) -> None:
+        import obstore
+
+        obstore.get(self._client, self._path(key))
+
+    def _refuse_writes(self, key: str) -> None:
+        if self._location.kind == "http":
+            url = self._url(key)
+            raise StorageError(f"{url}: plain HTTP is read-only here. Write to another store.", url=url)
+
+    def _path(self, key: str) -> str:
+        """The object's name for the client.
+
+        Raises:
+            ConfigError: the client would refuse it, or end in a panic.
+        """
+        if not key.isprintable() and (bad := UNSENDABLE.search(key)):
+            raise ConfigError(
+                f"key {key!r} of {self._location.url!r} contains {bad[0]!r}: control characters and lone surrogates "
+                "can not be sent to an object store. Rename the object."
+            )
+        return f"{self._location.prefix}/{key}" if self._location.prefix else key
+
+    def _url(self, key: str) -> str:
+        return f"{self._location.url}/{key}" if key else self._location.url
+
+
+def _info(key: str, meta: Mapping[str, Any]) -> ObjectInfo:
+    return ObjectInfo(key, meta["size"], _version(meta), _modified(meta))
+
+
+def _modified(meta: Mapping[str, Any]) -> int:
+    """When the object was written, in nanoseconds since 1970; 0 where the server does not say."""
+    modified = meta.get("last_modified")
+    return 0 if modified is None else max(0, round(modified.timestamp() * 1000) * 1_000_000)
+
+
+def _version(meta: Mapping[str, Any]) -> str:
+    """The object's ETag, else its time of change. A weak ETag says less than that the bytes are the same, and no server
+    compares it with If-Match.
+    """
+    tag = meta.get("e_tag") or ""
+    if tag and not tag.startswith("W/"):
+        return str(tag)
+    modified = _modified(meta)
+    return f"{_TIME}{modified}" if modified else ""
+
+
+def _at_once(attempt: int) -> int:
+    """Parts of an upload that share the line: a second attempt suspects that the line is slow."""
+    return _PARTS_AT_ONCE if attempt == 0 else 1

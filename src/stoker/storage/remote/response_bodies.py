@@ -1,0 +1,77 @@
+"""Bodies of answers, chunk by chunk: no more bytes than were asked for, and no slower than a bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from stoker.storage.remote.faults import Fault
+
+if TYPE_CHECKING:
+    from obstore import GetResult
+
+__all__ = ["BRIEF_STALLS", "SLOWEST", "AnswerError", "body", "close_ranges"]
+
+SLOWEST: Final = 4096
+"""Bytes a second that an answer's body must reach, on the whole, after the first ``stall_timeout`` seconds."""
+
+BRIEF_STALLS: Final = 5
+"""Stall times that a whole request may take which carries little: ``head``, ``list``, ``delete`` and small uploads."""
+
+# Small enough to stay in the processor's cache between the socket and the file, large enough that the calls
+# and the interpreter's lock cost little: measured by benchmarks/storage_download.py. Below 100,000 bytes xxhash does not let
+# go of that lock, for which threads that hash what arrives would have to wait again after each chunk.
+_CHUNK: Final = 96 << 10
+# Up to here every piece that arrives is looked at, so that one byte every few seconds is noticed.
+_WATCHED: Final = 1 << 18
+# Ranges with less between them share a request.
+_GAP: Final = 1 << 20
+
+
+class AnswerError(Exception):
+    """A body that is not what was asked for.
+
+    Attributes:
+        fault: what is wrong.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.detail)
+        self.fault = fault
+
+
+def body(
+    result: GetResult, size: int, stall_timeout: float, *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[bytes]:
+    """The chunks of a body of ``size`` bytes, as buffers. Nothing is allocated for bytes that have not arrived.
+
+    Raises:
+        AnswerError: more, or fewer, than ``size`` bytes come, or they come slower than :data:`SLOWEST`.
+    """
+    end = clock() + stall_timeout + size / SLOWEST
+    done = 0
+    for chunk in result.stream(1 if size <= _WATCHED else _CHUNK):
+        done += len(chunk)
+        if done > size:  # a server that takes no ranges, or counts otherwise
+            raise AnswerError(Fault("other", f"more came than the {size} bytes that were asked for"))
+        yield chunk
+        if done < size and clock() > end:
+            detail = f"{done} of {size} bytes arrived, slower than {SLOWEST} bytes/s after the stall time"
+            raise AnswerError(Fault("timeout", detail))
+    if done != size:
+        raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived"))
+
+
+def close_ranges(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+    """The requests for some ranges, none of them empty: start, end and which of the ranges lie inside."""
+    order = sorted(range(len(starts)), key=lambda number: starts[number])
+    at = 0
+    while at < len(order):
+        start, end, inside = starts[order[at]], ends[order[at]], [order[at]]
+        at += 1
+        while at < len(order) and starts[order[at]] <= end + _GAP:
+            end = max(end, ends[order[at]])
+            inside.append(order[at])
+            at += 1
+        yield start, end, inside

@@ -1,0 +1,94 @@
+"""Whether shards can be read together: the same columns, each of one type in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.arguments import unknown_name
+from stoker.errors import ConfigError
+from stoker.formats.kinds import ColumnKind, column_kinds
+from stoker.streams.streams import Streams
+
+__all__ = ["check_agreement"]
+
+_MOST_TOLD = 5
+
+
+def check_agreement(streams: Streams, columns: Sequence[str] | None) -> None:
+    """See that all shards of all streams can be read together.
+
+    Args:
+        streams: the opened streams.
+        columns: the columns to read; ``None`` for all.
+
+    Raises:
+        ConfigError: a column is missing somewhere, or of several types; names streams or shards, columns and types.
+    """
+    different = list(_different(streams))
+    if not different:
+        return
+    first, others = different[0], different[1:]
+    for name in columns or ():
+        if not any(name in one.kinds for one in different):
+            raise ConfigError(f"columns: {unknown_name('column', name, first.kinds)}")
+    for other in others:
+        differing = _differing(first.kinds, other.kinds, columns)
+        if not differing:
+            continue
+        told = "; ".join(f"{name!r} is {one} in the first and {two} in the second" for name, one, two in differing)
+        common = [
+            name
+            for name, kind in first.kinds.items()
+            if all(name in one.kinds and kind.agrees(one.kinds[name]) for one in others)
+        ]
+        remedy = (
+            f"Read only columns that all have with one type, as columns={common[:_MOST_TOLD]}"
+            if common
+            else "No column agrees in all of them: open them as datasets of their own"
+        )
+        raise ConfigError(f"{_names(first, other)} can not be read together: {told}. {remedy}, or write them alike")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """Columns of shards of one description, and one of these shards."""
+
+    stream: str
+    shard: str
+    kinds: Mapping[str, ColumnKind]
+
+
+def _different(streams: Streams) -> Iterator[_Kinds]:
+    """The different sets of columns of shards that hold samples."""
+    for name, place in zip(streams.names, streams.places, strict=True):
+        seen: set[int] = set()
+        found: list[dict[str, ColumnKind]] = []
+        for info in place.index.shards:
+            if id(info.spec) in seen or not info.samples:
+                continue
+            seen.add(id(info.spec))
+            kinds = column_kinds(info)
+            if kinds not in found:
+                found.append(kinds)
+                file = info.raw[0] if info.raw else None
+                shard = "its shards" if file is None else file.part.key if file.part is not None else file.basename
+                yield _Kinds(name, shard, kinds)
+
+
+def _differing(
+    first: Mapping[str, ColumnKind], other: Mapping[str, ColumnKind], columns: Sequence[str] | None
+) -> list[tuple[str, str, str]]:
+    """Columns that differ, and what they are in both."""
+    differing = []
+    for name in dict.fromkeys((*first, *other)) if columns is None else columns:
+        one, two = first.get(name), other.get(name)
+        if one is None or two is None or not one.agrees(two):
+            differing.append((name, "missing" if one is None else one.word, "missing" if two is None else two.word))
+    return differing[:_MOST_TOLD]
+
+
+def _names(first: _Kinds, other: _Kinds) -> str:
+    if first.stream == other.stream:
+        return f"shards {first.shard!r} and {other.shard!r} of stream {first.stream!r}"
+    return f"streams {first.stream!r} and {other.stream!r}"

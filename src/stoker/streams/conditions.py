@@ -1,0 +1,319 @@
+"""Conditions on a sample's values, and the ids of the samples that they hold for.
+
+``Where("lang", "==", "en") & ~Where("score", "<", 0.5)`` is a value: it can be compared, pickled and described. It is
+evaluated over all samples once; the chosen ids are kept beside the dataset's index.
+
+Nulls have the meaning that SQL gives them: a comparison with a null is unknown, ``not`` unknown is unknown, and a sample is
+chosen only where the whole condition is true.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from stoker.arguments import checked, unknown_operator
+from stoker.catalog.location import Place
+from stoker.concurrency.usercode import pass_exits
+from stoker.errors import ConfigError, TransformError
+from stoker.formats.base import ReadOptions
+from stoker.streams.compare import OPERATORS, compare, plain_operand
+from stoker.streams.derived_arrays import Sink, keep
+from stoker.streams.function_hash import hash_function
+from stoker.streams.scan import check_column, scan
+from stoker.types import Batch, Ids
+
+__all__ = ["Condition", "Where", "WhereFunction", "chosen_ids"]
+
+logger = logging.getLogger(__name__)
+
+Mask: TypeAlias = NDArray[np.bool_]
+_ID: Final = np.dtype(np.int64)
+_NULLS: Final = "unknown"
+"""What comparisons with nulls are: ids that were chosen by another meaning are chosen anew."""
+
+
+class Condition(ABC):
+    """Something that holds for a sample or not. ``&``, ``|`` and ``~`` make conditions of conditions."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it is about, sorted."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """What it says, JSON-serialisable. Conditions of the same description choose the same samples."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Hashes of the functions in it, which no state knows: they differ between versions of Python."""
+        return ()
+
+    @abstractmethod
+    def mask(self, batch: Batch, count: int) -> Mask:
+        """For which of ``count`` samples it holds; bool, shape ``(count,)``.
+
+        Raises:
+            ConfigError: the columns' values are not what it can be asked of.
+        """
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        """For which of ``count`` samples it holds, and for which that is unknown; ``None`` where it is unknown for none.
+
+        Errors are those of :meth:`mask`.
+        """
+        return self.mask(batch, count), None
+
+    def __and__(self, other: Condition) -> Condition:
+        return _Several("and", (self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def __or__(self, other: Condition) -> Condition:
+        return _Several("or", (self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def __invert__(self) -> Condition:
+        return _Not(self)
+
+    def __bool__(self) -> bool:
+        # `a and b` would silently be b alone.
+        raise ConfigError("a condition is neither true nor false by itself: combine conditions with &, | and ~")
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Where(Condition):
+    """A column compared with a value.
+
+    Args:
+        column: name of a column of numbers, text, bytes or dates. Structs, lists and arrays need :meth:`function`.
+        op: ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
+        value: a number, text, bytes or a date; for the last two a collection of them. Text is ordered by code points. A
+            number is rounded to the precision of a float column, as the column's own values were, and compared with decimals
+            as it is written. Dates and times are ``datetime.date``, ``datetime.datetime``, ``np.datetime64`` or text like
+            ``"2024-01-31"``; UTC unless they tell another time zone. ``== None`` holds where there is no value (null, NaN,
+            NaT), of columns of any type, and ``!= None`` where there is one.
+
+    All other comparisons are unknown where there is no value: neither they nor their negation by ``~`` keep the sample.
+
+    Raises:
+        ConfigError: an unknown operator, or a value that nothing can be compared with.
+    """
+
+    column: str
+    op: str
+    value: Any
+
+    def __post_init__(self) -> None:
+        if self.op not in OPERATORS:
+            raise ConfigError(f"Where({self.column!r}): {unknown_operator(self.op, OPERATORS)}")
+        object.__setattr__(self, "value", plain_operand(self.op, self.value))
+
+    @staticmethod
+    @checked
+    def function(columns: str | Sequence[str], fn: Callable[..., Any], name: str) -> WhereFunction:
+        """A condition of your own.
+
+        Args:
+            columns: the columns that it needs.
+            fn: gets the columns' values for many samples, an argument a column: arrays of shape ``(n, ...)`` for columns of
+                a fixed width, else lists; nulls are as in batches. Returns n truth values, as a bool array.
+            name: stands for the function in states: a run goes on after a function of the same name. What the function chose
+                is kept until its code changes (bytecode, constants, default values, and the plain values and functions of its
+                module that it uses). What its code does not show, such as a file that it reads, needs another name.
+        """
+        if not callable(fn):
+            raise ConfigError(f"fn={fn!r}: expected a function of the columns' values")
+        return WhereFunction((columns,) if isinstance(columns, str) else tuple(columns), fn, name)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def as_dict(self) -> dict[str, Any]:
+        value = [_json(item) for item in self.value] if isinstance(self.value, tuple) else _json(self.value)
+        return {"column": self.column, "op": self.op, "value": value}
+
+    def mask(self, batch: Batch, count: int) -> Mask:
+        return self.evaluate(batch, count)[0]
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:  # noqa: ARG002 - the column tells
+        return compare(batch[self.column], self.op, self.value, f"column {self.column!r}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WhereFunction(Condition):
+    """What :meth:`Where.function` makes. Two of the same name and columns are equal.
+
+    A function that can not be pickled stays behind; the copy still knows the ids that were chosen before.
+    """
+
+    needs: tuple[str, ...]
+    fn: Callable[..., Any] | None
+    name: str
+    code: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.needs or not all(isinstance(column, str) for column in self.needs):
+            raise ConfigError(f"columns={self.needs!r}: expected the names of one column or several")
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"name={self.name!r}: a function needs a name, which stands for it in states")
+        if self.fn is not None and not self.code:
+            object.__setattr__(self, "code", hash_function(self.fn))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WhereFunction) and self.as_dict() == other.as_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.needs, self.name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fn = self.fn
+        try:
+            pickle.dumps(fn)
+        except Exception:  # noqa: BLE001 - whatever pickle says: the name is what counts
+            fn = None
+        return WhereFunction, (self.needs, fn, self.name, self.code)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.needs)))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"columns": list(self.needs), "function": self.name}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return (self.code,)
+
+    def mask(self, batch: Batch, count: int) -> Mask:
+        if self.fn is None:
+            raise ConfigError(f"function {self.name!r} did not come along into this process: define it in a module")
+        try:
+            found = np.asarray(self.fn(*(batch[column] for column in self.needs)))
+        except BaseException as error:
+            pass_exits(error)
+            raise TransformError(f"function {self.name!r} raised {type(error).__name__}: {error}") from error
+        if found.dtype != np.bool_ or found.shape != (count,):
+            raise ConfigError(
+                f"function {self.name!r} should return {count} truth values (a bool array of shape ({count},)) for as many "
+                f"samples; it returned dtype {found.dtype} and shape {found.shape}"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Several(Condition):
+    how: str
+    parts: tuple[Condition, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(sorted({column for part in self.parts for column in part.columns}))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {self.how: [part.as_dict() for part in self.parts]}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(code for part in self.parts for code in part.functions)
+
+    def mask(self, batch: Batch, count: int) -> Mask:
+        return self.evaluate(batch, count)[0]
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        found = [part.evaluate(batch, count) for part in self.parts]
+        combine = np.logical_and if self.how == "and" else np.logical_or
+        holds: Mask = combine.reduce([true for true, _ in found])
+        if all(unknown is None for _, unknown in found):
+            return holds, None
+        # Whatever the unknown ones may be: where they decide, the whole is unknown.
+        could: Mask = combine.reduce([true if unknown is None else true | unknown for true, unknown in found])
+        return holds, could & ~holds
+
+
+@dataclass(frozen=True, slots=True)
+class _Not(Condition):
+    part: Condition
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.part.columns
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"not": self.part.as_dict()}
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return self.part.functions
+
+    def mask(self, batch: Batch, count: int) -> Mask:
+        return self.evaluate(batch, count)[0]
+
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        holds, unknown = self.part.evaluate(batch, count)
+        return ~holds if unknown is None else ~(holds | unknown), unknown
+
+
+def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
+    """Ids of the samples that a condition holds for.
+
+    The first call reads the condition's columns of all samples; later ones, in any process, map the file.
+
+    Args:
+        place: the dataset.
+        where: the condition.
+        options: how values are handed to a function.
+
+    Returns:
+        int64, shape ``(n,)``, rising; mapped read-only (8 bytes of disk each, no memory of its own).
+
+    Raises:
+        ConfigError: the dataset has no such column, or its values can not be compared so.
+        CacheError, StorageFullError: the ids can not be kept.
+        TransformError: a function raised an error.
+        StorageError, CorruptDataError: a shard can not be read.
+    """
+    for column in where.columns:
+        check_column(place, column)
+    description = where.as_dict()
+
+    def make(sink: Sink) -> tuple[DTypeLike, bytes]:
+        logger.info(
+            "reading %s of all %d samples of %s, once, for a filter: %s",
+            ", ".join(where.columns),
+            place.index.samples,
+            place.cache.root,
+            description,
+        )
+        for first, count, batch in scan(place, where.columns, options):
+            try:
+                mask = where.mask(batch, count)
+            except ConfigError as error:
+                raise ConfigError(f"{place.cache.root}: {error}") from error
+            except TransformError as error:
+                last = first + count - 1
+                raise TransformError(f"{place.cache.root}, samples {first} to {last}: {error}") from error.__cause__
+            sink.append((np.flatnonzero(mask) + first).astype(_ID))
+            sink.beat()
+        return _ID, b""
+
+    recipe: dict[str, Any] = {"condition": description, "nulls": _NULLS}
+    if where.functions:
+        recipe["functions"] = where.functions
+    array: Ids = keep(place, "where", "+".join(where.columns), recipe, make).array
+    return array
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, np.datetime64):
+        return {"date": str(value)}
+    return {"bytes": value.hex()} if isinstance(value, bytes) else value

@@ -1,0 +1,245 @@
+"""Arrays that are computed from all of a dataset once, and kept as files beside its index.
+
+A file is there by rename, whole, or not at all. It says of what it was made; one that is torn, or was made of something
+else, is made anew. Who makes it holds an exclusive ``flock`` on the part file, as for a download (see
+:mod:`stoker.cache.base`), and the others wait for it. The files lie in the cache's private directory, where nothing
+is evicted and only part files of processes that are gone are swept away.
+
+    magic (8) | xxh64 of the header (8) | its length (4) | header, JSON, zeros up to byte 512 | array | extra bytes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
+import xxhash
+from numpy.typing import DTypeLike
+
+from stoker.cache.origin import make_private
+from stoker.cache.quota import claim, part_name, release
+from stoker.catalog.location import Place
+from stoker.errors import CacheError, StorageFullError
+from stoker.storage.files import PRIVATE, open_regular
+from stoker.storage.versions import stable_version
+from stoker.types import Array
+
+__all__ = ["Kept", "Sink", "keep"]
+
+_MAGIC: Final = b"stoker\0\1"
+_HEADER: Final = 512
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A kept array.
+
+    Attributes:
+        array: the array, mapped read-only; an empty one is plain.
+        path: its file.
+        extra_at: where the extra bytes begin in the file.
+    """
+
+    array: Array
+    path: Path
+    extra_at: int
+
+    def extra(self) -> bytes:
+        """What was kept beside the array."""
+        with open(open_regular(self.path)[0], "rb") as file:
+            file.seek(self.extra_at)
+            return file.read()
+
+
+class Sink:
+    """Takes the array while it is made, from its first element on.
+
+    Attributes:
+        directory: where larger intermediate files may be made.
+    """
+
+    def __init__(self, descriptor: int, directory: Path) -> None:
+        self.directory = directory
+        self._descriptor = descriptor
+        self._at = _HEADER
+        self._dtype: np.dtype[Any] | None = None
+
+    def append(self, values: Array) -> None:
+        """Add elements; all arrays have the same dtype."""
+        assert self._dtype in (None, values.dtype)
+        self._dtype = values.dtype
+        self._write(memoryview(np.ascontiguousarray(values).view(np.uint8)))  # type: ignore[arg-type]
+
+    def beat(self) -> None:
+        """Show those who wait that work goes on."""
+        os.utime(self._descriptor)
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            done = os.pwrite(self._descriptor, data, self._at)
+            self._at += done
+            data = data[done:]
+
+    def finish(self, recipe: str, dtype: np.dtype[Any], extra: bytes) -> None:
+        """Add the extra bytes and the header, and have all of it on disk."""
+        count = (self._at - _HEADER) // dtype.itemsize
+        self._write(memoryview(extra))
+        header = json.dumps({"recipe": recipe, "dtype": dtype.str, "count": count, "extra": len(extra)}).encode()
+        head = _MAGIC + xxhash.xxh64_digest(header) + len(header).to_bytes(4, "little") + header
+        os.pwrite(self._descriptor, head.ljust(_HEADER, b"\0"), 0)
+        # What a crash leaves under the name must be whole: only its header and its size are checked later.
+        os.fsync(self._descriptor)
+
+
+def keep(
+    place: Place,
+    kind: str,
+    label: str,
+    recipe: Mapping[str, Any],
+    make: Callable[[Sink], tuple[DTypeLike, bytes]],
+) -> Kept:
+    """The kept array of a recipe; it is made first if need be.
+
+    Args:
+        place: the dataset that it is computed from.
+        kind: what it is, for the file's name.
+        label: what it is of (columns), for the file's name.
+        recipe: what decides its content besides the dataset; JSON-serialisable.
+        make: hands the array to the sink; returns its dtype and the extra bytes. Called by one process at a time, unless
+            that process makes no progress for the cache's stall time.
+
+    Raises:
+        CacheError: none of the place's directories can be written to.
+        StorageFullError: no space left.
+    """
+    digest = _digest(place, kind, recipe)
+    name = f"{kind}.{quote(label, safe='')[:80]}.{digest}"
+    url = place.cache.store.url if place.cache.store is not None else os.path.realpath(place.cache.root)
+    for directory in place.keep:
+        found = _load(directory / PRIVATE / name, digest)
+        if found is not None:
+            return found
+    for directory in place.keep:
+        private = directory / PRIVATE
+        if _writable(directory, url):
+            return _make(private, name, digest, place.cache.settings.stall_timeout, make)
+    raise CacheError(
+        f"what is computed of {place.cache.root} can be kept in none of {', '.join(map(str, place.keep))}: "
+        "set STOKER_CACHE to a directory that can be written to"
+    )
+
+
+def _digest(place: Place, kind: str, recipe: Mapping[str, Any]) -> str:
+    """What a file was made of: the recipe, and the data set as far as its index tells.
+
+    The fingerprint knows names and sizes, not contents. So the files' hashes are added where the index has any, and the
+    version that was opened.
+    """
+    hashes = xxhash.xxh3_128()
+    for shard in place.index.shards:
+        for file in shard.raw:
+            if file.hashes:
+                hashes.update(repr(sorted(file.hashes.items())).encode())
+            if file.part is not None:
+                hashes.update(stable_version(file.part.version).encode())
+    text = json.dumps([kind, recipe, place.index.fingerprint, hashes.hexdigest(), place.version], sort_keys=True)
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def _make(
+    private: Path, name: str, digest: str, patience: float, make: Callable[[Sink], tuple[DTypeLike, bytes]]
+) -> Kept:
+    path, part = private / name, private / part_name(name)
+    seen: tuple[int, int, int] | None = None
+    since, delay = time.monotonic(), 0.001
+    while True:
+        held = claim(part)
+        found = _load(path, digest)
+        if held is None:
+            if found is not None:
+                return found
+            now, current = time.monotonic(), _status(part)
+            if current != seen:
+                seen, since = current, now
+            if now - since > patience:
+                # Its maker is alive but stopped: make it beside. Both make the same, and each rename is whole.
+                part = private / part_name(name, secrets.token_hex(8))
+                continue
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.05)
+            continue
+        try:
+            if found is None:
+                os.ftruncate(held, 0)
+                sink = Sink(held, private)
+                dtype, extra = make(sink)
+                sink.finish(digest, np.dtype(dtype), extra)
+                os.rename(part, path)
+                found = _load(path, digest)
+                assert found is not None
+            else:
+                os.unlink(part)
+            return found
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise _full(private) from error
+            raise
+        finally:
+            release(held)
+
+
+def _writable(directory: Path, url: str) -> bool:
+    """Whether files can be made in a directory's private one, which is made first if need be."""
+    try:
+        private = make_private(directory, url)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _full(directory) from error
+        return False
+    return os.access(private, os.W_OK | os.X_OK)
+
+
+def _status(part: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(part)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _load(path: Path, digest: str) -> Kept | None:
+    """The file's array, or ``None`` if the file is missing, torn or of another recipe."""
+    try:
+        with open(open_regular(path)[0], "rb") as file:
+            head = file.read(_HEADER)
+            length = int.from_bytes(head[16:20], "little")
+            header = head[20 : 20 + length]
+            if not head.startswith(_MAGIC) or xxhash.xxh64_digest(header) != head[8:16]:
+                return None
+            facts = json.loads(header)
+            dtype, count = np.dtype(facts["dtype"]), facts["count"]
+            extra_at = _HEADER + count * dtype.itemsize
+            if facts["recipe"] != digest or os.fstat(file.fileno()).st_size != extra_at + facts["extra"]:
+                return None
+            if not count:
+                return Kept(np.zeros(0, dtype), path, extra_at)
+            return Kept(np.memmap(file, dtype, "r", _HEADER, (count,)), path, extra_at)
+    except OSError:
+        return None
+
+
+def _full(private: Path) -> StorageFullError:
+    return StorageFullError(f"no space left in {private}: free some, or set STOKER_CACHE elsewhere", url=str(private))

@@ -1,0 +1,219 @@
+"""Which samples of a stream belong: a part of a hash split, listed ids, all but those, or those that meet a condition.
+
+These are plain values. What they choose is worked out by :mod:`stoker.order.selection.selection` from the fractions and ids
+here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError
+from stoker.storage.files import open_regular, read_regular
+from stoker.streams.conditions import Condition
+from stoker.types import Ids
+
+__all__ = ["HashSplit", "KeepIds", "SkipIds", "Subset", "as_subsets", "train_validation_split"]
+
+_CHUNK: Final = 1 << 20
+_ID: Final = re.compile(r"-?[0-9]{1,18}")
+
+IdSource: TypeAlias = str | os.PathLike[str] | Sequence[int] | NDArray[np.integer[Any]]
+"""Ids themselves, or the path of a file of them: ``.npy``, or text with an id a line."""
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class HashSplit:
+    """The samples whose hash falls into ``[low, high)`` of ``[0, 1]``. Splits that meet at a number share no sample.
+
+    Attributes:
+        low: where the part begins, a fraction.
+        high: where it ends. Floats are taken as they are written: 0.1 is a tenth.
+        seed: which split; parts of different seeds have nothing to do with each other.
+
+    Raises:
+        ConfigError: not ``0 <= low < high <= 1``.
+    """
+
+    low: Fraction | float
+    high: Fraction | float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            object.__setattr__(self, name, _fraction(getattr(self, name), name))
+        if not 0 <= self.low < self.high <= 1:
+            raise ConfigError(f"a split needs 0 <= low < high <= 1, got low={self.low} and high={self.high}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The split, JSON-serialisable."""
+        return {"split": [str(self.low), str(self.high)], "seed": self.seed}
+
+
+@checked
+def train_validation_split(validation: Fraction | float = 0.1, seed: int = 0) -> tuple[HashSplit, HashSplit]:
+    """Two parts that share no sample and together are everything.
+
+    Args:
+        validation: the fraction of samples in the second part, between 0 and 1.
+        seed: which split.
+
+    >>> train_validation_split(0.25)[1].as_dict()
+    {'split': ['3/4', '1'], 'seed': 0}
+    """
+    border = 1 - _fraction(validation, "validation")
+    if not 0 < border < 1:
+        raise ConfigError(f"validation must be between 0 and 1, got {validation!r}")
+    return HashSplit(Fraction(0), border, seed), HashSplit(border, Fraction(1), seed)
+
+
+class _IdList:
+    """Ids, sorted; from a file they are read when first needed, and again in another process."""
+
+    _name = ""
+
+    @checked
+    def __init__(self, ids: IdSource) -> None:
+        if isinstance(ids, str | os.PathLike):
+            self._path: str | None = os.path.abspath(os.path.expanduser(os.fspath(ids)))
+            self._ids: Ids | None = None
+        else:
+            self._path = None
+            self._ids = _checked(_integers(ids, "ids"), "ids")
+        self._digest: str | None = None
+
+    @property
+    def ids(self) -> Ids:
+        """int64, shape ``(n,)``, rising. Sorted int64 of a ``.npy`` file stays mapped and takes no memory.
+
+        Raises:
+            ConfigError: an id comes twice or is negative, or the file is not one of ids.
+        """
+        if self._ids is None:
+            assert self._path is not None
+            self._ids = _checked(_read(Path(self._path)), self._path)
+        return self._ids
+
+    def as_dict(self) -> dict[str, Any]:
+        """How many ids, and their hash: little-endian int64, rising, by xxh64."""
+        ids = self.ids
+        if self._digest is None:
+            state = xxhash.xxh64()
+            for start in range(0, len(ids), _CHUNK):
+                state.update(ids[start : start + _CHUNK].astype("<i8").tobytes())
+            self._digest = state.hexdigest()
+        return {self._name: len(ids), "xxh64": self._digest}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, _IdList) and self.as_dict() == other.as_dict()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.as_dict().values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ids": None if self._path is not None else self._ids}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._path!r})" if self._path else f"{type(self).__name__}({len(self.ids)} ids)"
+
+
+class KeepIds(_IdList):
+    """Only these samples.
+
+    Args:
+        ids: ids in the stream, in any order, each once; or the path of a file of them: ``.npy``, or text with an id a line.
+
+    Raises:
+        ConfigError: an id comes twice or is negative, or is no integer.
+    """
+
+    _name = "keep"
+
+
+class SkipIds(_IdList):
+    """All samples but these; see :class:`KeepIds`."""
+
+    _name = "skip"
+
+
+Subset: TypeAlias = HashSplit | KeepIds | SkipIds | Condition
+
+
+def as_subsets(given: Subset | Iterable[Subset] | None) -> tuple[Subset, ...]:
+    """One subset or several, of which a sample must be in all, as a tuple.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if given is None:
+        return ()
+    several = (given,) if isinstance(given, HashSplit | _IdList | Condition) else tuple(given)
+    for subset in several:
+        if not isinstance(subset, HashSplit | KeepIds | SkipIds | Condition):
+            raise ConfigError(
+                f"subset={subset!r}: expected HashSplit, KeepIds, SkipIds or Where, or several of them in a list"
+            )
+    return several
+
+
+def _fraction(value: Fraction | float, name: str) -> Fraction:
+    try:
+        return Fraction(value) if isinstance(value, Fraction | int) else Fraction(str(float(value)))
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be a fraction of 1, got {value!r}") from None
+
+
+def _read(path: Path) -> NDArray[Any]:
+    try:
+        if path.suffix == ".npy":
+            os.close(open_regular(path)[0])
+            return _integers(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+        lines = read_regular(path).decode().split("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can not be read as a list of ids: {error}") from error
+    try:
+        return np.fromiter(map(int, filter(None, map(str.strip, lines))), np.int64)
+    except (ValueError, OverflowError):
+        bad = next(k for k, line in enumerate(lines) if line.strip() and not _ID.fullmatch(line.strip()))
+        raise ConfigError(f"{path}, line {bad + 1}: expected an id, found {lines[bad][:40]!r}") from None
+
+
+def _integers(ids: Any, where: str) -> NDArray[Any]:
+    array = np.asanyarray(ids)
+    if array.size and (array.dtype.kind not in "iu" or array.ndim != 1):
+        raise ConfigError(f"{where}: ids are integers in one dimension, found {array.dtype} of shape {array.shape}")
+    return array if array.size else np.zeros(0, np.int64)
+
+
+def _rising(ids: Ids) -> bool:
+    """In pieces: the ids may be more than memory holds."""
+    return all((np.diff(ids[at : at + _CHUNK + 1]) > 0).all() for at in range(0, len(ids), _CHUNK))
+
+
+def _checked(array: NDArray[Any], where: str) -> Ids:
+    """As int64, rising; the array itself where it is that already."""
+    ids: Ids = array if array.dtype == np.int64 else array.astype(np.int64)
+    if not _rising(ids):
+        ids = np.sort(ids)
+        again = np.flatnonzero(np.diff(ids) == 0)
+        if again.size:
+            raise ConfigError(f"{where}: id {int(ids[again[0]])} comes twice")
+    if ids.size and int(ids[0]) < 0:
+        raise ConfigError(f"{where}: id {int(ids[0])} is negative")
+    if ids is array and isinstance(array, np.memmap):
+        return ids
+    ids = ids.copy() if ids is array else ids
+    ids.flags.writeable = False
+    return ids

@@ -1,0 +1,1 @@
+"""Layouts: from documents to rows of tokens."""

@@ -1,0 +1,205 @@
+"""Batches of joined documents: the documents of a block as one stream, and rows of it in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from stoker.order.shuffle.bijection import mix
+from stoker.tokens.batch import Extents, LMBatch
+from stoker.tokens.layouts.assemble import batch_arrays
+from stoker.tokens.layouts.layouts import windows
+from stoker.tokens.layouts.pad import Block, Found, order_of
+from stoker.tokens.settings import LMSettings
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.runs import copy_runs
+from stoker.types import Array, Ids
+
+__all__ = ["Joined"]
+
+_TAG_ROWS: Final = 23
+
+
+class Joined:
+    """Documents end to end, cut at every ``seq_len`` tokens.
+
+    Rows that lie in one block come in an order of their own, so that a long document is not trained on from its beginning
+    to its end; those that go on in the next block come last.
+
+    Args:
+        settings: see :class:`LMSettings`.
+    """
+
+    def __init__(self, settings: LMSettings) -> None:
+        self._settings = settings
+        self._eos = int(settings.eos_id is not None)
+        self._shifted = settings.labels == "shifted"
+        # Tokens behind a row that are needed for its labels: those of another document, which may be of another block.
+        self._reach = int(self._shifted and settings.cross_document_labels)
+
+    @property
+    def parts(self) -> bool:
+        """See :class:`Layout`."""
+        return True
+
+    def block(self, found: Found) -> Block:
+        """See :class:`Layout`."""
+        documents, size = found.documents, self._settings.seq_len
+        order = order_of(len(documents), found.key)
+        lengths = documents.lengths + self._eos
+        starts = np.zeros(lengths.size + 1, dtype=np.int64)
+        np.cumsum(lengths if order is None else lengths[order], out=starts[1:])
+        rows = None
+        if found.key is not None:
+            rows = order_of(self._full(int(starts[-1]), -found.before % size), mix(found.key, _TAG_ROWS))
+        whole = not self._eos and bool((documents.lengths == size).all())
+        return Block(documents, found.numbers, order, starts, rows=rows, whole=whole)
+
+    def _full(self, total: int, phase: int) -> int:
+        """Number of rows that lie in a block of so many amounts, of which the first begins at ``phase``."""
+        return max(0, total - self._reach - phase) // self._settings.seq_len
+
+    def batch(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
+        """See :class:`Layout`."""
+        size = self._settings.seq_len
+        parts: list[LMBatch] = []
+        for number, block in enumerate(blocks):
+            total = int(block.starts[-1])
+            first, phase = divmod(inside, size)
+            # Rows that lie in the block, and rows that begin in it.
+            full, begun = self._full(total, phase), -(-(total - phase) // size)
+            taken = min(count, full - first)
+            if taken > 0:
+                rows = np.arange(first, first + taken, dtype=np.int64)
+                if block.rows is not None:
+                    rows = block.rows[first : first + taken]
+                parts.append(self._inside(block, phase + rows * size))
+                count -= taken
+                first += taken
+            taken = min(count, begun - first)
+            if taken > 0:
+                parts.append(self._across(blocks[number:], phase + first * size, taken))
+                count -= taken
+            if not count:
+                break
+            inside = phase + begun * size - total
+        return LMBatch.concat(parts)
+
+    def _inside(self, block: Block, at: Ids) -> LMBatch:
+        """Rows that lie in one block, by the places in its stream at which they begin."""
+        settings = self._settings
+        shape = at.size, settings.seq_len
+        ids, labels = batch_arrays(shape[0] * shape[1], settings)
+        pieces: Extents | Callable[[], Extents]
+        if block.whole and not int(at[0]) % shape[1]:
+            pieces = self._fill_whole(block, at, ids, labels)
+        else:
+            pieces = self._fill(block, at, ids, labels)
+        return LMBatch(
+            ids.reshape(shape),
+            None if labels is None else labels.reshape(shape),
+            settings.labels,
+            ids.size,
+            pieces,
+            settings.ignore_index,
+            settings.reset_positions,
+        )
+
+    def _fill_whole(self, block: Block, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
+        """Fill rows that are a document each; returns what tells where they lie."""
+        size = self._settings.seq_len
+        places = at // size
+        documents = places if block.order is None else block.order[places]
+        ids.reshape(-1, size)[:] = block.documents.values.reshape(-1, size)[documents]
+        if labels is not None:
+            if self._settings.cross_document_labels:
+                self._label(block, ids, labels, places + 1, at + size)
+            else:
+                # The token behind a row is of another document: there is no need to look for it.
+                if self._shifted:
+                    labels[:-1] = ids[1:]
+                else:
+                    labels[:] = ids
+                labels[size - 1 if self._shifted else 0 :: size] = self._settings.ignore_index
+        return partial(_whole_rows, block.numbers, documents, size)
+
+    def _fill(self, block: Block, at: Ids, ids: Array, labels: Array | None) -> Extents:
+        """Fill rows of any documents; returns where they lie."""
+        ends = at + self._settings.seq_len
+        # Pieces of each row: places of their documents in the block's order.
+        first = np.searchsorted(block.starts, at, side="right") - 1
+        stop = np.searchsorted(block.starts, ends, side="left")
+        counts = stop - first
+        upto = np.cumsum(counts)
+        places: Ids = np.arange(int(upto[-1]), dtype=np.int64) + np.repeat(first - (upto - counts), counts)
+        documents = places if block.order is None else block.order[places]
+        starts, behind = block.starts[places], block.starts[places + 1]
+        begins: Ids = np.maximum(starts, np.repeat(at, counts))
+        lengths: Ids = np.minimum(behind, np.repeat(ends, counts)) - begins
+        targets: Ids = begins + np.repeat(np.arange(0, ids.size, self._settings.seq_len) - at, counts)
+        lasts = (targets + lengths - 1)[begins + lengths == behind]  # of documents that end here
+        sources = block.documents.offsets[documents] + (begins - starts)
+        if self._settings.eos_id is None:
+            copy_runs(block.documents.values, sources, lengths, ids, targets)
+        else:
+            copy_runs(block.documents.values, sources, lengths - (begins + lengths == behind), ids, targets)
+            ids[lasts] = self._settings.eos_id
+        if labels is not None:
+            self._label(block, ids, labels, stop, ends)
+            if not self._settings.cross_document_labels:
+                labels[lasts if self._shifted else targets[begins == starts]] = self._settings.ignore_index
+        return Extents(targets, lengths, block.numbers[documents])
+
+    def _label(self, block: Block, ids: Array, labels: Array, stop: Ids, ends: Ids) -> None:
+        """Labels as if there were no borders of documents.
+
+        Args:
+            block: the documents.
+            ids: of all rows.
+            labels: to fill.
+            stop: one past the place of each row's last document.
+            ends: where each row ends in the block's stream.
+        """
+        if not self._shifted:
+            labels[:] = ids
+            return
+        labels[:-1] = ids[1:]
+        # What is behind a row: more of its last document, or the next one.
+        place = np.minimum(stop - (block.starts[stop] > ends), len(block.documents) - 1)
+        documents = place if block.order is None else block.order[place]
+        sources = block.documents.offsets[documents] + (ends - block.starts[place])
+        values = block.documents.values
+        tokens = values[np.minimum(sources, values.size - 1)].astype(np.int64)
+        if self._settings.eos_id is not None:
+            tokens[block.starts[place + 1] == ends + 1] = self._settings.eos_id
+        labels[self._settings.seq_len - 1 :: self._settings.seq_len] = tokens
+
+    def _across(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
+        """Rows that begin in one block and go on in others, or of which the last is not full."""
+        needed = inside + count * self._settings.seq_len + 1
+        documents, numbers = [], []
+        skip = 0
+        for number, block in enumerate(blocks):
+            first = 0
+            if not number:
+                first = int(np.searchsorted(block.starts, inside, side="right")) - 1
+                skip = inside - int(block.starts[first])
+            stop = min(int(np.searchsorted(block.starts, needed, side="left")), len(block.documents))
+            needed -= int(block.starts[-1])
+            rows = np.arange(first, stop, dtype=np.int64) if block.order is None else block.order[first:stop]
+            documents.append(block.documents.take(rows))
+            numbers.append(block.numbers[rows])
+            if needed <= 0:
+                break
+        joined = Ragged.concat(documents)
+        return windows(joined, skip, count, self._settings, first_document=np.concatenate(numbers))
+
+
+def _whole_rows(numbers: Ids, documents: Ids, size: int) -> Extents:
+    """Where rows lie that are a document each."""
+    count = documents.size
+    starts = np.arange(0, count * size, size, dtype=np.int64)
+    return Extents(starts, np.full(count, size, dtype=np.int64), numbers[documents])

@@ -1,0 +1,302 @@
+"""How an epoch of token files is divided among ranks, and in which order each rank reads its part.
+
+Everything here follows from counts that are known before any data is read: *groups* (row groups of Parquet files, or runs
+of documents of other files) with their documents and tokens.
+
+* A *cell* is what is never divided: a group; where documents are packed, a few small groups of one file.
+* A *part* is what a rank of the home world has: cells that it keeps in every epoch, or a run of all of them.
+* A *block* is what is decoded, shuffled and delivered together: cells of a part that follow each other in an epoch's order,
+  in which files alternate.
+
+Cells count *amounts*: tokens where documents are joined, else rows. A *unit*, which is a row of a batch, is ``step``
+amounts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.order.partition.part_positions import Rounds
+from stoker.order.shuffle.bijection import mix, mix_array
+from stoker.types import Ids
+
+__all__ = ["MOST_SKEW", "Cells", "Division", "Granularity", "Groups", "Track", "divide", "join_groups"]
+
+Granularity = Literal["file", "row_group", "row"]
+
+MOST_SKEW: Final = (1, 20)
+"""By such a part may a rank have more than the mean, before smaller things than files, or row groups, are divided."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """What is known of the groups before any of them is read.
+
+    Attributes:
+        files: names of the files.
+        file: number of each group's file; int64, shape ``(groups,)``, rising, as are all.
+        rows: documents in each group that are not empty.
+        tokens: tokens in each group.
+        first_rows: number of each group's first row among the rows of all, empty ones counted.
+    """
+
+    files: tuple[str, ...]
+    file: Ids
+    rows: Ids
+    tokens: Ids
+    first_rows: Ids
+
+    def __len__(self) -> int:
+        return self.tokens.size
+
+    def find(self, row: int) -> tuple[int, int, int]:
+        """The group of a row, by its number among the rows of all; and its number in the group, and in the file."""
+        group = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        first = int(np.searchsorted(self.file, self.file[group]))
+        return group, row - int(self.first_rows[group]), row - int(self.first_rows[first])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """What is divided.
+
+    Attributes:
+        bounds: first group of each cell, and the number of groups; int64, shape ``(cells + 1,)``.
+        file: number of each cell's file; int64, shape ``(cells,)``, as are all below.
+        tokens: tokens in each cell.
+        amounts: amounts in each cell.
+    """
+
+    bounds: Ids
+    file: Ids
+    tokens: Ids
+    amounts: Ids
+
+    def __len__(self) -> int:
+        return self.tokens.size
+
+
+def join_groups(groups: Groups, least: int) -> Ids:
+    """Bounds of cells: groups of one file that follow each other, joined until they have ``least`` tokens.
+
+    Returns:
+        int64, shape ``(cells + 1,)``: number of each cell's first group, and the number of groups.
+    """
+    if least <= 1:
+        return np.arange(len(groups) + 1, dtype=np.int64)
+    bounds = []
+    file, total = -1, least
+    for number, (owner, tokens) in enumerate(zip(groups.file.tolist(), groups.tokens.tolist(), strict=True)):
+        if owner != file or total >= least:
+            bounds.append(number)
+            file, total = owner, 0
+        total += tokens
+    return np.array([*bounds, len(groups)], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """What is read one after the other in an epoch: cells in an order, cut into blocks.
+
+    Attributes:
+        cells: numbers of the cells, in order.
+        bounds: first place in ``cells`` of each block, and their number; int64, shape ``(blocks + 1,)``.
+        starts: amounts before each block, and all; int64, shape ``(blocks + 1,)``.
+    """
+
+    cells: Ids
+    bounds: Ids
+    starts: Ids
+
+    @classmethod
+    def lay(cls, cells: Cells, members: Ids, key: int | None, block_tokens: int) -> Track:
+        """The track of some cells.
+
+        Args:
+            cells: all cells.
+            members: numbers of those of this track, rising.
+            key: puts them into a random order; ``None``: they stay in theirs.
+            block_tokens: cells are put together into blocks of about so many tokens: less than this and a cell's.
+        """
+        if key is not None:
+            # Two cells come in the same order whatever other cells there are.
+            members = members[np.argsort(mix_array(key, members), kind="stable")]
+        tokens = cells.tokens[members]
+        number = (np.cumsum(tokens) - tokens) // max(1, block_tokens)
+        firsts = np.flatnonzero(np.diff(number, prepend=-1))
+        bounds = np.append(firsts, members.size).astype(np.int64)
+        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(cells.amounts[members])])
+        return cls(members, bounds, ends[bounds])
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.bounds.size - 1
+
+    @property
+    def total(self) -> int:
+        """Amounts of all blocks."""
+        return int(self.starts[-1])
+
+    def members(self, block: int) -> Ids:
+        """Numbers of a block's cells, in order."""
+        return self.cells[self.bounds[block] : self.bounds[block + 1]]
+
+    def find(self, amounts: Ids) -> Ids:
+        """The block that each amount lies in, counted from the track's beginning."""
+        found: Ids = np.searchsorted(self.starts, amounts, side="right") - 1
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """The parts of a home world.
+
+    Attributes:
+        granularity: what is not divided.
+        owners: part of each cell; ``None`` where all parts are runs of one track of all cells.
+        rounds: the units of each part.
+        firsts: number of each part's first unit in its track; int64, shape ``(parts,)``.
+        reason: why the granularity is not a larger one; empty where nothing is to be said.
+    """
+
+    granularity: Granularity
+    owners: Ids | None
+    rounds: Rounds
+    firsts: Ids
+    reason: str
+
+    def track_of(self, part: int) -> int:
+        """Number of the track that a part is on."""
+        return 0 if self.owners is None else part
+
+    def members(self, track: int) -> Ids:
+        """Numbers of the cells on a track, rising."""
+        assert self.owners is not None
+        return np.flatnonzero(self.owners == track)
+
+    def tokens(self, cells: Cells, part: int) -> int:
+        """Tokens of a part's cells; of a run of all cells, about."""
+        if self.owners is None:
+            return int(cells.tokens.sum()) * self.rounds.size(part) // max(1, self.rounds.total)
+        return int(cells.tokens[self.owners == part].sum())
+
+    def track(self, cells: Cells, number: int, seed: int | None, epoch: int, block_tokens: int) -> Track:
+        """A track as it is in an epoch. A function of the epoch's number, not of the epochs before.
+
+        Args:
+            cells: what was divided.
+            number: of the track.
+            seed: of the order; ``None`` for the order of files.
+            epoch: number of the epoch.
+            block_tokens: see :meth:`Track.lay`.
+        """
+        members = np.arange(len(cells), dtype=np.int64) if self.owners is None else self.members(number)
+        key = None if seed is None else mix(seed, _TAG_CELLS, epoch)
+        return Track.lay(cells, members[cells.amounts[members] > 0], key, block_tokens)
+
+
+_TAG_CELLS: Final = 21
+
+
+def divide(
+    cells: Cells,
+    files: Sequence[str],
+    parts: int,
+    granularity: Granularity | None,
+    *,
+    step: int = 1,
+    partial: bool = True,
+) -> Division:
+    """Divide cells among the ranks of a home world.
+
+    Args:
+        cells: what is divided.
+        files: names of the files. In the order of their names, file i goes to part ``i % parts``.
+        parts: number of ranks.
+        granularity: what is not divided: ``"file"``; ``"row_group"``: cells, the largest first to whoever has least;
+            ``"row"``: nothing, all parts have equally many units. ``None``: the first of these for which there is enough
+            for all, and nobody has more than :data:`MOST_SKEW` above the mean.
+        step: amounts in a unit.
+        partial: whether amounts that do not fill a part's last unit are a unit.
+
+    Raises:
+        ConfigError: fewer files than ranks, or row groups, where the caller insists on them; or an unknown granularity.
+    """
+    if granularity is not None and granularity not in get_args(Granularity):
+        raise ConfigError(f"granularity={granularity!r} is unknown; known: {', '.join(get_args(Granularity))}, or None")
+    said: list[str] = []
+    for kind in ("file", "row_group"):
+        if granularity not in (None, kind):
+            continue
+        owners, problem = _owners(cells, files, parts, kind, granularity is not None)
+        if owners is None or (granularity is None and problem):
+            said.append(problem)
+            continue
+        sizes = _units(_loads(owners, cells.amounts, parts), step, partial)
+        return Division(kind, owners, Rounds(sizes), np.zeros(parts, dtype=np.int64), "; ".join(said))
+    total = int(_units(np.array([cells.amounts.sum()]), step, partial)[0])
+    each, more = divmod(total, parts)
+    numbers = np.arange(parts, dtype=np.int64)
+    return Division("row", None, Rounds.even(total, parts), numbers * each + np.minimum(numbers, more), "; ".join(said))
+
+
+def _units(amounts: Ids, step: int, partial: bool) -> Ids:
+    units: Ids = (amounts + step - 1) // step if partial else amounts // step
+    return units
+
+
+def _owners(
+    cells: Cells, files: Sequence[str], parts: int, kind: Literal["file", "row_group"], insisted: bool
+) -> tuple[Ids | None, str]:
+    """The part of each cell, if there are enough of the kind; and what speaks against it."""
+    if kind == "file":
+        count, what = len(files), "files"
+    else:
+        count, what = len(cells), "row groups"
+    if count < parts:
+        if insisted:
+            raise ConfigError(
+                f"insufficient {what} for sharding: {count} {what} < {parts} ranks (C-SHARD-001: each {what[:-1]} belongs to "
+                f"one rank). Leave granularity out, and {what} are divided"
+            )
+        return None, f"{count} {what} are fewer than {parts} ranks"
+    if kind == "file":
+        rank = np.empty(count, dtype=np.int64)
+        rank[np.array(sorted(range(count), key=files.__getitem__), dtype=np.int64)] = np.arange(count)
+        owners = rank[cells.file] % parts
+    else:
+        owners = _balanced(cells.amounts, parts)
+    for weights, unit in ((cells.tokens, "tokens"), (cells.amounts, "rows")):
+        loads = _loads(owners, weights, parts)
+        part = int(np.argmax(loads))
+        # More than (1 + 1 / 20) of the mean, in integers.
+        most, total = int(loads[part]) * parts, int(loads.sum())
+        if (most - total) * MOST_SKEW[1] > total * MOST_SKEW[0]:
+            return owners, f"by whole {what} rank {part} would get {most / total - 1:.1%} more {unit} than the mean"
+    return owners, ""
+
+
+def _loads(owners: Ids, weights: Ids, parts: int) -> Ids:
+    """What each part has."""
+    loads = np.zeros(parts, dtype=np.int64)
+    np.add.at(loads, owners, weights)
+    return loads
+
+
+def _balanced(weights: Ids, parts: int) -> Ids:
+    """The part of each, the heaviest first to the part that has least (R. L. Graham, "Bounds on multiprocessing timing
+    anomalies", SIAM J. Appl. Math. 1969: no part has more than 4/3 of the least possible)."""
+    owners = np.empty(weights.size, dtype=np.int64)
+    heap = [(0, part) for part in range(parts)]
+    for number in np.argsort(-weights, kind="stable").tolist():
+        load, part = heap[0]
+        owners[number] = part
+        heapq.heapreplace(heap, (load + int(weights[number]), part))
+    return owners

@@ -1,0 +1,143 @@
+"""Blocks decoded ahead of the batches that need them, on threads, no more of them at once than memory is meant for."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Generic, TypeAlias, TypeVar
+
+from stoker.concurrency.threads import Threads
+from stoker.tokens.order.token_order import Stretch
+
+__all__ = ["read_ahead"]
+
+_Block = TypeVar("_Block")
+_Batch = TypeVar("_Batch")
+_Key: TypeAlias = tuple[int, int]
+"""Numbers of a track and of a block on it."""
+
+
+def read_ahead(
+    steps: Iterator[list[Stretch]],
+    load: Callable[[int, int], _Block],
+    make: Callable[[Stretch, Sequence[_Block]], _Batch],
+    threads: int,
+) -> Iterator[list[_Batch]]:
+    """Batches, as the pieces that their stretches make.
+
+    A block is decoded once, and let go when a batch needs another of its track and not this one. So in memory, or being
+    decoded, there are one block a track and ``threads`` more; and where a batch needs more than that, what it needs. With one
+    track and one thread that makes two.
+
+    Args:
+        steps: batches, as stretches of tracks.
+        load: decodes a block, by the numbers of its track and its own.
+        make: makes a stretch's rows of its blocks, and keeps none of them.
+        threads: how many blocks are decoded at once.
+
+    Raises:
+        StokerError: what ``load`` raised, where the first batch that needs the block would come.
+    """
+    blocks = _Blocks(load, threads)
+    window: deque[list[Stretch]] = deque()
+    try:
+        for step in _first_of(window, steps, blocks):
+            blocks.turn_to(step)
+            while blocks.room():
+                if blocks.begin_next():
+                    continue
+                later = next(steps, None)
+                if later is None:
+                    break
+                window.append(later)
+                blocks.note(later)
+            yield [make(stretch, blocks.of(stretch)) for stretch in step]
+    finally:
+        blocks.close()
+
+
+def _first_of(
+    window: deque[list[Stretch]], steps: Iterator[list[Stretch]], blocks: _Blocks[_Block]
+) -> Iterator[list[Stretch]]:
+    """Each batch in turn, from those that were looked at ahead, or the next."""
+    while True:
+        if not window:
+            step = next(steps, None)
+            if step is None:
+                return
+            window.append(step)
+            blocks.note(step)
+        yield window[0]
+        blocks.passed(window.popleft())
+
+
+class _Blocks(Generic[_Block]):
+    """Blocks that are in memory or being decoded, and which are needed next."""
+
+    def __init__(self, load: Callable[[int, int], _Block], threads: int) -> None:
+        self._load = load
+        self._threads = threads
+        self._pool = Threads(threads, "decode")
+        self._open: dict[_Key, Future[_Block]] = {}
+        self._wanted: Counter[_Key] = Counter()  # by how many batches that were noted and have not passed
+        self._coming: deque[_Key] = deque()  # noted and not begun, in the order in which they are needed
+        self._last: tuple[tuple[int, tuple[int, int]], ...] = ()
+
+    def note(self, step: Sequence[Stretch]) -> None:
+        """A batch comes, after those that were noted."""
+        for key in _keys(step):
+            self._wanted[key] += 1
+            if self._wanted[key] == 1 and key not in self._open:
+                self._coming.append(key)
+
+    def passed(self, step: Sequence[Stretch]) -> None:
+        """A batch was made."""
+        for key in _keys(step):
+            self._wanted[key] -= 1
+            if not self._wanted[key]:
+                del self._wanted[key]
+
+    def turn_to(self, step: Sequence[Stretch]) -> None:
+        """A batch is next: let go of what it has passed, and begin what it needs."""
+        now = tuple((stretch.track, stretch.blocks) for stretch in step)
+        if now == self._last:
+            return
+        self._last = now
+        needed = set(_keys(step))
+        tracks = {track for track, _ in needed}
+        for key in [key for key in self._open if key[0] in tracks and key not in needed and key not in self._wanted]:
+            del self._open[key]
+        for key in _keys(step):
+            if key not in self._open:
+                if key in self._coming:
+                    self._coming.remove(key)
+                self._begin(key)
+
+    def room(self) -> bool:
+        """Whether another block may be begun ahead."""
+        return len(self._open) - len({track for track, _ in self._open}) < self._threads
+
+    def begin_next(self) -> bool:
+        """Begin the next block that a noted batch needs; ``False`` if there is none."""
+        if not self._coming:
+            return False
+        self._begin(self._coming.popleft())
+        return True
+
+    def of(self, stretch: Stretch) -> list[_Block]:
+        """A stretch's blocks, waited for."""
+        return [self._open[stretch.track, number].result() for number in range(*stretch.blocks)]
+
+    def close(self) -> None:
+        """Drop what has not begun, and do not wait for what has."""
+        self._pool.close(patience=0.0)
+        self._open.clear()
+
+    def _begin(self, key: _Key) -> None:
+        self._open[key] = self._pool.submit(partial(self._load, *key))
+
+
+def _keys(step: Sequence[Stretch]) -> list[_Key]:
+    return [(stretch.track, number) for stretch in step for number in range(*stretch.blocks)]

@@ -1,0 +1,1 @@
+"""Sources of tokens: Parquet, Megatron, raw files, memory."""

@@ -1,0 +1,108 @@
+"""Decoded groups of documents, put together in memory that is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from stoker.errors import CorruptDataError
+from stoker.tokens.sources.memory import Memory
+from stoker.tokens.sources.ragged import Ragged
+from stoker.types import Array, Ids
+
+__all__ = ["Gathered"]
+
+# Tokens are kept in the narrowest of these that holds them all.
+_KINDS = tuple(np.dtype(name) for name in ("uint16", "uint32", "int64"))
+
+
+class Gathered:
+    """Takes pieces of decoded documents, one after the other.
+
+    Tokens are copied, so that what they were decoded into is free at once, into 16 bits where ids allow it. Documents
+    without tokens are left out.
+
+    Args:
+        tokens: how many tokens will come.
+        limit: one more than the largest id that is allowed.
+        memory: where they are kept.
+    """
+
+    def __init__(self, tokens: int, limit: int, memory: Memory) -> None:
+        self._limit = limit
+        self._memory = memory
+        self._kind = 0
+        self._values: Array = memory.empty(tokens, _KINDS[0])
+        self._used = 0
+        self._ends: list[Ids] = []
+        self._numbers: list[Ids] = []
+        self._counts = (0, 0)
+        self._column = "tokens"
+
+    @property
+    def documents(self) -> int:
+        """Documents that were taken."""
+        return self._counts[0]
+
+    def add(self, pieces: Iterable[Ragged], first_row: int, rows: int, tokens: int, where: str) -> None:
+        """Add a group.
+
+        Args:
+            pieces: its documents.
+            first_row: number of its first row among the rows of all groups.
+            rows: documents with tokens that it should have.
+            tokens: tokens that it should have.
+            where: names it in errors.
+
+        Raises:
+            FormatError: an id is not in the vocabulary.
+            CorruptDataError: it has other numbers of documents and tokens.
+        """
+        before = self._counts
+        for piece in pieces:
+            piece.check(self._limit)
+            self._take(piece, first_row)
+            self._column = piece.column
+            first_row += len(piece)
+        found = self._counts[0] - before[0], self._counts[1] - before[1]
+        if found != (rows, tokens):
+            raise CorruptDataError(
+                f"{where}: {found[1]} tokens in {found[0]} documents, but {tokens} in {rows} by its footer or index: it is "
+                "damaged, or was replaced after it was indexed: write it again"
+            )
+
+    def finish(self, place: Callable[[int], str]) -> tuple[Ragged, Ids]:
+        """All documents, and the number of each document's row among the rows of all groups; int64.
+
+        Args:
+            place: names a row by that number, for messages.
+        """
+        zero = np.zeros(1, dtype=np.int64)
+        offsets = np.concatenate([zero, *self._ends])
+        numbers = np.concatenate([zero[:0], *self._numbers])
+        return Ragged(self._values[: self._used], offsets, column=self._column, where=place, rows=numbers), numbers
+
+    def _take(self, piece: Ragged, first_row: int) -> None:
+        size = piece.values.size
+        if size:
+            while not np.can_cast(piece.values.dtype, _KINDS[self._kind]) and (
+                int(piece.values.max()) > np.iinfo(_KINDS[self._kind]).max
+            ):
+                self._widen(self._kind + 1)
+            if self._used + size > self._values.size:  # more than was promised; told when the group ends
+                self._values = np.concatenate([self._values[: self._used], np.empty(size, _KINDS[self._kind])])
+            self._values[self._used : self._used + size] = piece.values
+        full = piece.lengths > 0
+        ends, numbers = piece.offsets[1:] + self._used, np.arange(first_row, first_row + len(piece), dtype=np.int64)
+        if not full.all():
+            ends, numbers = ends[full], numbers[full]
+        self._ends.append(ends)
+        self._numbers.append(numbers)
+        self._used += size
+        self._counts = self._counts[0] + ends.size, self._counts[1] + size
+
+    def _widen(self, kind: int) -> None:
+        wider: Array = self._memory.empty(self._values.size, _KINDS[kind])
+        wider[: self._used] = self._values[: self._used]
+        self._values, self._kind = wider, kind

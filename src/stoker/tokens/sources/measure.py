@@ -1,0 +1,101 @@
+"""Counts that only the lengths of documents tell: one pass over the data, several groups at once."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.concurrency.threads import Threads
+from stoker.errors import FormatError
+from stoker.tokens.layouts.bin_packing import TooLong, place, split
+from stoker.tokens.settings import LMSettings
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.source import TokenSource, place_of
+from stoker.types import Ids
+
+__all__ = ["measure", "packed_rows"]
+
+_AHEAD: Final = 4
+
+
+def measure(source: TokenSource, groups: Sequence[int], what: Callable[[Ids], Any]) -> Iterator[Any]:
+    """What a function says of the lengths of each group's documents, which are not empty, in order.
+
+    Args:
+        source: the groups.
+        groups: numbers of those to measure.
+        what: from int64 lengths to anything; called on threads.
+    """
+    threads = Threads(min(8, os.cpu_count() or 1), "measure")
+    running: deque[Future[Any]] = deque()
+    try:
+        for turn, group in enumerate(groups):
+            source.fetch(groups[turn : turn + threads.count + _AHEAD])
+            running.append(threads.submit(partial(_measured, source, group, what)))
+            if len(running) > threads.count:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        threads.close()
+
+
+def _measured(source: TokenSource, group: int, what: Callable[[Ids], Any]) -> Any:
+    return what(source.lengths(group))
+
+
+def packed_rows(source: TokenSource, bounds: Ids, settings: LMSettings, too_long: TooLong) -> Ids:
+    """How many rows the documents of each cell fill when they are packed.
+
+    Args:
+        source: the groups.
+        bounds: first group of each cell, and their number; int64, shape ``(cells + 1,)``.
+        settings: see :class:`LMSettings`.
+        too_long: what becomes of documents longer than a row.
+
+    Returns:
+        int64, shape ``(cells,)``.
+
+    Raises:
+        FormatError: a document is too long, where that is an error.
+    """
+    found = measure(source, range(int(bounds[-1])), lambda lengths: lengths)
+    counts = np.empty(bounds.size - 1, dtype=np.int64)
+    for cell, (first, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        lengths = np.concatenate([next(found) for _ in range(first, stop)])
+        try:
+            counts[cell] = place(_lengths_only(lengths), settings, too_long).count
+        except FormatError as error:
+            raise _named(error, source, range(first, stop), settings) from None
+    return counts
+
+
+def _named(error: FormatError, source: TokenSource, groups: Sequence[int], settings: LMSettings) -> FormatError:
+    """The error of the first document of some groups that is too long, with its place.
+
+    The groups are decoded again for it: lengths without those of empty documents do not tell a row's number.
+    """
+    where = partial(place_of, source)
+    for group in groups:
+        row = int(source.groups.first_rows[group])
+        for piece in source.pieces(group):
+            documents = Ragged(piece.values, piece.offsets, column=piece.column, where=where, rows=row)
+            try:
+                split(documents, settings, "error")
+            except FormatError as found:
+                return found
+            row += len(piece)
+    return error
+
+
+def _lengths_only(lengths: Ids) -> Ragged:
+    """Documents of which nothing but their lengths is of interest, without memory for tokens."""
+    offsets = np.zeros(lengths.size + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Ragged(np.broadcast_to(np.zeros((), dtype=np.uint8), (int(offsets[-1]),)), offsets)

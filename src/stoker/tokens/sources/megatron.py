@@ -1,0 +1,222 @@
+"""Megatron's indexed data sets as documents, and their writer; see :mod:`stoker.formats.megatron` for what the files hold."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stoker.errors import ConfigError, CorruptDataError, EncodingError
+from stoker.formats.megatron import DTYPES, index_bytes, read_index
+from stoker.storage.files import check_mapped
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.raw import map_file
+from stoker.tokens.sources.runs import copy_runs
+from stoker.types import Ids
+
+__all__ = ["MegatronFile", "MegatronWriter"]
+
+
+class MegatronFile:
+    """Megatron's indexed data set, mapped into memory: sequences of tokens, grouped into documents.
+
+    Args:
+        path: of the ``.bin``, of the ``.idx``, or of both without the ending.
+
+    Attributes:
+        dtype: of the tokens.
+        lengths: tokens in each sequence; int64, shape ``(sequences,)``.
+        borders: sequence with which each document begins, and their number; int64, shape ``(documents + 1,)``.
+
+    Raises:
+        ObjectNotFoundError: one of the files is missing.
+        CorruptDataError: they are not what the format says; names the file, and what to do.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        prefix = _prefix(path)
+        self._index, self._data = f"{prefix}.idx", f"{prefix}.bin"
+        index = read_index(np.frombuffer(map_file(self._index), np.uint8), self._index)
+        self.dtype = index.dtype
+        self.lengths: Ids = index.lengths
+        self.borders: Ids = index.borders
+        self._places: Ids = index.places
+        self._file = map_file(self._data)
+        self._tokens = np.frombuffer(self._file, np.uint8)
+        self._check()
+
+    def __len__(self) -> int:
+        return self.lengths.size
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return self.borders.size - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return int(self.lengths.sum())
+
+    def read(self, first: int = 0, stop: int | None = None) -> Ragged:
+        """Sequences ``[first, stop)``, all by default; without a copy where they lie end to end, as they do when written
+        by Megatron.
+
+        Raises:
+            ConfigError: there are no such sequences.
+        """
+        stop = len(self) if stop is None else stop
+        if not 0 <= first <= stop <= len(self):
+            raise ConfigError(f"sequences {first} to {stop} of {self._data}, which has {len(self)}")
+        return self._rows(np.arange(first, stop, dtype=np.int64))
+
+    def documents(self, first: int = 0, stop: int | None = None) -> Ragged:
+        """Documents ``[first, stop)``, all by default, each of all its sequences.
+
+        Raises:
+            ConfigError: there are no such documents.
+        """
+        stop = self.num_documents if stop is None else stop
+        if not 0 <= first <= stop <= self.num_documents:
+            raise ConfigError(f"documents {first} to {stop} of {self._data}, which has {self.num_documents}")
+        low, high = (int(self.borders[first]), int(self.borders[stop])) if self.borders.size else (0, 0)
+        rows = self._rows(np.arange(low, high, dtype=np.int64))
+        offsets = rows.offsets[self.borders[first : stop + 1] - low] if self.borders.size else rows.offsets[:1]
+        return Ragged(rows.values, offsets, where=self._data, rows=first)
+
+    def take(self, rows: Ids) -> Ragged:
+        """These sequences, in this order, each in ``[0, len)``."""
+        if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise ConfigError(
+                f"sequences {int(rows.min())} to {int(rows.max())} of {self._data}, which has {len(self)}"
+            )
+        return self._rows(rows)
+
+    def _rows(self, rows: Ids) -> Ragged:
+        check_mapped([self._file])
+        lengths, places = self.lengths[rows], self._places[rows] // self.dtype.itemsize
+        offsets = np.zeros(rows.size + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        tokens = self._tokens[: self._tokens.size // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
+        if not rows.size or np.array_equal(places, places[0] + offsets[:-1]):
+            first = int(places[0]) if rows.size else 0
+            return Ragged(tokens[first : first + int(offsets[-1])], offsets, where=self._data, rows=rows)
+        values = np.empty(int(offsets[-1]), self.dtype)
+        copy_runs(tokens, places, lengths, values, offsets[:-1])
+        return Ragged(values, offsets, where=self._data, rows=rows)
+
+    def _check(self) -> None:
+        if not len(self):
+            return
+        wrong = self._places > self._tokens.size - self.lengths * self.dtype.itemsize
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise CorruptDataError(
+                f"{self._index} says that sequence {row} of {int(self.lengths[row])} tokens begins at byte "
+                f"{int(self._places[row])} of {self._data}, which has {self._tokens.size} bytes. Are the two of one writing?"
+            )
+
+
+class MegatronWriter:
+    """Writes Megatron's indexed data set. Use it in a ``with`` statement: both files appear at its end, the index last.
+
+    Args:
+        path: of the ``.bin``, of the ``.idx``, or of both without the ending.
+        dtype: of the tokens: uint16, int32, ...
+
+    Raises:
+        ConfigError: there is a file already, or the format does not know the dtype.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], dtype: DTypeLike) -> None:
+        prefix = _prefix(path)
+        self.dtype = np.dtype(dtype)
+        if self.dtype.name not in DTYPES.values():
+            raise ConfigError(f"Megatron's files hold no {self.dtype}; they hold {', '.join(DTYPES.values())}")
+        self._paths = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+        for there in self._paths:
+            if there.exists():
+                raise ConfigError(f"{there} exists: write elsewhere, or remove it")
+        self._lengths: list[Ids] = []
+        self._borders: list[Ids] = [np.zeros(1, dtype=np.int64)]
+        self._sequences = 0
+        mark = secrets.token_hex(4)
+        self._temporary = [path.with_name(f".{path.name}.{mark}.partial") for path in self._paths]
+        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO | None = open(self._temporary[0], "xb")  # noqa: SIM115
+
+    def write(self, documents: Ragged, *, sequences: Sequence[int] | Ids | None = None) -> None:
+        """Add documents, each as one sequence.
+
+        Args:
+            documents: what to add; with ``sequences``, they are sequences.
+            sequences: how many sequences each document has.
+
+        Raises:
+            EncodingError: a sequence is too long for the format.
+            FormatError: a token does not fit the dtype.
+        """
+        if self._file is None:
+            raise ConfigError(f"the writer of {self._paths[0]} is closed: make a new one")
+        info = np.iinfo(self.dtype)
+        documents.check(int(info.max) + 1)
+        lengths = documents.lengths
+        if lengths.size and int(lengths.max()) > np.iinfo(np.int32).max:
+            raise EncodingError(f"a sequence of {int(lengths.max())} tokens: Megatron's files hold less than 2^31")
+        counts = np.ones(len(documents), np.int64) if sequences is None else np.asarray(sequences, dtype=np.int64)
+        if counts.sum() != len(documents) or (counts.size and int(counts.min()) < 0):
+            raise ConfigError(f"{int(counts.sum())} sequences in all documents, but {len(documents)} were given")
+        self._file.write(np.ascontiguousarray(documents.values, self.dtype.newbyteorder("<")).data.cast("B"))
+        self._lengths.append(lengths)
+        self._borders.append(self._sequences + np.cumsum(counts))
+        self._sequences += len(documents)
+
+    def finish(self) -> None:
+        """Write the index, and give both files their names."""
+        if self._file is None:
+            return
+        _close(self._file)
+        self._file = None
+        lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
+        with open(self._temporary[1], "xb") as index:
+            index.writelines(index_bytes(self.dtype, lengths, np.concatenate(self._borders)))
+            index.flush()
+            os.fsync(index.fileno())
+        for temporary, path in zip(self._temporary, self._paths, strict=True):
+            os.replace(temporary, path)
+
+    def abort(self) -> None:
+        """Leave nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        for temporary in self._temporary:
+            temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abort()
+        else:
+            self.finish()
+
+
+def _prefix(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    return name[:-4] if name.endswith((".bin", ".idx")) else name
+
+
+def _close(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()

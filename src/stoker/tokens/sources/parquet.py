@@ -1,0 +1,251 @@
+"""Token columns of Parquet files as a source: plans from footers, decoding piece by piece."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.cache.base import CacheSettings
+from stoker.cache.open_cache import check_memory
+from stoker.catalog.location import Place
+from stoker.catalog.unindexed.found_files import find_files, source_of
+from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
+from stoker.catalog.unindexed.parquet_footers import BadFile, FooterReader
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.parquet.footer.facts import NULLS, RowGroup
+from stoker.formats.parquet.tokens import TOKEN_COLUMNS, token_column, token_counts
+from stoker.reading.shard_pool import ShardPool
+from stoker.storage import open_store
+from stoker.streams.derived_arrays import Sink, keep
+from stoker.tokens.order.division import Groups
+from stoker.tokens.sources.decode import decode_pieces
+from stoker.tokens.sources.measure import measure
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.source import SkippedFile
+from stoker.types import Ids, StorageOptions
+
+__all__ = ["ParquetSource", "open_files"]
+
+logger = logging.getLogger(__name__)
+
+# Files whose columns are looked at, where the first ones have none.
+_MOST_LOOKED_AT: Final = 64
+_FETCH_THREADS: Final = 8
+
+
+class ParquetSource:
+    """A token column of Parquet files; groups are row groups.
+
+    Args:
+        place: the opened files, with this column alone.
+        column: its name, or ``None`` for the one that is called ``input_ids``, ``token_ids`` or ``tokens``.
+
+    Raises:
+        ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
+    """
+
+    def __init__(self, place: Place, column: str | None = None) -> None:
+        self._place = place
+        self.column = token_column(place.index, column)
+        self._pool = ShardPool(place.index, place.cache, threads=_FETCH_THREADS, most_open=1)
+        self._coming: frozenset[int] = frozenset()
+        self._closed = False
+        self._reset()
+        self.skipped: Sequence[SkippedFile] = [
+            SkippedFile(self._name(one["key"]), one["problem"]) for one in place.index.extra.get("skipped_files", ())
+        ]
+        self.groups = self._groups()
+        self.name = os.path.basename(os.path.dirname(self.groups.files[0])) or "tokens"
+        self.url = place.url
+        self.about: Mapping[str, Any] = {
+            **place.about,
+            "column": self.column,
+            "tokens": int(self.groups.tokens.sum()),
+        }
+
+    def where(self, group: int) -> str:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+        detail = self._place.index.shards[group].detail
+        assert isinstance(detail, RowGroup)  # the place is one of Parquet files
+        return f"{self._name(detail.file.key)}: row group {detail.number}"
+
+    def pieces(self, group: int) -> Iterator[Ragged]:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+        reader: Any = self._pool.get(group)
+        try:
+            for piece in decode_pieces(reader, self.column, self.where(group)):
+                yield piece
+                self._pool.check(group)
+        finally:
+            del reader
+            self.done(group)
+
+    def lengths(self, group: int) -> Ids:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+        lengths = np.concatenate([piece.lengths for piece in self.pieces(group)])
+        return lengths[lengths > 0]
+
+    def fetch(self, groups: Iterable[int]) -> None:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+        with self._guard():
+            fresh = [group for group in groups if group not in self._coming]
+            if fresh and not self._closed:  # a block that was being decoded when it was closed starts no threads again
+                # A new set each time: the pool looks at it while it changes.
+                self._coming = self._coming.union(fresh)
+                self._pool.expect(self._coming)
+                self._pool.prefetch(fresh)
+
+    def done(self, group: int) -> None:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+        with self._guard():
+            if group in self._coming:
+                self._coming = self._coming - {group}
+                if self._coming:
+                    self._pool.expect(self._coming)
+            self._pool.done_with(group)
+
+    def rest(self) -> None:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+        with self._guard():
+            self._coming, self._closed = frozenset(), False
+            self._pool.expect(self._coming)
+
+    def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+
+        def write(sink: Sink) -> tuple[str, bytes]:
+            sink.append(np.ascontiguousarray(make(), dtype=np.int64))
+            return "int64", b""
+
+        found: Ids = keep(self._place, kind, self.column, {"column": self.column, **recipe}, write).array
+        return found
+
+    def close(self) -> None:
+        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
+        with self._guard():
+            self._coming, self._closed = frozenset(), True
+        self._pool.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {"_coming": frozenset()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.Lock()
+
+    def _guard(self) -> threading.Lock:
+        if self._pid != os.getpid():
+            self._reset()  # a thread of the parent may have held it when this process was forked
+        return self._lock
+
+    def _name(self, key: str) -> str:
+        store = self._place.cache.store
+        return os.path.join(self._place.cache.root, key) if store is None else store.url_of(key)
+
+    def _groups(self) -> Groups:
+        index = self._place.index
+        names: list[str] = []
+        file = np.empty(len(index), dtype=np.int64)
+        # Values of the column that are null stand for rows without tokens; a null token is an error when it is read.
+        nulls = np.empty(len(index), dtype=np.int64)
+        last: object = None
+        for number, shard in enumerate(index.shards):
+            group = shard.detail
+            assert isinstance(group, RowGroup)  # the place is one of Parquet files
+            if group.file is not last:
+                last = group.file
+                names.append(self._name(group.file.key))
+            file[number] = len(names) - 1
+            nulls[number] = group.file.chunks[group.place, 0, NULLS]
+        tokens = token_counts(index, self.column)
+        rows = index.sizes - nulls
+        if (unknown := np.flatnonzero(tokens < 0)).size:
+            rows[unknown], tokens[unknown] = self._count(unknown)
+        if not tokens.sum():
+            raise ConfigError(f"{self._place.cache.root}: there are no tokens in its {len(names)} files with rows")
+        if (rows < 0).any():
+            wrong = int(np.argmax(rows < 0))
+            raise CorruptDataError(
+                f"{names[int(file[wrong])]}: column {self.column!r} has more nulls than rows, so tokens are null: write the "
+                "column without nulls"
+            )
+        return Groups(tuple(names), file, rows, tokens, np.cumsum(index.sizes) - index.sizes)
+
+    def _count(self, unknown: Ids) -> tuple[Ids, Ids]:
+        """Documents and tokens of groups of which the footers do not tell, by decoding them."""
+
+        def make() -> Ids:
+            logger.warning(
+                "footers of %s do not say how many tokens %d of %d row groups hold (written without statistics): they are "
+                "decoded once to count them",
+                self._place.cache.root,
+                unknown.size,
+                len(self._place.index),
+            )
+            found = measure(self, unknown.tolist(), lambda lengths: np.array([lengths.size, lengths.sum()]))
+            return np.concatenate(list(found))
+
+        counts = self.keep("token-counts", {"groups": unknown.tolist(), "version": 1}, make).reshape(-1, 2)
+        return counts[:, 0], counts[:, 1]
+
+
+def open_files(
+    given: Files,
+    column: str | None = None,
+    *,
+    local: str | os.PathLike[str] | None = None,
+    storage_options: StorageOptions | None = None,
+    on_bad_files: OnBadFiles = "error",
+    cache_limit: int | None = None,
+    in_memory: bool = False,
+) -> ParquetSource:
+    """Open Parquet files as a source; arguments as :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` has them.
+
+    Raises:
+        ConfigError: there is no token column, or there are no tokens.
+        StorageError, CorruptDataError, FormatError, IndexFileError: as
+        :func:`~stoker.catalog.unindexed.open_parquet.open_parquet`.
+    """
+    check_memory(in_memory, given, local)
+    if column is None:
+        column = _find_column(given, storage_options, skip_bad=on_bad_files == "skip")
+    place = open_parquet(
+        given,
+        local,
+        columns=(column,),
+        hive=False,
+        on_bad_files=on_bad_files,
+        settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
+        storage_options=storage_options,
+    )
+    return ParquetSource(place, column)
+
+
+def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:
+    """Name of the token column, by the schema of the first file that has rows."""
+    source, store, files = find_files(source_of(given), lambda root: open_store(root, storage_options))
+    reader = FooterReader(store, None, None, threads=1)
+    for file in files[:_MOST_LOOKED_AT]:
+        (facts,) = reader.read(reader.sized([file]), [{}], skip_bad=skip_bad)
+        if isinstance(facts, BadFile) or not len(facts.rows):
+            continue
+        columns = {column.name: column.type for column in facts.schema.columns}
+        found = next((name for name in TOKEN_COLUMNS if name in columns), None)
+        if found is None:
+            described = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
+            raise ConfigError(
+                f"{store.url_of(file.key)}: there is no token column: none is called {' or '.join(TOKEN_COLUMNS)}; there is "
+                f"{described}. Name it (column=), or make tokens of text with `stoker tokenize`"
+            )
+        return found
+    raise ConfigError(
+        f"{source.root}: there are no tokens: none of the first {len(files[:_MOST_LOOKED_AT])} files has rows"
+    )

@@ -1,0 +1,281 @@
+"""Documents of any length as one flat array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from stoker.errors import ConfigError, FormatError
+from stoker.tokens.sources.runs import copy_runs
+from stoker.types import Array, Ids
+
+__all__ = ["Ragged"]
+
+Where: TypeAlias = str | Callable[[int], str]
+
+
+class Ragged:
+    """Documents: rows of tokens of any lengths, laid end to end.
+
+    Args:
+        values: integers of any width, shape ``(tokens,)``.
+        offsets: int64, shape ``(rows + 1,)``: row i is ``values[offsets[i]:offsets[i + 1]]``; the first is 0, the last
+            is the number of values.
+        column: name of the column, for messages.
+        where: the file or row group, for messages; or a function that gives file and row for a row's number.
+        rows: number of the first row there, or of each row, for messages.
+
+    Raises:
+        ConfigError: the arrays are not of these dtypes and shapes, or offsets fall or do not fit the values.
+    """
+
+    __slots__ = ("_bounds", "_rows", "column", "offsets", "values", "where")
+
+    values: Array
+    offsets: Ids
+    column: str
+    where: Where
+    _bounds: tuple[int, int] | None
+    _rows: Ids | int
+
+    def __init__(
+        self, values: Array, offsets: Ids, *, column: str = "tokens", where: Where = "", rows: Ids | int = 0
+    ) -> None:
+        if values.ndim != 1 or values.dtype.kind not in "iu":
+            raise ConfigError(
+                f"tokens are a one-dimensional array of integers, not {values.dtype} of shape {values.shape}"
+            )
+        if offsets.ndim != 1 or offsets.dtype != np.int64 or not offsets.size:
+            raise ConfigError(f"offsets are int64 of shape (rows + 1,), not {offsets.dtype} of shape {offsets.shape}")
+        if offsets[0] != 0 or offsets[-1] != values.size or bool((offsets[1:] < offsets[:-1]).any()):
+            raise ConfigError(f"offsets must rise from 0 to the number of values, {values.size}")
+        self._set(values, offsets, column, where, rows, None)
+
+    @classmethod
+    def of(cls, column: Any, *, dtype: DTypeLike | None = None, name: str = "tokens", where: str = "") -> Ragged:
+        """Documents from a column of a batch, or from whatever else holds them.
+
+        Args:
+            column: an array of shape ``(rows, tokens)``, a sequence of one-dimensional arrays, lists or ``bytes``, an Arrow
+                array of lists, or documents already.
+            dtype: what ``bytes`` hold; of no use otherwise.
+            name: name of the column, for messages.
+            where: the file or row group, for messages.
+
+        Raises:
+            FormatError: a row does not hold integers; names it.
+        """
+        if isinstance(column, Ragged):
+            return column
+        if isinstance(column, np.ndarray) and column.dtype != object:
+            if column.ndim != 2 or column.dtype.kind not in "iu":
+                raise FormatError(
+                    f"{_place(name, where)} holds {column.dtype} of shape {column.shape[1:]} a row, not a row of token ids: "
+                    "name the column that does"
+                )
+            offsets = np.arange(len(column) + 1, dtype=np.int64) * column.shape[1]
+            return cls._make(np.ascontiguousarray(column).reshape(-1), offsets, name, where, 0, None)
+        if type(column).__module__.partition(".")[0] == "pyarrow":
+            return cls.from_arrow(column, column=name, where=where)
+        return cls.from_arrays(column, dtype=dtype, column=name, where=where)
+
+    @classmethod
+    def from_arrays(
+        cls, rows: Sequence[Any], *, dtype: DTypeLike | None = None, column: str = "tokens", where: str = ""
+    ) -> Ragged:
+        """Documents from a sequence of one-dimensional arrays, lists of int, or ``bytes`` that hold ``dtype``.
+
+        Raises:
+            FormatError: a row does not hold integers; names it.
+        """
+        arrays = [_row(row, number, dtype, column, where) for number, row in enumerate(rows)]
+        kinds = {array.dtype for array in arrays if array.size}
+        if len(kinds) > 1 and np.result_type(*kinds).kind == "f":
+            # NumPy has no integer that holds both int64 and uint64, and would make floats.
+            arrays = [_as_int64(array, number, column, where) for number, array in enumerate(arrays)]
+        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+        np.cumsum([array.size for array in arrays], out=offsets[1:])
+        full = [array for array in arrays if array.size]
+        values = np.concatenate(full) if full else np.zeros(0, dtype=np.int64)
+        return cls._make(values, offsets, column, where, 0, None)
+
+    @classmethod
+    def from_arrow(cls, array: Any, *, column: str = "tokens", where: str = "", first_row: int = 0) -> Ragged:
+        """Documents from an Arrow array of lists; see :func:`stoker.tokens.sources.arrow.from_arrow`."""
+        from stoker.tokens.sources.arrow import from_arrow
+
+        return from_arrow(array, column=column, where=where, first_row=first_row)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ragged], *, out: Array | None = None) -> Ragged:
+        """All rows of all parts, in order. One part is handed back as it is.
+
+        Args:
+            parts: what to join.
+            out: memory for the tokens, used if it is large enough and of the dtype that they get.
+        """
+        full = [part for part in parts if len(part)] or list(parts[:1])
+        if not full:
+            return cls._make(np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64), "tokens", "", 0, None)
+        if len(full) == 1:
+            return full[0]
+        flat = [part.values for part in full if part.values.size] or [full[0].values]
+        kinds = {values.dtype for values in flat}
+        total = sum(values.size for values in flat)
+        if len(kinds) > 1:
+            values = cls.from_arrays(flat).values
+        elif out is not None and out.dtype in kinds and out.size >= total:
+            values = np.concatenate(flat, out=out[:total])
+        else:
+            values = np.concatenate(flat)
+        ends = np.cumsum([0, *(part.values.size for part in full)])
+        offsets = np.concatenate(
+            [full[0].offsets, *(p.offsets[1:] + e for p, e in zip(full[1:], ends[1:], strict=False))]
+        )
+        rows = np.concatenate([part.rows for part in full])
+        bounds = None
+        known = [part._bounds for part in full if part.values.size]
+        if known and all(known):
+            bounds = min(b[0] for b in known if b), max(b[1] for b in known if b)
+        return cls._make(values, offsets, full[0].column, full[0].where, rows, bounds)
+
+    def __len__(self) -> int:
+        return self.offsets.size - 1
+
+    @overload
+    def __getitem__(self, row: int) -> Array: ...
+    @overload
+    def __getitem__(self, row: slice) -> Ragged: ...
+    def __getitem__(self, row: int | slice) -> Array | Ragged:
+        """One document, or a run of documents; both without a copy of tokens."""
+        if not isinstance(row, slice):
+            number = range(len(self))[row]
+            return self.values[self.offsets[number] : self.offsets[number + 1]]
+        start, stop, step = row.indices(len(self))
+        if step != 1:
+            return self.take(np.arange(start, stop, step, dtype=np.int64))
+        stop = max(start, stop)
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        rows = self._rows + start if isinstance(self._rows, int) else self._rows[start:stop]
+        offsets = self.offsets[start : stop + 1] - first
+        return self._make(self.values[first:last], offsets, self.column, self.where, rows, self._bounds)
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} documents, {self.values.size} tokens of {self.values.dtype})"
+
+    @property
+    def lengths(self) -> Ids:
+        """Tokens in each row; int64."""
+        lengths: Ids = self.offsets[1:] - self.offsets[:-1]
+        return lengths
+
+    @property
+    def rows(self) -> Ids:
+        """Where each row came from: its number in the file or row group; int64."""
+        if isinstance(self._rows, int):
+            return np.arange(self._rows, self._rows + len(self), dtype=np.int64)
+        return self._rows
+
+    def place(self, row: int) -> str:
+        """Names a row, for messages: its file and number there, as far as known, and the column."""
+        number = int(self.rows[row])
+        if isinstance(self.where, str):
+            return f"{_place(self.column, self.where)}, row {number}"
+        return _place(self.column, self.where(number))
+
+    def take(self, rows: Ids) -> Ragged:
+        """These rows, in this order, copied; any may be taken more than once."""
+        lengths = self.lengths[rows]
+        offsets = np.zeros(lengths.size + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        values = np.empty(int(offsets[-1]), dtype=self.values.dtype)
+        copy_runs(self.values, self.offsets[rows], lengths, values, offsets[:-1])
+        return self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
+
+    def check(self, limit: int) -> Self:
+        """See that all ids are in ``[0, limit)``; returns the documents.
+
+        Takes one pass for the smallest and one for the largest id, of which neither is made again for what is cut or taken
+        from documents that passed.
+
+        Raises:
+            FormatError: one is not; names file, column, row and id.
+        """
+        info = np.iinfo(self.values.dtype)
+        if not self.values.size or (info.min >= 0 and info.max < limit):
+            return self
+        if self._bounds is None or self._bounds[0] < 0 or self._bounds[1] >= limit:
+            low = 0 if info.min >= 0 else int(self.values.min())
+            high = int(self.values.max())
+            self._bounds = low, high
+            if low < 0 or high >= limit:
+                self._refuse(limit)
+        return self
+
+    def _refuse(self, limit: int) -> None:
+        wrong = self.values < 0
+        if limit <= np.iinfo(self.values.dtype).max:
+            wrong |= self.values >= limit
+        first = int(np.argmax(wrong))
+        row = int(np.searchsorted(self.offsets, first, side="right")) - 1
+        raise FormatError(
+            f"{self.place(row)}: {int(self.values[first])} at token "
+            f"{first - int(self.offsets[row])} is not an id in [0, {limit}); {int(wrong.sum())} tokens are not. "
+            "Is this the column of another tokenizer, or of labels? Ids must be smaller than vocab_size, and fit the "
+            "dtype that is asked for"
+        )
+
+    @classmethod
+    def _make(
+        cls, values: Array, offsets: Ids, column: str, where: Where, rows: Ids | int, bounds: tuple[int, int] | None
+    ) -> Ragged:
+        made = cls.__new__(cls)
+        made._set(values, offsets, column, where, rows, bounds)
+        return made
+
+    def _set(
+        self, values: Array, offsets: Ids, column: str, where: Where, rows: Ids | int, bounds: tuple[int, int] | None
+    ) -> None:
+        self.values = values
+        self.offsets = offsets
+        self.column = column
+        self.where = where
+        self._rows = rows
+        # Ids lie between these, both included; known after a check, and true of any part.
+        self._bounds = bounds
+
+
+def _place(column: str, where: str) -> str:
+    return f"{where}: column {column!r}" if where else f"column {column!r}"
+
+
+def _row(row: Any, number: int, dtype: DTypeLike | None, column: str, where: str) -> Array:
+    if isinstance(row, bytes | memoryview | bytearray):
+        if dtype is None:
+            raise FormatError(f"{_place(column, where)} holds bytes: say which integers they are, like dtype='uint16'")
+        if len(row) % np.dtype(dtype).itemsize:
+            raise FormatError(
+                f"{_place(column, where)}, row {number}: {len(row)} bytes are no whole number of {np.dtype(dtype)}"
+            )
+        return np.frombuffer(row, dtype)
+    array = np.zeros(0, np.int64) if row is None else np.asarray(row)
+    if array.ndim == 1 and not array.size:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        what = (
+            type(row).__name__ if array.ndim == 0 or array.dtype == object else f"{array.dtype} of shape {array.shape}"
+        )
+        raise FormatError(
+            f"{_place(column, where)}, row {number} holds {what}, not token ids: name the column that holds them, or make "
+            "tokens of text with tokenize()"
+        )
+    return array
+
+
+def _as_int64(array: Array, number: int, column: str, where: str) -> Array:
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise FormatError(f"{_place(column, where)}, row {number}: {int(array.max())} is no token id")
+    return array.astype(np.int64)

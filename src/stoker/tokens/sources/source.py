@@ -1,0 +1,291 @@
+"""Where tokens come from: what every kind of token file tells before it is read, and how its groups are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import xxhash
+from numpy.typing import DTypeLike
+
+from stoker.arguments import checked
+from stoker.errors import ConfigError
+from stoker.storage.recorded_versions import describe_version, version_of_files
+from stoker.storage.versions import local_version
+from stoker.tokens.order.division import Groups
+from stoker.tokens.sources.megatron import MegatronFile
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.raw import RawTokens
+from stoker.types import Ids
+
+__all__ = ["MegatronSource", "RawSource", "SkippedFile", "TokenSource", "place_of"]
+
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_GROUP_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFile:
+    """A file that was left out.
+
+    Attributes:
+        file: its name.
+        problem: what is wrong with it.
+    """
+
+    file: str
+    problem: str
+
+
+class TokenSource(Protocol):
+    """Token files. Reading is thread-safe; objects go to other processes by pickling."""
+
+    @property
+    def name(self) -> str:
+        """What states and messages call it."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where the files are, for messages."""
+        ...
+
+    @property
+    def groups(self) -> Groups:
+        """Groups, with their exact numbers of documents and tokens."""
+        ...
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What tells the data from other data, for states: a ``fingerprint``, and what else there is to say."""
+        ...
+
+    @property
+    def skipped(self) -> Sequence[SkippedFile]:
+        """Files that were left out, by choice."""
+        ...
+
+    def where(self, group: int) -> str:
+        """Names a group in errors."""
+        ...
+
+    def pieces(self, group: int) -> Iterator[Ragged]:
+        """A group's documents, decoded now, some at a time. A piece may be overwritten when the next is asked for."""
+        ...
+
+    def lengths(self, group: int) -> Ids:
+        """Tokens in each of a group's documents that are not empty; int64."""
+        ...
+
+    def fetch(self, groups: Iterable[int]) -> None:
+        """Begin to fetch groups that will be read next, in this order."""
+        ...
+
+    def done(self, group: int) -> None:
+        """A group that was read, or was to be fetched, is not needed soon."""
+        ...
+
+    def rest(self) -> None:
+        """No group is needed soon: an iteration begins, or was left."""
+        ...
+
+    def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
+        """What ``make`` computes from the data by a recipe, kept for later starts where there is a place for it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all files. Reading opens them again."""
+        ...
+
+
+def place_of(source: TokenSource, row: int) -> str:
+    """Names a row by its number among the rows of all groups, in errors."""
+    group, here, there = source.groups.find(row)
+    return f"{source.where(group)}, row {here} (row {there} of the file)"
+
+
+class _Mapped:
+    """What sources of memory-mapped files have in common."""
+
+    name: str
+    url: str
+    groups: Groups
+    skipped: Sequence[SkippedFile] = ()
+    about: Mapping[str, Any]
+
+    def _tell(self, kind: str, paths: Sequence[str], facts: Iterable[bytes]) -> None:
+        digest = xxhash.xxh3_128()
+        states = [os.stat(path) for path in paths]
+        for path, status, fact in zip(paths, states, facts, strict=True):
+            digest.update(f"{kind}\0{os.path.basename(path)}\0{status.st_size}\0".encode())
+            digest.update(fact)
+        real = [os.path.realpath(path) for path in paths]
+        files = [(path, status.st_size, local_version(status)) for path, status in zip(real, states, strict=True)]
+        self.name, self.url = os.path.basename(paths[0]), os.path.commonpath(real)
+        self.about = {
+            "fingerprint": digest.hexdigest(),
+            "tokens": int(self.groups.tokens.sum()),
+            **describe_version("\n".join(real), version_of_files(files)),
+        }
+
+    def where(self, group: int) -> str:
+        """See :class:`TokenSource`."""
+        return f"{self.groups.files[self.groups.file[group]]}: group {group}"
+
+    def fetch(self, groups: Iterable[int]) -> None:
+        """The kernel reads ahead by itself."""
+
+    def done(self, group: int) -> None:
+        """Nothing is held."""
+
+    def rest(self) -> None:
+        """Nothing is held."""
+
+    def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:  # noqa: ARG002
+        """See :class:`TokenSource`; lengths are at hand, so nothing is kept."""
+        return make()
+
+    def close(self) -> None:
+        """Maps go with the object."""
+
+
+class MegatronSource(_Mapped):
+    """Megatron's ``.bin`` and ``.idx`` files.
+
+    Args:
+        paths: of a ``.bin`` or ``.idx`` file, or of both without the ending, or a list of them; or a directory of such.
+
+    Raises:
+        ObjectNotFoundError, CorruptDataError: as :class:`~stoker.tokens.sources.raw.MegatronFile`.
+    """
+
+    @checked
+    def __init__(self, paths: Paths) -> None:
+        self._paths = _expand(paths, ".bin")
+        self._open()
+        files, firsts, stops, rows, tokens = [], [], [], [], []
+        for number, file in enumerate(self._files):
+            lengths = _document_lengths(file)
+            borders = _cut(lengths, _GROUP_TOKENS)
+            files.append(np.full(borders.size - 1, number, dtype=np.int64))
+            firsts.append(borders[:-1])
+            stops.append(borders[1:])
+            if borders.size > 1:
+                rows.append(np.add.reduceat((lengths > 0).astype(np.int64), borders[:-1]))
+                tokens.append(np.add.reduceat(lengths, borders[:-1]))
+        self._firsts, self._stops = _joined(firsts), _joined(stops)
+        sizes = self._stops - self._firsts
+        self.groups = Groups(
+            tuple(self._paths), _joined(files), _joined(rows), _joined(tokens), np.cumsum(sizes) - sizes
+        )
+        self._tell("megatron", self._paths, (file.lengths.tobytes() for file in self._files))
+
+    def _open(self) -> None:
+        self._files = [MegatronFile(path) for path in self._paths]
+
+    def pieces(self, group: int) -> Iterator[Ragged]:
+        """See :class:`TokenSource`."""
+        file = self._files[int(self.groups.file[group])]
+        yield file.documents(int(self._firsts[group]), int(self._stops[group]))
+
+    def lengths(self, group: int) -> Ids:
+        """See :class:`TokenSource`."""
+        (piece,) = self.pieces(group)
+        return piece.lengths[piece.lengths > 0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+
+class RawSource(_Mapped):
+    """Files that are one array of tokens each, as nanoGPT's ``prepare.py`` writes them.
+
+    Args:
+        paths: of the files, or a directory of ``.bin`` files.
+        dtype: of the tokens; the files do not say.
+        row_tokens: the files are cut into rows of so many tokens, as they have no documents that could be seen without
+            reading them; best ``seq_len``.
+        header_bytes: bytes before the first token.
+
+    Raises:
+        ObjectNotFoundError, CorruptDataError, ConfigError: as :class:`~stoker.tokens.sources.raw.RawTokens`.
+    """
+
+    @checked
+    def __init__(self, paths: Paths, dtype: DTypeLike, *, row_tokens: int, header_bytes: int = 0) -> None:
+        if not 1 <= row_tokens < 1 << 31:
+            raise ConfigError(f"row_tokens={row_tokens}: from 1 to {(1 << 31) - 1}")
+        self._paths = _expand(paths, ".bin")
+        dtype = np.dtype(dtype).name
+        self._dtype, self._header, self._row = dtype, header_bytes, row_tokens
+        self._open()
+        each = -(-_GROUP_TOKENS // row_tokens) * row_tokens
+        counts = [len(file) for file in self._files]
+        files = [np.full(-(-count // each), number, dtype=np.int64) for number, count in enumerate(counts)]
+        firsts = [np.arange(0, count, each, dtype=np.int64) for count in counts]
+        tokens = [np.minimum(first + each, count) - first for first, count in zip(firsts, counts, strict=True)]
+        self._firsts, sizes = _joined(firsts), _joined(tokens)
+        rows = -(-sizes // row_tokens)
+        self.groups = Groups(tuple(self._paths), _joined(files), rows, sizes, np.cumsum(rows) - rows)
+        self._tell("raw", self._paths, (f"{dtype}\0{header_bytes}\0{row_tokens}".encode() for _ in self._paths))
+
+    def _open(self) -> None:
+        self._files = [RawTokens(path, self._dtype, header_bytes=self._header) for path in self._paths]
+
+    def pieces(self, group: int) -> Iterator[Ragged]:
+        """See :class:`TokenSource`."""
+        first, count = int(self._firsts[group]), int(self.groups.tokens[group])
+        file = self._files[int(self.groups.file[group])]
+        file.check()
+        offsets = np.append(np.arange(0, count, self._row, dtype=np.int64), count)
+        yield Ragged(file.tokens[first : first + count], offsets, where=file.path, rows=first // self._row)
+
+    def lengths(self, group: int) -> Ids:
+        """See :class:`TokenSource`."""
+        (piece,) = self.pieces(group)
+        return piece.lengths
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+
+def _document_lengths(file: MegatronFile) -> Ids:
+    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(file.lengths)])
+    lengths: Ids = np.diff(ends[file.borders])
+    return lengths
+
+
+def _cut(lengths: Ids, least: int) -> Ids:
+    """Bounds of runs of about so many tokens."""
+    number = (np.cumsum(lengths) - lengths) // least
+    return np.append(np.flatnonzero(np.diff(number, prepend=-1)), lengths.size).astype(np.int64)
+
+
+def _joined(arrays: Sequence[Ids]) -> Ids:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
+
+
+def _expand(paths: Paths, ending: str) -> list[str]:
+    """The files; those of a directory in the order of their names."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: list[str] = []
+    for path in [os.fspath(one) for one in given]:
+        if os.path.isdir(path):
+            found += sorted(os.path.join(path, name) for name in os.listdir(path) if name.endswith(ending))
+        else:
+            found.append(path if path.endswith(ending) else f"{path.removesuffix('.idx')}{ending}")
+    if not found:
+        raise ConfigError(f"there are no {ending} files in {', '.join(str(one) for one in given) or 'an empty list'}")
+    return found

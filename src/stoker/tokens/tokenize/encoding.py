@@ -1,0 +1,181 @@
+"""Tokenizing blocks of text, on one process or many, in order."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.concurrency.processes import in_processes
+from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StokerError
+from stoker.storage.files import read_regular
+from stoker.tokens.tokenize.texts import TextBlock, Texts
+from stoker.types import Array, Ids
+
+__all__ = ["Job", "Tokens", "make_job", "tokenized"]
+
+# What tokenizers call the token that ends a document.
+_EOS_NAMES: Final = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[EOS]",
+    "<|endoffile|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<|im_end|>",
+)
+_AHEAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process needs to know: the tokenizer's JSON, and how to use it."""
+
+    tokenizer: str
+    special: bool
+    eos_id: int | None
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    values: Array
+    lengths: Ids
+
+
+class _Encoder:
+    """Tokenizes blocks."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._tokenizer = _load(job.tokenizer)
+
+    def __call__(self, block: TextBlock) -> Tokens:
+        job = self._job
+        texts = [text or "" for text in block.documents()]
+        found = [one.ids for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=job.special)]
+        if job.eos_id is not None:
+            # What has no token stays empty, to be left out.
+            found = [[*ids, job.eos_id] if text else [] for ids, text in zip(found, texts, strict=True)]
+        elif job.special:
+            found = [ids if text else [] for ids, text in zip(found, texts, strict=True)]
+        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+        values = np.empty(int(lengths.sum()), dtype=job.dtype)
+        at = 0
+        for ids in found:
+            values[at : at + len(ids)] = ids
+            at += len(ids)
+        return Tokens(values, lengths)
+
+
+_encoder: Callable[[TextBlock], Tokens] | None = None
+
+
+def _start(job: Job) -> None:
+    """In a process of the pool: load the tokenizer, which then works on one thread."""
+    global _encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _encoder = _Encoder(job)
+
+
+def _encode(block: TextBlock) -> Tokens:
+    assert _encoder is not None
+    return _encoder(block)
+
+
+def tokenized(texts: Texts, job: Job, processes: int, skip: int) -> Iterator[tuple[int, Tokens | None]]:
+    """Size and tokens of each block, in order; no tokens for the ``skip`` first."""
+    blocks = texts.blocks()
+    for _ in range(skip):
+        block = next(blocks, None)
+        if block is None:
+            break
+        yield block.size, None
+    if processes == 1:
+        encoder = _Encoder(job)
+        for block in blocks:
+            yield block.size, encoder(block)
+        return
+    sizes: deque[int] = deque()
+
+    def taken() -> Iterator[TextBlock]:
+        for block in blocks:
+            sizes.append(block.size)
+            yield block
+
+    for tokens in in_processes(
+        _encode,
+        taken(),
+        processes,
+        ahead=_AHEAD,
+        does="tokenizes",
+        call="tokenize()",
+        remedy="Use fewer processes",
+        initializer=_start,
+        initargs=(job,),
+    ):
+        yield sizes.popleft(), tokens
+
+
+def _load(text: str) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise MissingPackageError(f"tokenizing needs tokenizers ({error}): pip install 'stoker[tokenize]'") from error
+    tokenizer = Tokenizer.from_str(text)
+    # Settings of a model's own, which would cut and fill documents.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special: bool) -> tuple[Job, int]:
+    """The job, and one more than the largest id."""
+    try:
+        text = read_regular(path).decode("utf-8")
+    except StokerError:
+        raise
+    except FileNotFoundError:
+        raise ObjectNotFoundError(
+            f"{os.fspath(path)} does not exist: give a tokenizer.json", url=os.fspath(path)
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{os.fspath(path)} can not be read as a tokenizer ({error})") from error
+    try:
+        tokenizer = _load(text)
+    except StokerError:
+        raise
+    except Exception as error:  # tokenizers raises a bare Exception
+        raise ConfigError(
+            f"{os.fspath(path)} is no tokenizer of Hugging Face's tokenizers ({error}): give a tokenizer.json"
+        ) from error
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise ConfigError(f"{os.fspath(path)} is a tokenizer without a vocabulary")
+    vocab_size = max(vocabulary.values()) + 1
+    eos_id = _eos(append_eos, vocabulary, vocab_size)
+    return Job(text, special, eos_id, "uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size
+
+
+def _eos(append: bool | str | int, vocabulary: dict[str, int], vocab_size: int) -> int | None:
+    if append is False:
+        return None
+    if append is True:
+        found = [name for name in _EOS_NAMES if name in vocabulary]
+        if len(found) != 1:
+            have = ", ".join(found) or "none of the usual names"
+            raise ConfigError(f"append_eos: the tokenizer has {have}: say which token ends a document, like '</s>'")
+        return vocabulary[found[0]]
+    if isinstance(append, str):
+        if append not in vocabulary:
+            raise ConfigError(f"append_eos={append!r}: the tokenizer has no such token")
+        return vocabulary[append]
+    if not 0 <= append < vocab_size:
+        raise ConfigError(f"append_eos={append}: the tokenizer has ids in [0, {vocab_size})")
+    return append

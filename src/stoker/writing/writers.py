@@ -1,0 +1,280 @@
+"""The writers that users make, one a format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any, ClassVar, Final, Unpack
+
+from stoker.arguments import checked
+from stoker.formats.mds.encoder import MDSEncoder
+from stoker.formats.text.json_shards import JSONEncoder
+from stoker.formats.text.xsv_shards import SEPARATORS, XSVEncoder
+from stoker.writing.destination import OutPath
+from stoker.writing.writer import DatasetWriter, WriterOptions
+
+__all__ = [
+    "ArrowWriter",
+    "CSVWriter",
+    "HDF5Writer",
+    "JSONWriter",
+    "MDSWriter",
+    "NPYWriter",
+    "NPZWriter",
+    "TFRecordWriter",
+    "TSVWriter",
+    "TarWriter",
+    "XSVWriter",
+]
+
+_COLUMNS: Final = "give an encoding's name, such as 'int', 'float32', 'str' or 'ndarray:uint16:512'"
+_TEXT_COLUMNS: Final = "give 'str', 'int' or 'float'"
+
+
+class MDSWriter(DatasetWriter):
+    """Writes an MDS dataset.
+
+    Args:
+        columns: column name to encoding: ``int``, ``str``, ``bytes``, ``ndarray:uint16:2048``, ``jpeg``, ...
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+
+    Raises:
+        ConfigError: an argument makes no sense, or there is a dataset already.
+
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     with MDSWriter({"tokens": "ndarray:uint16:4", "source": "str"}, out, compression="zstd") as writer:
+    ...         writer.write({"tokens": np.arange(4, dtype=np.uint16), "source": "a book"})
+    ...         writer.write_batch({"tokens": np.zeros((2, 4), np.uint16), "source": ["b", "c"]})
+    ...     sorted(os.listdir(out))
+    ['index.json', 'shard.00000.mds.zstd']
+    """
+
+    @checked(columns=_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(out, remote, partial(MDSEncoder, columns), **options)
+
+
+class JSONWriter(DatasetWriter):
+    r"""Writes a dataset of JSON lines.
+
+    Args:
+        columns: column name to ``str``, ``int`` or ``float``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        newline: what ends a line, default ``"\n"``.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    @checked(columns=_TEXT_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        *,
+        newline: str = "\n",
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(out, remote, partial(JSONEncoder, columns, newline=newline), **options)
+
+
+class XSVWriter(DatasetWriter):
+    r"""Writes a dataset of lines of separated values, without quoting.
+
+    Args:
+        columns: column name to ``str``, ``int`` or ``float``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        separator: what stands between two values. Text that holds it is refused.
+        newline: what ends a line, default ``"\n"``. Text that holds it is refused.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    _format = "xsv"
+
+    @checked(columns=_TEXT_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        *,
+        separator: str,
+        newline: str = "\n",
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        make = partial(XSVEncoder, columns, newline=newline, separator=separator, name=self._format)
+        super().__init__(out, remote, make, **options)
+
+
+class _FixedSeparatorWriter(XSVWriter):
+    @checked(columns=_TEXT_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        *,
+        newline: str = "\n",
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(columns, out, remote, separator=SEPARATORS[self._format], newline=newline, **options)
+
+
+class CSVWriter(_FixedSeparatorWriter):
+    """Writes a dataset of comma-separated values: an :class:`XSVWriter` with its separator chosen."""
+
+    _format = "csv"
+
+
+class TSVWriter(_FixedSeparatorWriter):
+    """Writes a dataset of tab-separated values: an :class:`XSVWriter` with its separator chosen."""
+
+    _format = "tsv"
+
+
+class _PackedWriter(DatasetWriter):
+    """Base of writers whose shards are files of other programs' formats, see :mod:`stoker.formats.common.container`.
+
+    Their encoders are imported when a writer is made, so that `import stoker` loads none of them.
+    """
+
+    _encoder_of: ClassVar[tuple[str, str]]
+
+    @checked(columns=_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(out, remote, self._make(columns), **options)
+
+    def _make(self, columns: Mapping[str, str], **more: Any) -> Callable[..., Any]:
+        module, name = self._encoder_of
+        return partial(getattr(import_module(module), name), columns, **more)
+
+
+class NPYWriter(_PackedWriter):
+    """Writes a dataset of NPY files: ``shard.00000.npy`` is an array with a row a sample.
+
+    Args:
+        columns: name of the one column to its encoding: a number's (``float32``) or ``ndarray:DTYPE:d0,d1``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.arrays.npy", "NPYEncoder")
+
+
+class NPZWriter(_PackedWriter):
+    """Writes a dataset of NPZ files: ``shard.00000.npz`` has an array a column, each with a row a sample.
+
+    Args:
+        columns: column name to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.arrays.npz", "NPZEncoder")
+
+
+class HDF5Writer(_PackedWriter):
+    """Writes a dataset of HDF5 files: ``shard.00000.hdf5`` has a contiguous dataset a column, with a row a sample.
+
+    Args:
+        columns: path of the dataset to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.hdf5.reader", "HDF5Encoder")
+
+
+class ArrowWriter(_PackedWriter):
+    """Writes a dataset of Arrow IPC files: ``shard.00000.arrow`` is one record batch, with a row a sample.
+
+    Args:
+        columns: column name to encoding. Numbers become Arrow's, ``ndarray:DTYPE:...`` fixed-size lists or tensors, ``str``,
+            ``json`` and ``str_int`` text; all else is the bytes of its encoding.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.arrow.reader", "ArrowEncoder")
+
+
+class TarWriter(_PackedWriter):
+    """Writes a dataset of tar files as WebDataset reads them: in ``shard.00000.tar`` a sample is a file a column.
+
+    The file of column ``jpg`` of the sample ``000000017`` is ``000000017.jpg``; its bytes are the value's encoding. The key
+    is the sample's number in the dataset, or the value of the column ``__key__`` where there is one.
+
+    Args:
+        columns: column name, which is the files' extension, to encoding: ``{"jpg": "jpeg", "cls": "int"}``. Whole numbers in
+            ``cls``, ``cls2``, ``index``, ``inx`` and ``id`` are text in the files, as all programs read them there.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        first: number of the first sample, default the samples that are there.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.tar.writer", "TarEncoder")
+
+    @checked(columns=_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        *,
+        first: int | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(columns, out, remote, **options)
+        encoder: Any = self._encoder
+        encoder.begin(self.samples_written if first is None else first, self.samples_written)
+
+
+class TFRecordWriter(_PackedWriter):
+    """Writes a dataset of TFRecord files: in ``shard.00000.tfrecord`` a record is a ``tf.train.Example``.
+
+    Args:
+        columns: column name to encoding. Integers and ``ndarray:int64:...`` become int64 lists, ``float16``, ``float32`` and
+            ``ndarray:float32:...`` float lists; all else is the bytes of its encoding.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        raw: records are the bytes of the one column's encoding, without an Example around them.
+        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+    """
+
+    _encoder_of = ("stoker.formats.tfrecord.writer", "TFRecordEncoder")
+
+    @checked(columns=_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        *,
+        raw: bool = False,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        DatasetWriter.__init__(self, out, remote, self._make(columns, raw=raw), **options)

@@ -1,0 +1,98 @@
+"""What lies at a URL, by names alone."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.catalog.detect import Detected, dataset_url, detect
+from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.inspection import inspect, verify
+from support import make_dataset
+
+
+def lay(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("a.parquet", "_SUCCESS", "README.md"), Detected("files", "parquet")),
+        (("cat/1.jpg", "dog/2.JPEG", "classes.txt"), Detected("files", "jpeg")),
+        (("cat/1.jpg", "dog/2.png", "dog/3.PNG"), Detected("files", "images")),
+        (("a.jsonl.gz", "b.jsonl.zst"), Detected("files", "json")),
+        (("a.CSV.GZ", "about.txt"), Detected("files", "csv")),
+        (("0.tar", "1.tar", "index.csv", "about.json"), Detected("files", "tar")),
+        (("a.jsonl", "b.ndjson"), Detected("files", "json")),
+        (("a.json",), Detected("files", "json")),
+        (("shard.00000.mds", "shard.00001.mds"), Detected("shards")),
+        (("shard.00000.npy", "shard.00000.npy.meta"), Detected("shards")),
+        (("shard.00000.npy",), Detected("files", "npy")),
+        (("train.idx", "train.bin"), Detected("files", "megatron")),
+    ],
+)
+def test_names_tell(names: tuple[str, ...], found: Detected, tmp_path: Path) -> None:
+    assert detect(lay(tmp_path, *names)) == found
+
+
+def test_an_index_goes_before_all_else(tmp_path: Path) -> None:
+    assert detect(lay(tmp_path, "index.json", "a.parquet", "b.tar")) == Detected("index")
+
+
+def test_a_file_and_a_pattern(tmp_path: Path) -> None:
+    lay(tmp_path, "a.npz", "b.tar")
+    assert detect(tmp_path / "a.npz") == Detected("files", "npz")
+    assert detect(f"{tmp_path}/*.tar") == Detected("files", "tar")
+
+
+def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"1 of npz, 1 of tar.*format="):
+        detect(lay(tmp_path / "both", "a.npz", "b.tar"))
+    with pytest.raises(ConfigError, match="format='files'"):
+        detect(lay(tmp_path / "none", "a.wav"))
+    with pytest.raises(ConfigError, match="--merge"):
+        detect(lay(tmp_path / "splits", "train/index.json", "val/index.json"))
+    with pytest.raises(ObjectNotFoundError, match="nowhere"):
+        detect(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ObjectNotFoundError, match="nothing is there"):
+        detect(tmp_path / "empty")
+
+
+def test_a_dataset_may_be_named_by_its_index() -> None:
+    assert dataset_url("s3://bucket/data/index.json") == "s3://bucket/data"
+    assert dataset_url("index.json") == "."
+    assert dataset_url("/data") == "/data"
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """A web server, which can not be listed."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_dataset_on_a_web_server(web: str, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "data", 100, hashes=["sha1"])
+    assert detect(f"{web}/data") == Detected("index")
+    assert inspect(f"{web}/data", samples=0).samples == 100
+    assert verify(f"{web}/data").ok
+    (tmp_path / "data" / "shard.00001.mds").unlink()
+    assert [problem.key for problem in verify(f"{web}/data").problems] == ["shard.00001.mds"]

@@ -1,0 +1,172 @@
+"""HDF5: files of h5py's many kinds are read, and what stoker writes h5py reads."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from packed_cases import opened
+from stoker import StreamingDataset
+from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.formats.base import ReadOptions
+from stoker.writing.writers import HDF5Writer
+
+h5py = pytest.importorskip("h5py")
+
+ROWS = np.arange(60, dtype=np.float32).reshape(12, 5)
+
+
+def file_of(fill: Any, **options: Any) -> bytes:
+    out = io.BytesIO()
+    with h5py.File(out, "w", **options) as file:
+        fill(file)
+    return out.getvalue()
+
+
+def test_h5py_reads_what_is_written(tmp_path: Path) -> None:
+    columns = {
+        "flag": "bool",
+        "id": "int",
+        "deep/er/row": "ndarray:float32:3,4",
+        **{f"c{n}": "uint8" for n in range(40)},
+    }
+    rng = np.random.default_rng(3)
+    batch: dict[str, Any] = {name: rng.integers(0, 200, 100, np.uint8) for name in columns}
+    batch |= {"flag": batch["flag"] > 9, "id": np.arange(100), "deep/er/row": rng.random((100, 3, 4), np.float32)}
+    with HDF5Writer(columns, tmp_path, size_limit=5000) as writer:
+        writer.write_batch(batch)
+    files = sorted(tmp_path.glob("*.hdf5"))
+    assert len(files) > 1
+    found: dict[str, list[Any]] = {name: [] for name in columns}
+    for path in files:
+        with h5py.File(path, "r") as file:
+            for name in columns:
+                assert file[name].chunks is None
+                found[name].append(file[name][()])
+    for name, parts in found.items():
+        assert np.array_equal(np.concatenate(parts), batch[name]), name
+    assert [sample["id"] for sample in StreamingDataset(local=tmp_path)] == list(range(100))
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunks": (5, 2)},
+        {"chunks": (3, 5), "compression": "gzip", "shuffle": True, "fletcher32": True},
+        {"chunks": (3, 5), "compression": "lzf"},
+        {"chunks": (4, 5), "maxshape": (None, 5)},
+    ],
+    ids=str,
+)
+def test_all_layouts_are_read(libver: str, options: dict[str, Any]) -> None:
+    def fill(file: Any) -> None:
+        file.create_dataset("x", data=ROWS, **options)
+        file.create_dataset("a/y", data=np.arange(12, dtype=">i2"))
+        file["soft"] = h5py.SoftLink("/x")
+        file["elsewhere"] = h5py.ExternalLink("/etc/passwd", "/x")
+
+    trusting = ReadOptions(allow_unsafe_types=options.get("compression") == "lzf")
+    reader = opened(file_of(fill, libver=libver), "hdf5", trusting)
+    assert set(reader.columns) == {"x", "a/y"}
+    rows = np.array([11, 0, 3, 3])
+    batch = reader.read(rows)
+    assert np.array_equal(batch["x"], ROWS[rows])
+    assert batch["a/y"].tolist() == rows.tolist()
+    assert batch["a/y"].dtype == np.int16
+
+
+def test_a_block_before_the_file_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "block.h5"
+    with h5py.File(path, "w", userblock_size=1024) as file:
+        file["x"] = ROWS
+    assert np.array_equal(opened(path.read_bytes(), "hdf5").read(np.arange(12))["x"], ROWS)
+
+
+def test_what_is_never_written_is_zero() -> None:
+    data = file_of(lambda file: file.create_dataset("x", (7, 3), "i4"))
+    assert opened(data, "hdf5").read(np.arange(7))["x"].tolist() == [[0] * 3] * 7
+
+
+def test_values_of_other_files_are_not_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(48)))
+
+    def fill(file: Any) -> None:
+        file.create_dataset("x", (12,), "i4", external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+        file["y"] = np.arange(12)
+
+    data = file_of(fill)
+    assert opened(data, "hdf5").columns == ("y",)
+    with pytest.raises(ConfigError, match=r"'x' can not be read.*other files"):
+        opened(data, "hdf5", columns=["x"])
+
+
+def test_text_and_uneven_datasets_are_told() -> None:
+    def fill(file: Any) -> None:
+        file["text"] = ["a", "bb"]
+        file["x"] = ROWS
+        file["mean"] = 3.0
+
+    assert opened(file_of(fill), "hdf5").columns == ("x",)
+    with pytest.raises(ConfigError, match="'text' can not be read"):
+        opened(file_of(fill), "hdf5", columns=["text"])
+    with pytest.raises(FormatError, match="differ in rows"):
+        opened(file_of(lambda file: file.update({"x": ROWS, "y": np.arange(3)})), "hdf5")
+    with pytest.raises(CorruptDataError, match="the file: not an HDF5 file"):
+        opened(b"x" * 5000, "hdf5")
+
+
+def test_a_dataset_that_claims_to_be_huge_is_refused() -> None:
+    data = file_of(lambda file: file.create_dataset("x", (1 << 40, 100), "f8", chunks=(1000, 100)))
+    with pytest.raises(CorruptDataError, match=r"impossible|claim"):
+        opened(data, "hdf5").read(np.arange(3))
+    data = file_of(lambda file: file.create_dataset("x", (1 << 22, 1000), "f8", chunks=(1000, 100)))
+    with pytest.raises(CorruptDataError, match="claim"):
+        opened(data, "hdf5").read(np.arange(3))
+
+
+def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None:
+    """HDF5 releases what it holds when the interpreter is gone; it must hold nothing of Python's by then."""
+    good = file_of(lambda file: file.create_dataset("x", data=ROWS, chunks=(5, 5), compression="gzip"))
+    at = good.index(b"TREE") + 40
+    (tmp_path / "a.h5").write_bytes(b"\x00" * 4096)
+    (tmp_path / "b.h5").write_bytes(good[:at] + bytes(200) + good[at + 200 :])
+    told = subprocess.run(
+        [sys.executable, "-c", _KEEPS_ERRORS, str(tmp_path / "a.h5"), str(tmp_path / "b.h5")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 0, (told.returncode, told.stderr)
+    assert told.stdout.split() == ["CorruptDataError", "CorruptDataError"]
+
+
+_KEEPS_ERRORS = """
+import sys, threading, time
+from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.formats.hdf5.reader import HDF5Format
+from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.base import ShardInfo, FileInfo
+
+kept = []
+threading.Thread(target=lambda kept: time.sleep(100), args=(kept,), daemon=True).start()
+for path in sys.argv[1:]:
+    data = open(path, "rb").read()
+    try:
+        format = HDF5Format()
+        found = format.survey(MappedSource(data, path), {})
+        info = ShardInfo("hdf5", found.samples, (FileInfo(path, len(data), {}),), (), None, found.spec)
+        format.open(info, [data], where=path).read([0, 1, 11])
+    except Exception as error:
+        print(type(error).__name__)
+        kept.append(error)
+"""

@@ -1,0 +1,281 @@
+"""JSON lines and separated values as other programs write them: found, cut into pieces, and read right."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from s3server import Bucket
+from stoker import StreamingDataset
+from stoker.errors import ConfigError, CorruptDataError, IndexFileError
+from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.text import line_index as textlines
+from stoker.formats.text.csv import split_line
+from stoker.formats.text.line_index import find_lines, line_pieces
+from stoker.storage import open_store
+
+QUOTE = ord('"')
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def rows(root: Path, name: str, **options: Any) -> list[dict[str, Any]]:
+    return list(StreamingDataset(remote=root, format=name, format_options=options))
+
+
+def plain_lines(data: bytes, quote: str | None) -> list[bytes]:
+    """Lines one character after the other."""
+    out: list[bytes] = []
+    line, inside = b"", False
+    for place in range(len(data)):
+        char = data[place : place + 1]
+        inside ^= quote is not None and char == quote.encode()
+        if char == b"\n" and not inside:
+            out.append(line)
+            line = b""
+        else:
+            line += char
+    return [one.removesuffix(b"\r") for one in [*out, line] if one.removesuffix(b"\r")]
+
+
+TEXT = st.lists(st.sampled_from([b"a", b"\n", b"\r", b'"', b",", b"\r\n", "é".encode()]), max_size=60).map(b"".join)
+
+
+@given(data=TEXT, quoted=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_lines_are_those_that_a_plain_loop_finds(data: bytes, quoted: bool) -> None:
+    begins, ends = find_lines(np.frombuffer(data, np.uint8), QUOTE if quoted else None)
+    expected = plain_lines(data, '"' if quoted else None)
+    assert [data[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)] == expected
+
+
+@given(data=TEXT, quoted=st.booleans(), size=st.integers(1, 30), block=st.integers(1, 20), start=st.integers(0, 3))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_pieces_together_are_the_file(
+    data: bytes, quoted: bool, size: int, block: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(textlines, "_BLOCK", block)
+    data = b"x" * start + data
+    quote = QUOTE if quoted else None
+    if quoted and data.count(b'"') % 2:
+        with pytest.raises(CorruptDataError, match=r"the file: a quote .* is not closed"):
+            line_pieces(MappedSource(data, "the file"), start, quote, size)
+        return
+    pieces = line_pieces(MappedSource(data, "the file"), start, quote, size)
+    found: list[bytes] = []
+    at = start
+    for piece in pieces:
+        assert at <= piece.start < piece.end <= len(data)
+        at = piece.end
+        body = data[piece.start : piece.end]
+        begins, ends = find_lines(np.frombuffer(body, np.uint8), quote)
+        assert len(begins) == piece.samples > 0
+        found += [body[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    assert found == plain_lines(data[start:], '"' if quoted else None)
+    assert all(piece.end - piece.start >= size for piece in pieces[:-1])
+
+
+VALUES = st.text(st.sampled_from('ab," \n\r\té|'), max_size=6)
+
+
+@given(values=st.lists(VALUES, min_size=1, max_size=5), separator=st.sampled_from(",\t|"), every=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_a_line_is_split_as_python_does_it(values: list[str], separator: str, every: bool) -> None:
+    out = io.StringIO(newline="")
+    quoting: Any = csv.QUOTE_ALL if every else csv.QUOTE_MINIMAL
+    csv.writer(out, delimiter=separator, quoting=quoting, lineterminator="").writerow(values)
+    assert split_line(out.getvalue(), separator, '"') == values
+
+
+@pytest.mark.parametrize("program", ["polars", "duckdb", "pyarrow", "python"])
+def test_csv_of_other_programs_is_read(program: str, tmp_path: Path) -> None:
+    texts = ["plain", "a,b", 'quo"te', "two\nlines", "", "é" * 3] * 20
+    numbers = list(range(120))
+    floats = [n / 8 for n in numbers]
+    path = tmp_path / "a.csv"
+    if program == "polars":
+        import polars as pl
+
+        pl.DataFrame({"n": numbers, "x": floats, "text": texts}).write_csv(path)
+    elif program == "duckdb":
+        import duckdb
+        import pyarrow as pa
+
+        table = pa.table({"n": numbers, "x": floats, "text": texts})
+        with duckdb.connect() as connection:
+            connection.register("t", table)
+            connection.execute(f"COPY t TO '{path}' (HEADER, DELIMITER ',')")
+    elif program == "pyarrow":
+        import pyarrow as pa
+        from pyarrow import csv as arrow_csv
+
+        arrow_csv.write_csv(pa.table({"n": numbers, "x": floats, "text": texts}), path)
+    else:
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["n", "x", "text"])
+            writer.writerows(zip(numbers, floats, texts, strict=True))
+    found = rows(tmp_path, "csv", piece_bytes=500)
+    assert [row["n"] for row in found] == numbers
+    assert [row["x"] for row in found] == floats
+    assert [row["text"] for row in found] == texts
+
+
+def test_kinds_are_found_out_and_chosen(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "\ufeffid,zip,x,empty,big\r\n1,01234,1.5,,123456789012345678\r\n\r\n2,99999,,,5\r\n"
+    )
+    (tmp_path / "b.csv").write_text("id,zip,x,empty,big\n3,7,2,,99999999999999999999")
+    found = rows(tmp_path, "csv")
+    assert [row["id"] for row in found] == [1, 2, 3]
+    assert [row["zip"] for row in found] == ["01234", "99999", "7"]
+    assert [row["empty"] for row in found] == [""] * 3
+    assert [row["big"] for row in found] == ["123456789012345678", "5", "99999999999999999999"]
+    assert found[0]["x"] == 1.5
+    assert math.isnan(found[1]["x"])
+    assert found[2]["x"] == 2.0
+    chosen = rows(tmp_path, "csv", columns={"id": "str", "zip": "int"})
+    assert [(row["id"], row["zip"]) for row in chosen] == [("1", 1234), ("2", 99999), ("3", 7)]
+
+
+def test_files_without_header_or_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('1\ta "b\n2\tc\n')
+    with pytest.raises(CorruptDataError, match=r"a\.tsv: .*quote"):
+        rows(tmp_path, "tsv", header=False)
+    assert rows(tmp_path, "tsv", header=False, quote="") == [
+        {"column_0": 1, "column_1": 'a "b'},
+        {"column_0": 2, "column_1": "c"},
+    ]
+    assert rows(tmp_path, "tsv", header=False, quote="", columns=["n", "t"])[1] == {"n": 2, "t": "c"}
+    assert rows(tmp_path, "tsv", header=False, quote="", columns={"n": "str", "t": "str"})[1]["n"] == "2"
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+    (tmp_path / "b.tsv").write_text("")
+    assert rows(tmp_path, "tsv") == []
+
+
+def test_what_does_not_fit_later_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n\n" + "1\n" * 1200 + "many\n")
+    with pytest.raises(CorruptDataError, match=r"a\.csv.*sample 1200: column 'n': expected int.*\{'n': \"str\"\}"):
+        rows(tmp_path, "csv")
+    assert rows(tmp_path, "csv", columns={"n": "str"})[-1] == {"n": "many"}
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n' * 1200 + '{"n": null}\n{}\n')
+    with pytest.raises(CorruptDataError, match=r"a\.jsonl.*sample 1200: column 'n': expected int.*\{'n': \"json\"\}"):
+        rows(tmp_path, "jsonl")
+    assert rows(tmp_path, "jsonl", columns={"n": "json"})[-2:] == [{"n": None}, {"n": None}]
+
+
+def test_json_of_any_shape(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"a": 1, "b": "x", "c": 1, "d": True, "e": [1, {"é": None}], "f": 5},
+        {"a": 2, "b": "y", "c": 1.5, "d": False, "e": "text"},
+    ]
+    text = "".join(json.dumps(sample, ensure_ascii=False) + "\r\n" for sample in samples)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\n")
+    (tmp_path / "index.json").write_text("{}")  # no sample of anyone's
+    dataset = StreamingDataset(remote=tmp_path, format="json")
+    assert list(dataset) == [samples[0], {**samples[1], "f": None}]
+    batch = dataset.read(np.array([1, 0]))
+    kinds = {name: column.dtype.name for name, column in batch.items() if isinstance(column, np.ndarray)}
+    assert kinds == {"a": "int64", "c": "float64", "d": "bool"}
+    assert dataset.columns is None
+    assert list(StreamingDataset(remote=tmp_path, format="ndjson", columns=["a"])) == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "message"),
+    [
+        ("json", "1", {}, r"a\.json: sample 0: expected a JSON object"),
+        (
+            "json",
+            '[{"x": 1}]',
+            {},
+            r"a\.json: sample 0: a JSON array begins here. JSON lines are needed, .*jq -c '\.\[\]'",
+        ),
+        ("json", '[\n  {"x": 1}\n]', {}, r"a\.json: sample 0 is not JSON: a JSON array begins here"),
+        ("json", '[\n  {"x": 1}\n]', {"columns": {"x": "int"}}, r"a\.json.*a JSON array begins here"),
+        ("json", '{\n  "x": 1\n}', {}, r"a\.json: sample 0 is not JSON: an object over several lines"),
+        ("json", "{", {}, r"a\.json: sample 0 is not JSON"),
+        ("csv", "a,a\n1,2", {}, "two columns are called 'a'"),
+        ("csv", "a,b\n1", {}, "sample 0 has 1 values for 2 columns"),
+        ("csv", 'a\n"x"y', {}, "line 1: a quote"),
+        ("csv", 'a\n"x', {}, r"line 1: a quote .* is missing.*format_options=\{\"quote\": \"\"\}"),
+        ("csv", "a\n" + "x\n" * 2000 + '"x', {}, r"a\.csv: a quote .* is not closed"),
+        ("csv", "a" * (1 << 20) + "\n1", {}, "its first line is longer than 1 MiB"),
+    ],
+)
+def test_damaged_text_is_named(name: str, text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / f"a.{name}").write_text(text)
+    with pytest.raises(CorruptDataError, match=message):
+        rows(tmp_path, name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("csv", {"separator": "::"}, "separator='::': one character"),
+        ("csv", {"quote": ","}, "quote=','"),
+        ("xsv", {}, "separator=None"),
+        ("csv", {"columns": {"z": "int"}}, "column 'z' is unknown; known: a"),
+        ("csv", {"columns": {"a": "bool"}}, "'a': kind 'bool' is unknown; known: str, int, float"),
+        ("csv", {"columns": ["a"]}, "with a header, give kinds by name"),
+        ("csv", {"piece_bytes": 0}, "piece_bytes=0: at least 1"),
+        ("csv", {"colour": 1}, "has no setting 'colour'; it has columns"),
+        ("json", {"columns": {"a": "date"}}, "'a': kind 'date' is unknown; known: str"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "a.json").write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match=message):
+        rows(tmp_path, name, **options)
+
+
+def test_files_of_other_columns_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "b.csv").write_text("b,a\n1,2\n")
+    with pytest.raises(IndexFileError, match=r"a\.csv and .*b\.csv can not be read together.*a, b, the second b, a"):
+        rows(tmp_path, "csv")
+
+
+def test_a_file_that_was_written_to_is_indexed_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n')
+    dataset = StreamingDataset(remote=tmp_path, format="json")
+    path.write_text('{"n": 1}\n{"n": 2}\n')
+    with pytest.raises(CorruptDataError, match=r"a\.jsonl was replaced after it was indexed"):
+        list(dataset)
+    assert len(rows(tmp_path, "json")) == 2
+
+
+@pytest.mark.s3
+def test_of_a_large_file_only_the_pieces_that_are_read_are_fetched(bucket: Bucket, tmp_path: Path) -> None:
+    store = open_store(bucket.url, bucket.storage_options)
+    lines = [json.dumps({"n": n, "pad": "x" * 2000}) + "\n" for n in range(2000)]
+    store.put("a.jsonl", "".join(lines).encode())
+    where: dict[str, Any] = {
+        "remote": bucket.url,
+        "local": tmp_path,
+        "storage_options": bucket.storage_options,
+        "format": "json",
+        "format_options": {"piece_bytes": "400kb"},
+    }
+    dataset = StreamingDataset(**where)
+    assert len(dataset.index) > 5
+    assert dataset[1500]["n"] == 1500
+    cached = [path for path in tmp_path.rglob("*") if path.is_file() and ".stoker" not in path.parts]
+    assert len(cached) == 1
+    assert cached[0].stat().st_size < 450_000
+    assert sorted(sample["n"] for sample in StreamingDataset(**where, shuffle=True)) == list(range(2000))
+    store.put("a.jsonl", "".join(lines[::-1]).encode())  # as many bytes
+    assert StreamingDataset(**where)[0]["n"] == 1999
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and ".stoker" not in path.parts]
+    assert len(left) == 1  # those of the old file went

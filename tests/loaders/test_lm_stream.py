@@ -1,0 +1,170 @@
+"""Layouts on datasets of the pipeline: nothing lost, and states that go on exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from loader_cases import rows_of
+
+from stoker import JSONWriter, MDSWriter, StreamingDataset, World
+from stoker.errors import ConfigError, StateError, TransformError
+from stoker.loaders.lm_stream import LMStream
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """800 documents of different tokens, as arrays and as bytes."""
+    folder = tmp_path_factory.mktemp("tokens")
+    rng = np.random.default_rng(3)
+    token = 10
+    with MDSWriter({"tokens": "ndarray:uint32", "raw": "bytes"}, str(folder), size_limit=4096) as out:
+        for _ in range(800):
+            length = int(rng.integers(1, 40))
+            values = np.arange(token, token + length, dtype=np.uint32)
+            token += length
+            out.write({"tokens": values, "raw": values.tobytes()})
+    return folder
+
+
+def stream(data: Path, rank: int = 0, world: int = 1, **options: Any) -> LMStream:
+    chosen: dict[str, Any] = {
+        "column": "tokens",
+        "batch_size": 3,
+        "seq_len": 32,
+        "pad_id": 0,
+        "lookahead": 50,
+        **options,
+    }
+    dataset = StreamingDataset(local=data, shuffle=True, batch_size=16, remainder="uneven", world=World(rank, world))
+    return LMStream(dataset, **chosen)
+
+
+@pytest.mark.parametrize("layout", ["concat", "pack"])
+@pytest.mark.parametrize("column", ["tokens", "raw"])
+def test_tokens_come_once(data: Path, layout: Any, column: str) -> None:
+    options: dict[str, Any] = {"layout": layout, "column": column}
+    if column == "raw":
+        options["token_dtype"] = "uint32"
+    seen = [
+        int(token)
+        for rank in range(2)
+        for batch in stream(data, rank, 2, **options)
+        for token in batch.input_ids.ravel()
+        if token
+    ]
+    assert sorted(seen) == list(range(10, 10 + len(seen)))
+    assert len(seen) > 10_000
+
+
+@pytest.mark.parametrize("layout", ["concat", "pack"])
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_state_goes_on_exactly(data: Path, layout: Any, endless: bool) -> None:
+    steps = 330 if endless else 1000  # an epoch has about 170
+    whole = rows_of(islice(stream(data, layout=layout, endless=endless), steps))
+    for stop in (0, 1, 7, 60, 150, 200 if endless else 151):
+        first = stream(data, layout=layout, endless=endless)
+        begun = rows_of(islice(first, stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        second = stream(data, layout=layout, endless=endless)
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        rest = rows_of(islice(second, steps - stop))
+        assert begun + rest == whole
+
+
+def test_a_state_of_a_state_goes_on(data: Path) -> None:
+    whole = rows_of(stream(data, layout="pack"))
+    rows: list[tuple[int, ...]] = []
+    state: dict[str, Any] | None = None
+    while len(rows) < len(whole):
+        part = stream(data, layout="pack")
+        if state is not None:
+            part.load_state_dict(state)
+        rows += rows_of(islice(part, 11))
+        state = part.state_dict()
+    assert rows == whole
+
+
+def test_epochs_follow_each_other(data: Path) -> None:
+    one = stream(data)
+    first, second = rows_of(one), rows_of(one)
+    assert first != second
+    assert sorted(token for row in first for token in row[:32]) == sorted(token for row in second for token in row[:32])
+    again = stream(data)
+    rows_of(again)
+    state = again.state_dict()
+    third = stream(data)
+    third.load_state_dict(state)
+    assert rows_of(third) == second
+
+
+def test_text_goes_through_a_tokenizer(tmp_path: Path) -> None:
+    texts = ["one two", "three", "four five six"]
+    with JSONWriter({"text": "str"}, str(tmp_path)) as out:
+        for text in texts:
+            out.write({"text": text})
+    vocabulary = {word: number for number, word in enumerate(["one", "two", "three", "four", "five", "six"], 2)}
+
+    def tokenize(found: Any) -> list[list[int]]:
+        return [[vocabulary[word] for word in text.split()] for text in found]
+
+    made = LMStream(StreamingDataset(local=tmp_path), "text", 1, 10, tokenizer=tokenize, pad_id=0, eos_id=1)
+    assert [batch.input_ids.tolist() for batch in made] == [[[2, 3, 1, 4, 1, 5, 6, 7, 1, 0]]]
+    padded = LMStream(StreamingDataset(local=tmp_path), "text", 2, 4, layout="pad", tokenizer=tokenize, pad_id=0)
+    assert [batch.input_ids.tolist() for batch in padded] == [[[2, 3, 0, 0], [4, 0, 0, 0]], [[5, 6, 7, 0]]]
+    with pytest.raises(ValueError, match="'text'"):
+        list(LMStream(StreamingDataset(local=tmp_path), "text", 1, 10, pad_id=0))
+
+
+def test_padded_rows_go_on(data: Path) -> None:
+    options: dict[str, Any] = {"layout": "truncate", "batch_size": 16, "seq_len": 10}
+    whole = rows_of(stream(data, **options))
+    first = stream(data, **options)
+    begun = rows_of(islice(first, 20))
+    second = stream(data, **options)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert begun + rows_of(second) == whole
+
+
+def test_what_does_not_fit_is_refused(data: Path) -> None:
+    state = stream(data).state_dict()
+    with pytest.raises(StateError, match="world_size is 1, here it is 2"):
+        stream(data, 0, 2).load_state_dict(state)
+    with pytest.raises(StateError, match="layout"):
+        stream(data, layout="pack").load_state_dict(state)
+    with pytest.raises(StateError, match="no state of an LMStream"):
+        stream(data).load_state_dict({})
+    with pytest.raises(ConfigError, match="no column 'text'"):
+        list(stream(data, column="text"))
+    with pytest.raises(ConfigError, match="must be the same"):
+        stream(data, layout="pad")
+    for options in ({"batch_size": 0}, {"layout": "x"}, {"tokenizer": 3}, {"layout": "pack", "pad_id": None}):
+        with pytest.raises(ConfigError):
+            stream(data, **options)
+
+
+def test_an_error_in_a_tokenizer_names_the_document(tmp_path: Path) -> None:
+    with MDSWriter({"text": "str"}, str(tmp_path)) as out:
+        for number in range(30):
+            out.write({"text": f"text {number}"})
+
+    def tokenize(texts: Sequence[str]) -> list[list[int]]:
+        if "text 17" in texts:
+            raise KeyError("17")
+        return [[1, 2, 3] for _ in texts]
+
+    stream = LMStream(StreamingDataset(local=tmp_path, batch_size=8), "text", 2, 4, tokenizer=tokenize)
+    with pytest.raises(
+        TransformError, match=r"^document 17 of this rank's iteration: the tokenizer raised KeyError"
+    ) as caught:
+        list(stream)
+    assert isinstance(caught.value.__cause__, KeyError)
+    short = LMStream(StreamingDataset(local=tmp_path, batch_size=8), "text", 2, 4, tokenizer=lambda _: [[1, 2]])
+    with pytest.raises(ConfigError, match="returned 1 lists of ids for 8 texts"):
+        list(short)

@@ -1,0 +1,134 @@
+"""A worker fetches the shards that it holds for others, also one that another thread is fetching, if the cache has room."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cache.base import CacheSettings
+from stoker.catalog.location import open_place
+from stoker.concurrency.shared_counters import Count
+from stoker.coordination import Coordination
+from stoker.order.native import NativeCourse
+from stoker.order.partition.partition import Contiguous
+from stoker.order.selection.selection import Everything
+from stoker.order.settings import NativeSettings, Source
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.pipeline.epoch_reader import FeedSettings
+from stoker.pipeline.workers.adaptive import Adaptive, Splits, adaptive_course
+from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.replicas import Replicas
+from stoker.pipeline.workers.sample_source import PoolRows, in_order
+from stoker.reading.shard_pool import ShardPool
+from stoker.storage import ObjectInfo, Store
+from support import make_dataset
+
+SAMPLES = 600
+SHARD = 4096
+LEASED = Adaptive(Contiguous())
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class HoldingStore(Store):
+    """A store that holds back one file until it is told to go on."""
+
+    def __init__(self, url: str, held: str) -> None:
+        super().__init__(url)
+        self._held = held
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def download(self, key: str, path: Path, **options: Any) -> ObjectInfo:
+        if key == self._held:
+            self.begun.set()
+            assert self.go_on.wait(30)
+        return super().download(key, path, **options)
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when the thread of replicas has found a file locked, which another thread is fetching."""
+    found, flock = threading.Event(), fcntl.flock
+
+    def watched(descriptor: int, operation: int) -> None:
+        try:
+            flock(descriptor, operation)
+        except BlockingIOError:
+            if threading.current_thread().name == "stoker-replicas":
+                found.set()
+            raise
+
+    monkeypatch.setattr(fcntl, "flock", watched)
+    return found
+
+
+@contextmanager
+def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, list[int], Callable[[], Replicas]]]:
+    """Rank 0 of two with a replication of two: its open shards, those of rank 1's lane in order, and what starts replicas."""
+    make_dataset(folder / "data", SAMPLES, size_limit=SHARD)
+    place = open_place(folder / "data", folder / "cache", None, settings=CacheSettings(limit=limit))
+    pool = ShardPool(place.index, place.cache)
+    table = ShardTable(place.index.sizes)
+    course = NativeCourse([Source("data", table, Everything(table))], NativeSettings(partition=LEASED.base))
+    splits = Splits(adaptive_course(course, LEASED), 0, 2)
+    url = f"memory://{folder}"
+    config = StreamingConfig(2, 0, LEASED, coordinator=url, fault_tolerant=True, replication_factor=2)
+    run = config.coordination._replace(threshold=LEASED.rebalance_threshold)
+    with Coordination(url, "run", rank=0, world_size=2, positions=splits.parts, settings=run) as coordination:
+        coordination.begin_epoch(0)
+        lane = in_order(splits.locate(splits.parts[0], splits.total)[0])
+        yield pool, lane, lambda: Replicas(PoolRows(pool, FeedSettings()), splits, config, coordination)
+    pool.close()
+
+
+def wait_for(replicas: Replicas) -> None:
+    """Until all is fetched that will be."""
+    assert replicas._thread is not None
+    replicas._thread.join(30)
+    assert not replicas._thread.is_alive()
+
+
+def present(pool: ShardPool) -> list[int]:
+    return [number for number, info in enumerate(pool.index.shards) if pool.cache.open(info) is not None]
+
+
+def test_a_shard_that_another_thread_is_fetching_is_waited_for(tmp_path: Path, refused: threading.Event) -> None:
+    with worker(tmp_path) as (pool, lane, start):
+        info = pool.index.shards[lane[1]]
+        pool.cache.store = store = HoldingStore(str(tmp_path / "data"), info.raw[0].basename)
+        other = threading.Thread(target=pool.cache.fetch, args=(info,))
+        other.start()
+        try:
+            assert store.begun.wait(30)
+            replicas = start()
+            assert refused.wait(30)
+        finally:
+            store.go_on.set()
+            other.join()
+        wait_for(replicas)
+        assert len(lane) > 3
+        assert present(pool) == sorted(lane)
+        # The other thread may end between the look at its lock and the look at its file: then its shard counts, too.
+        assert pool.counts.totals()[0][Count.REPLICATED_SHARDS] >= len(lane) - 1
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_nothing_makes_way_for_replicas(tmp_path: Path, caplog: pytest.LogCaptureFixture, in_use: bool) -> None:
+    caplog.set_level("INFO", logger="stoker")
+    with worker(tmp_path, limit=5 * SHARD) as (pool, lane, start):
+        own = [number for number in range(len(pool.index)) if number not in lane][:5]
+        for number in own:
+            if in_use:
+                pool.get(number)
+            else:
+                pool.cache.fetch(pool.index.shards[number])
+        wait_for(start())
+        assert present(pool) == own
+        assert pool.counts.totals()[0][Count.REPLICATED_SHARDS] == 0
+    assert "the cache has no room for more replicas" in caplog.text
