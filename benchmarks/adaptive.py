@@ -38,7 +38,7 @@ SETTINGS = {"lease": 3.0, "heartbeat": 1.0, "split": 0.5}
 def work(told: dict[str, Any]) -> None:
     """One worker."""
     from stoker import RoundRobin, StreamingDataset
-    from stoker.coordination import Settings
+    from stoker.coordination import CoordinationSettings
     from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 
     engine = told["engine"]
@@ -55,7 +55,7 @@ def work(told: dict[str, Any]) -> None:
             Adaptive(),
             prefetch_buffer_size=16,
             coordinator=engine,
-            coordination=Settings(**told["settings"]),
+            coordination=CoordinationSettings(**told["settings"]),
             commit_every=0.25,
         )
     loader = StreamingShardLoader(dataset, config)

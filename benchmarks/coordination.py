@@ -31,8 +31,8 @@ from typing import Any
 
 from stoker.coordination.agent import Agent, Holding
 from stoker.coordination.engines.store import open_store
-from stoker.coordination.history.records import Epoch, Process, Settings
-from stoker.coordination.membership import Clock, Membership
+from stoker.coordination.history.records import CoordinationSettings, Epoch, Process
+from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Keys, Sleep, Swap, Unanswered
 from stoker.coordination.run import RunRecords, perform
 
@@ -43,7 +43,7 @@ class _Worker:
     """One worker's protocol and consumer, stepped by hand."""
 
     def __init__(self, rank: int, epoch: Epoch, keys: Keys) -> None:
-        self.clock = Clock(time.monotonic())
+        self.clock = ProtocolClock(time.monotonic())
         process = Process("bench", "", rank, 0, f"{rank}")
         self.member = Membership(keys, rank, process, epoch.settings, self.clock)
         self.agent: Agent | None = None
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=8, help="in each process; each is a client of the engine")
     parser.add_argument("--seconds", type=float, default=30.0)
     chosen = parser.parse_args()
-    settings = Settings(lease=30.0, heartbeat=5.0, split=1.0, smallest=RATE, largest=RATE)
+    settings = CoordinationSettings(lease=30.0, heartbeat=5.0, split=1.0, smallest=RATE, largest=RATE)
     total = chosen.workers * RATE * 3600
     lanes = chosen.workers
     starts = tuple([total * k // lanes for k in range(lanes + 1)])

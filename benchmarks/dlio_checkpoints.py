@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.bench.checkpoint.layout import layout_of
 from stoker.bench.settings.sources import read_workload
-from stoker.bench.settings.workload import WIDTHS, Model
+from stoker.bench.settings.workload import WIDTHS, ModelSettings
 
 FILE = "dlio_benchmark/checkpointing/base_checkpointing.py"
 
@@ -96,7 +96,7 @@ def load(checkout: Path) -> Any:
     return Counting
 
 
-def dlio(counting: Any, model: Model, ranks: int) -> list[dict[str, int]]:
+def dlio(counting: Any, model: ModelSettings, ranks: int) -> list[dict[str, int]]:
     """Names and bytes of each rank's files."""
     found = []
     for rank in range(ranks):
@@ -129,7 +129,7 @@ def dlio(counting: Any, model: Model, ranks: int) -> list[dict[str, int]]:
     return found
 
 
-def cases() -> list[tuple[str, Model, int]]:
+def cases() -> list[tuple[str, ModelSettings, int]]:
     """Models, and how many ranks save them."""
     made = []
     for name, ranks in (("8b", 8), ("70b", 64), ("405b", 512), ("1t", 1024)):

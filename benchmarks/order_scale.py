@@ -37,10 +37,10 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
 
     from stoker import Contiguous, Elastic, HashBased, RangeBased, RoundRobin
     from stoker.order import ShardTable
-    from stoker.order.native import NativeCourse
-    from stoker.order.sample_order import Leg, Seat
+    from stoker.order.native import NativeOrder
+    from stoker.order.sample_order import DataRank, Leg
     from stoker.order.selection.selection import Everything
-    from stoker.order.settings import NativeSettings, Source
+    from stoker.order.settings import NativeSettings, StreamSource
 
     # Uneven shards: one gets what another lacks.
     extra = np.random.default_rng(0).integers(0, samples // shards // 2, shards // 2)
@@ -57,10 +57,10 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
     sources = []
     for number, part in enumerate(np.array_split(sizes, 3 if partition == "streams" else 1)):
         table = ShardTable(part)
-        sources.append(Source(f"stream {number}", table, Everything(table), about={"fingerprint": str(number)}))
+        sources.append(StreamSource(f"stream {number}", table, Everything(table), about={"fingerprint": str(number)}))
     batching = "stratified" if partition == "streams" else "random"
-    course = NativeCourse(sources, NativeSettings(shuffle=shuffle, partition=chosen, batching_method=batching))
-    seat = Seat(RANK, RANKS, 8, BATCH)
+    course = NativeOrder(sources, NativeSettings(shuffle=shuffle, partition=chosen, batching_method=batching))
+    seat = DataRank(RANK, RANKS, 8, BATCH)
     # The fourth epoch.
     leg = Leg(3, 0 if start == "first" else samples // 2 // (BATCH * RANKS) * BATCH * RANKS, (RANKS, BATCH, 0))
     run = course.run(leg, seat)

@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from stoker.order import ShardTable
-from stoker.order.mosaicml import IncumbentPlan, IncumbentSettings, Mixture
-from stoker.order.quality import Quality, cache_need, measure
-from stoker.order.shuffle.shuffle import Line, LineSettings, ShuffleName
+from stoker.order.mosaicml import Mixture, MosaicmlPlan, MosaicmlSettings
+from stoker.order.quality import ShuffleQuality, cache_need, measure
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleName, ShuffleSettings
 from stoker.types import Ids
 
 # The loader asks for so many samples at a time.
@@ -55,20 +55,20 @@ def make_table(shards: int, samples: int) -> ShardTable:
 
 def native(table: ShardTable, shuffle: ShuffleName, block_size: int | None = None, name: str = "") -> Shuffle:
     nodes = 1 if shuffle == "global" else NODES
-    settings = LineSettings.resolve(table, shuffle=shuffle, num_canonical_nodes=nodes, block_size=block_size)
+    settings = ShuffleSettings.resolve(table, shuffle=shuffle, num_canonical_nodes=nodes, block_size=block_size)
 
     def ids(seed: int) -> Ids:
-        shards, rows = Line(table, settings, seed).locate(np.arange(table.total))
+        shards, rows = ShuffledStream(table, settings, seed).locate(np.arange(table.total))
         return table.starts[shards] + rows
 
     def cost() -> tuple[float, float, float]:
         calls = np.array_split(np.arange(table.total // 3, table.total // 3 + TIMED_CALLS * CALL), TIMED_CALLS)
-        line = Line(table, settings, 1)
+        line = ShuffledStream(table, settings, 1)
         # The best of many for each call, as other programs share the processor's caches.
         best = [min(timed(partial(line.locate, call))[0] for _ in range(40)) for call in calls]
         each = sum(best) / (TIMED_CALLS * CALL)
-        start = min(timed(lambda: Line(table, settings, 1).locate(calls[0]))[0] for _ in range(7))
-        return each, start, peak(lambda: Line(table, settings, 1).locate(calls[0])) / table.total
+        start = min(timed(lambda: ShuffledStream(table, settings, 1).locate(calls[0]))[0] for _ in range(7))
+        return each, start, peak(lambda: ShuffledStream(table, settings, 1).locate(calls[0])) / table.total
 
     return Shuffle(name or f"`{shuffle}`", ids, cost, nodes)
 
@@ -76,8 +76,8 @@ def native(table: ShardTable, shuffle: ShuffleName, block_size: int | None = Non
 def incumbent(table: ShardTable, algo: str, block_size: int | None = None, name: str = "") -> Shuffle:
     mixture = Mixture.resolve([table.sizes])
 
-    def plan(seed: int) -> IncumbentPlan:
-        settings = IncumbentSettings(
+    def plan(seed: int) -> MosaicmlPlan:
+        settings = MosaicmlSettings(
             batch_size=1,
             num_canonical_nodes=NODES,
             shuffle=True,
@@ -85,7 +85,7 @@ def incumbent(table: ShardTable, algo: str, block_size: int | None = None, name:
             shuffle_seed=seed,
             shuffle_block_size=block_size,
         )
-        return IncumbentPlan(mixture, settings)
+        return MosaicmlPlan(mixture, settings)
 
     def ids(seed: int) -> Ids:
         return np.concatenate([np.concatenate(batches) for batches in plan(seed).chunks(1 << 16)])
@@ -113,7 +113,7 @@ def peak(run: Callable[[], object]) -> float:
     return most
 
 
-def mean(found: Sequence[Quality], name: str) -> float:
+def mean(found: Sequence[ShuffleQuality], name: str) -> float:
     return float(np.mean([getattr(quality, name) for quality in found]))
 
 
@@ -215,7 +215,7 @@ def table_at_same_cache(table: ShardTable, seeds: int) -> None:
             print(row([name, f"{size / average:.2f}", cache, *values]), flush=True)
 
 
-def qualities(shuffle: Shuffle, table: ShardTable, seeds: int) -> list[Quality]:
+def qualities(shuffle: Shuffle, table: ShardTable, seeds: int) -> list[ShuffleQuality]:
     return [measure(shuffle.ids(seed), table, BATCH, shuffle.nodes) for seed in range(1, seeds + 1)]
 
 

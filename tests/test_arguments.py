@@ -158,7 +158,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.writing.writers.NPZWriter": (_folder("int32"), _abort),
     "stoker.writing.writers.TFRecordWriter": (_folder("int"), _abort),
     "stoker.writing.writers.TarWriter": (_folder("int"), _abort),
-    "stoker.coordination.Settings": (_of(), nothing),
+    "stoker.coordination.CoordinationSettings": (_of(), nothing),
     "stoker.generate.DatasetSpec": (_of(format="npy", files=1, samples_per_file=2, record_bytes=8), nothing),
     "stoker.generate.generate": (
         lambda root: {"spec": DatasetSpec(format="npy", record_bytes=8), "url": OUT},
@@ -170,7 +170,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.inspection.verify": (_at("url"), nothing),
     "stoker.order.mixture.schedule.Schedule.parse": (_of(points={0: {"a": 1}}), nothing),
     "stoker.simulate.Cluster": (_of(nodes=1, ranks_per_node=1), nothing),
-    "stoker.simulate.Model": (_of(), nothing),
+    "stoker.simulate.CostModel": (_of(), nothing),
     "stoker.tokens.LMSettings": (_of(seq_len=4), nothing),
     "stoker.tokens.tokenize.tokenize.tokenize": (
         lambda root: {"src": root / "text", "dst": OUT, "tokenizer": root / "tokenizer.json", "processes": 1},

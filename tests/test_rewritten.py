@@ -28,7 +28,7 @@ from stoker import (
     StreamingParquetLoader,
     StreamingShardLoader,
 )
-from stoker.coordination import Settings
+from stoker.coordination import CoordinationSettings
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.shard_loader import Adaptive
 from stoker.tokens import MegatronWriter, Ragged
@@ -252,7 +252,7 @@ def test_token_files_that_were_written_anew_are_refused(tmp_path: Path, source: 
         loader().load_state_dict(state)
 
 
-QUICK: Final = Settings(lease=2.0, heartbeat=0.25, split=0.05, attempts=3, grid=16)
+QUICK: Final = CoordinationSettings(lease=2.0, heartbeat=0.25, split=0.05, attempts=3, grid=16)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import MDSWriter, StreamingConfig, StreamingDataset
-from stoker.bench.clients import Place
+from stoker.bench.clients import ClientLocation
 from stoker.bench.settings.workload import Workload
 from stoker.cli import main
 from stoker.display import escape, redact_url
@@ -60,7 +60,7 @@ def test_no_repr_holds_a_secret() -> None:
     )
     assert "redis://user:***@host:6379/0" in repr(config)
     assert "SECRET" not in repr(config)
-    assert "SECRET" not in repr(Place("s3://b", {"secret_access_key": "SECRET"}))
+    assert "SECRET" not in repr(ClientLocation("s3://b", {"secret_access_key": "SECRET"}))
     workload = Workload()
     workload.storage.options["secret_access_key"] = "SECRET"
     assert "SECRET" not in repr(workload)

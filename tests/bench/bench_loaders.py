@@ -10,12 +10,12 @@ from itertools import repeat
 
 import numpy as np
 
-from stoker.bench.loaders import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders import LoadedBatch, LoaderJob, LoaderReport
 from stoker.errors import MissingPackageError, StorageError
 
 
 class _Open:
-    def __init__(self, job: Job, fails: str) -> None:
+    def __init__(self, job: LoaderJob, fails: str) -> None:
         self.job, self.fails = job, fails
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
@@ -50,7 +50,7 @@ class Killed:
     def available(self) -> str | None:
         return None
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         return _Open(job, self.fails)
 
 
@@ -80,7 +80,7 @@ class Lacks(Killed):
 
     name = "lacks"
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         if job.world.rank == 1:
             raise MissingPackageError("nolib is not installed: pip install nolib")
         return _Open(job, self.fails)
@@ -110,7 +110,7 @@ class Stops(Killed):
 
     name = "stops"
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         return _Stopping(job, "")
 
 
@@ -133,7 +133,7 @@ class Stalls(Killed):
 
     name = "stalls"
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         return _Stalling(job, "")
 
 

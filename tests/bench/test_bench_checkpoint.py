@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 
 from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
-from stoker.bench.checkpoint.content import PART, Content, blocks
-from stoker.bench.checkpoint.layout import Layout, layout_of, parameters
+from stoker.bench.checkpoint.content import PART, CheckpointContent, blocks
+from stoker.bench.checkpoint.layout import CheckpointLayout, layout_of, parameters
 from stoker.bench.checkpoint.manifest import Manifest, SavedFile
 from stoker.bench.checkpoint.saver import source_rank
 from stoker.bench.checkpoint.training import InEpoch
 from stoker.bench.checkpoint.transfer import Mover, Moving
 from stoker.bench.settings.sources import read_workload
-from stoker.bench.settings.workload import Checkpoint, Model
+from stoker.bench.settings.workload import CheckpointSettings, ModelSettings
 from stoker.cluster import World
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, StokerError, StorageFullError
 from stoker.storage import Store, open_store
 
 MIB, GIB = 1 << 20, 1 << 30
 
-SMALL = Model(
+SMALL = ModelSettings(
     type="transformer",
     layers=7,
     vocab_size=1000,
@@ -41,7 +41,7 @@ SMALL = Model(
 )
 
 
-def model_of(name: str) -> Model:
+def model_of(name: str) -> ModelSettings:
     return read_workload(f"llama-{name}-checkpoint", environ={}, dotenv=None).workload.model
 
 
@@ -110,7 +110,7 @@ def test_files_are_named_and_spread_as_in_dlio() -> None:
 
 
 shapes = st.builds(
-    Model,
+    ModelSettings,
     type=st.just("transformer"),
     layers=st.integers(1, 9),
     vocab_size=st.integers(1, 500),
@@ -124,7 +124,7 @@ shapes = st.builds(
 
 
 @given(shapes, st.integers(1, 4), st.data())
-def test_the_parts_of_all_ranks_are_the_whole_model(model: Model, data: int, draw: st.DataObject) -> None:
+def test_the_parts_of_all_ranks_are_the_whole_model(model: ModelSettings, data: int, draw: st.DataObject) -> None:
     """But for what does not divide, and norms, which every tensor-parallel rank has."""
     tensor = draw.draw(st.sampled_from([1, 2, 4]))
     pipeline = 1 if model.zero_stage == 3 else draw.draw(st.integers(1, model.layers))
@@ -155,22 +155,22 @@ def test_ranks_that_do_not_fit_and_models_of_nothing_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"5 ranks are no multiple of .* = 2: .*model\.data"):
         layout_of(replace(SMALL, tensor=2), 5)
     with pytest.raises(ConfigError, match=r"nothing to save: give model\.layers"):
-        layout_of(Model(), 2)
+        layout_of(ModelSettings(), 2)
     with pytest.raises(ConfigError, match="ZeRO stage 3 does not go with pipeline"):
-        Model(zero_stage=3, pipeline=2)
+        ModelSettings(zero_stage=3, pipeline=2)
     with pytest.raises(ConfigError, match="3 layers can not be shared out to 4 stages"):
-        Model(layers=3, pipeline=4)
+        ModelSettings(layers=3, pipeline=4)
     with pytest.raises(ConfigError, match="model_dtype is one of"):
-        Model(model_dtype="float16")
+        ModelSettings(model_dtype="float16")
     with pytest.raises(ConfigError, match="3 checkpoints are to be read, and 2 are left"):
-        Checkpoint(writes=5, reads=3, keep=2)
+        CheckpointSettings(writes=5, reads=3, keep=2)
 
 
 def test_a_model_of_a_size_is_shared_out_or_rank_0_s() -> None:
-    def sizes(layout: Layout) -> list[int]:
+    def sizes(layout: CheckpointLayout) -> list[int]:
         return [sum(file.bytes for file in files) for files in layout.files]
 
-    model = Model(size_bytes=10_001, type="cnn")
+    model = ModelSettings(size_bytes=10_001, type="cnn")
     assert sizes(layout_of(model, 2)) == [5001, 5000]
     assert sizes(layout_of(model, 2, all_write=False)) == [10_001, 0]
 
@@ -182,7 +182,7 @@ def test_no_block_is_like_another_one_of_any_rank_file_or_checkpoint() -> None:
     seen = set()
     for number in range(2):
         for rank in range(3):
-            content = Content(7, number, 3, rank)
+            content = CheckpointContent(7, number, 3, rank)
             for first in (0, 2):
                 out = np.empty(2 * MIB, np.uint8)
                 content.fill(out, first, 0)
@@ -207,7 +207,7 @@ def mover(store: Store, *, direct: bool = False, verify: bool = True, threads: i
 @pytest.mark.parametrize("size", [1, 4095, 3 * MIB + 7, PART, 2 * PART + MIB + 1])
 def test_files_hold_the_bytes_of_their_place_and_no_more(direct: bool, size: int, tmp_path: Path) -> None:
     store = open_store(tmp_path / "saved")
-    file = Moving("one/a.bin", size, Content(1, 0, 2, 1), 5)
+    file = Moving("one/a.bin", size, CheckpointContent(1, 0, 2, 1), 5)
     moving = mover(store, direct=direct)
     moving.save(file)
     saved = np.fromfile(tmp_path / "saved" / "one" / "a.bin", np.uint8)
@@ -225,20 +225,20 @@ def test_files_hold_the_bytes_of_their_place_and_no_more(direct: bool, size: int
 @pytest.mark.parametrize("size", [5, PART + 3])
 def test_objects_hold_the_same_bytes(size: int, bucket: Bucket) -> None:
     store = open_store(bucket.url, bucket.storage_options)
-    file = Moving("one/a.bin", size, Content(1, 0, 2, 1), 0)
+    file = Moving("one/a.bin", size, CheckpointContent(1, 0, 2, 1), 0)
     moving = mover(store)
     moving.save(file)
     assert store.head("one/a.bin").size == size
     moving.load(file)
     with pytest.raises(CorruptDataError, match="is not what was written"):
-        moving.load(file._replace(content=Content(2, 0, 2, 1)))
+        moving.load(file._replace(content=CheckpointContent(2, 0, 2, 1)))
     with pytest.raises(CorruptDataError, match=f"has {size:,} bytes, its checkpoint says {size + 1:,}"):
         moving.load(file._replace(bytes=size + 1))
 
 
 def test_changed_bytes_are_found_where_they_are(direct: bool, tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    file = Moving("a.bin", PART + 2 * MIB, Content(1, 0, 1, 0), 0)
+    file = Moving("a.bin", PART + 2 * MIB, CheckpointContent(1, 0, 1, 0), 0)
     moving = mover(store, direct=direct)
     moving.save(file)
     with (tmp_path / "a.bin").open("r+b") as handle:
@@ -260,7 +260,7 @@ def test_changed_bytes_are_found_where_they_are(direct: bool, tmp_path: Path) ->
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_text("mine")
     with pytest.raises(StokerError, match="File exists"):
-        mover(open_store(tmp_path)).save(Moving("a.bin", 10, Content(1, 0, 1, 0), 0))
+        mover(open_store(tmp_path)).save(Moving("a.bin", 10, CheckpointContent(1, 0, 1, 0), 0))
     assert (tmp_path / "a.bin").read_text() == "mine"
 
 
@@ -275,7 +275,7 @@ def test_the_end_of_another_rank_ends_all_threads(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     moving = Mover(store, threads=2, direct=False, fsync=False, verify=False, check=check)
     with pytest.raises(StokerError, match="rank 1 is gone"):
-        moving.save(Moving("a.bin", 40 * PART, Content(1, 0, 1, 0), 0))
+        moving.save(Moving("a.bin", 40 * PART, CheckpointContent(1, 0, 1, 0), 0))
     assert len(calls) <= 5
     assert os.stat(tmp_path / "a.bin").st_size <= 4 * PART
 
@@ -290,12 +290,12 @@ def test_memory_is_a_few_parts_whatever_the_size(tmp_path: Path) -> None:
     code = f"""
 import resource, sys
 from stoker.bench.checkpoint.transfer import Mover, Moving
-from stoker.bench.checkpoint.content import Content
+from stoker.bench.checkpoint.content import CheckpointContent
 from stoker.storage import open_store
 store = open_store(sys.argv[1])
 moving = Mover(store, threads=2, direct=False, fsync=False, verify=True, check=lambda: None)
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-small, large = (Moving(f"{{size}}.bin", size, Content(1, 0, 1, 0), 0) for size in ({4 * PART}, {16 * PART}))
+small, large = (Moving(f"{{size}}.bin", size, CheckpointContent(1, 0, 1, 0), 0) for size in ({4 * PART}, {16 * PART}))
 moving.save(small); moving.load(small)
 before = peak()
 moving.save(large); moving.load(large)
@@ -381,7 +381,7 @@ class Noted:
         self.steps.append(where["step"])
 
 
-def when(settings: Checkpoint, epoch: int, steps: int, block: int | None) -> list[int]:
+def when(settings: CheckpointSettings, epoch: int, steps: int, block: int | None) -> list[int]:
     """At which steps an epoch saves, as the loop of steps would ask."""
     noted = Noted()
     saving = InEpoch(noted, settings, 0, epoch)  # type: ignore[arg-type]
@@ -395,12 +395,12 @@ def when(settings: Checkpoint, epoch: int, steps: int, block: int | None) -> lis
 @settings(max_examples=50)
 @given(st.integers(1, 12), st.integers(0, 40))
 def test_steps_between_checkpoints_are_counted_to_the_end_of_the_epoch(every: int, steps: int) -> None:
-    assert when(Checkpoint(every_steps=every), 0, steps, every) == list(range(every, steps + 1, every))
+    assert when(CheckpointSettings(every_steps=every), 0, steps, every) == list(range(every, steps + 1, every))
 
 
 def test_epochs_between_checkpoints_are_dlio_s() -> None:
     """Epochs 5, 7, 9 counted from 1, as of ``checkpoint_after_epoch: 5, epochs_between_checkpoints: 2``."""
-    chosen = Checkpoint(after_epoch=5, every_epochs=2)
+    chosen = CheckpointSettings(after_epoch=5, every_epochs=2)
     assert [epoch + 1 for epoch in range(10) if when(chosen, epoch, 8, None)] == [5, 7, 9]
 
 
@@ -413,7 +413,7 @@ def test_errors_of_files_are_stoker_s(monkeypatch: pytest.MonkeyPatch, tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, old[1]))
     try:
         with pytest.raises(StorageFullError, match=r"a\.bin.*Free some space"):
-            mover(open_store(tmp_path)).save(Moving("a.bin", 3 * MIB, Content(1, 0, 1, 0), 0))
+            mover(open_store(tmp_path)).save(Moving("a.bin", 3 * MIB, CheckpointContent(1, 0, 1, 0), 0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, handler)

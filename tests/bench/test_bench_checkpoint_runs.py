@@ -19,14 +19,14 @@ from bench_faults import small_disk
 
 from s3server import Bucket
 from stoker.bench.checkpoint import manifest as manifests
-from stoker.bench.checkpoint.content import Content
+from stoker.bench.checkpoint.content import CheckpointContent
 from stoker.bench.checkpoint.layout import layout_of
 from stoker.bench.checkpoint.manifest import Manifest
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.transfer import Mover, Moving
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
@@ -80,7 +80,7 @@ def whole(store: Store) -> list[Manifest]:
     for folder in manifests.find(store):
         made = manifests.read(store, folder)
         for file in made.files:
-            content = Content(made.seed, made.number, made.whole, file.rank)
+            content = CheckpointContent(made.seed, made.number, made.whole, file.rank)
             moving.load(Moving(f"{folder}/{file.name}", file.bytes, content, file.first_block))
         there = {one.key.rpartition("/")[2]: one.size for one in store.list(folder)}
         there.pop(manifests.NAME)
@@ -323,7 +323,7 @@ def test_a_checkpoint_that_comes_from_the_page_cache_is_noticed(tmp_path: Path) 
 def test_what_may_count_is_not_taken_apart_by_a_rank_that_hears_of_a_failure(tmp_path: Path) -> None:
     """Between the last rank's word and its own, rank 0 may have written the manifest."""
     chosen = [*SMALL_8B, f"checkpoint.url={tmp_path / 'c'}"]
-    plan = Plan(read_workload(None, chosen, environ={}, dotenv=None).workload, "memory://x", str(tmp_path), "0" * 16)
+    plan = RunPlan(read_workload(None, chosen, environ={}, dotenv=None).workload, "memory://x", str(tmp_path), "0" * 16)
     server = Server(2, "token", "digest", join_seconds=30)
     links = [Link(lambda: ("127.0.0.1", server.port, "token"), rank, "digest", join_seconds=5) for rank in range(2)]
     record: dict[str, Any] = {"checkpoints": []}

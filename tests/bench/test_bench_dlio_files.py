@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.bench.loaders import Job, get_loader
+from stoker.bench.loaders import LoaderJob, get_loader
 from stoker.bench.loaders.decode import samples_last
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
@@ -49,7 +49,7 @@ def test_each_sample_of_dlio_s_files_comes_once(kind: str, loader: str, tmp_path
     (tmp_path / "dlio.yaml").write_text(DLIO.format(format=kind))
     settings = [f"reader.loader={loader}", "reader.threads=0"]
     workload = read_workload(str(tmp_path / "dlio.yaml"), settings, environ={}, dotenv=None).workload
-    job = Job(workload, "train", str(tmp_path / "data"), World(), 0, 3, str(tmp_path / "scratch"))
+    job = LoaderJob(workload, "train", str(tmp_path / "data"), World(), 0, 3, str(tmp_path / "scratch"))
     opened = get_loader(loader).open(job)
     try:
         batches = list(opened.epoch(0))

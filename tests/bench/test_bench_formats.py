@@ -17,7 +17,7 @@ import pytest
 from s3server import Bucket
 from stoker.bench.ranks.control_client import Link
 from stoker.bench.ranks.control_server import Server
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
 from stoker.bench.results.results import collect, schema
 from stoker.bench.settings.sources import read_workload
@@ -46,7 +46,7 @@ def train(kind: str, url: str, options: dict[str, Any], folder: Path) -> dict[st
     results, scratch = folder / "results", folder / "scratch"
     results.mkdir()
     scratch.mkdir()
-    plan = Plan(resolved.workload, url, str(results), "run", origins=resolved.origins, scratch=str(scratch))
+    plan = RunPlan(resolved.workload, url, str(results), "run", origins=resolved.origins, scratch=str(scratch))
     server, began = Server(2, "token", plan.digest), time.time()
 
     def run(rank: int) -> None:

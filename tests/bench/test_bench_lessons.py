@@ -25,7 +25,7 @@ import pytest
 import stoker.generate
 from s3server import Bucket
 from stoker.bench.loaders import get_loader
-from stoker.bench.loaders.base import Job
+from stoker.bench.loaders.base import LoaderJob
 from stoker.bench.measure import generation
 from stoker.bench.measure.generation import await_listing, make_data
 from stoker.bench.ranks.world import read_threads
@@ -222,7 +222,7 @@ def bench(
 
 def rows(name: str, made: Workload, url: str, threads: int = 0) -> list[np.ndarray[Any, Any]]:
     """All batches of an epoch, as arrays of bytes."""
-    loader = get_loader(name).open(Job(made, "train", url, World(), threads, made.reader.batch_size))
+    loader = get_loader(name).open(LoaderJob(made, "train", url, World(), threads, made.reader.batch_size))
     try:
         return [
             np.asarray(next(iter(batch.data.values())) if isinstance(batch.data, dict) else batch.data)
@@ -286,7 +286,7 @@ def test_without_decoding_nothing_is_decoded(name: str, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / "train" / f"img-{number}.npz").write_bytes(os.urandom(100 + number))
     made = workload("reader.decode=false", f"reader.loader={name}")
-    loader = get_loader(name).open(Job(made, "train", str(tmp_path), World(), 0, 1))
+    loader = get_loader(name).open(LoaderJob(made, "train", str(tmp_path), World(), 0, 1))
     assert sorted(batch.bytes for batch in loader.epoch(0)) == [100, 101, 102, 103]
     loader.close()
     with pytest.raises(StokerError):
@@ -315,7 +315,7 @@ def test_objects_and_files_are_read_alike(name: str, bucket: Bucket, tmp_path: P
     for place, more in ((str(tmp_path), ()), (f"{bucket.url}/d", (f"storage.options={options}",))):
         made = workload(*chosen, *more)
         make_data(made, place)
-        loader = get_loader(name).open(Job(made, "train", place, World(), 0, 2, str(tmp_path / "scratch")))
+        loader = get_loader(name).open(LoaderJob(made, "train", place, World(), 0, 2, str(tmp_path / "scratch")))
         batches = list(loader.epoch(0))
         seen.append(sorted(row for batch in batches for row in _texts(batch.data)))
         report = loader.report()
@@ -471,10 +471,10 @@ def test_as_many_connections_as_readers_and_they_are_kept(server: str) -> None:
 def test_minio_has_as_many_connections_as_readers() -> None:
     pytest.importorskip("minio")
     from stoker.bench.clients import open_client
-    from stoker.bench.clients.base import Place
+    from stoker.bench.clients.base import ClientLocation
 
     options = {"endpoint": "http://127.0.0.1:1", "access_key_id": "k", "secret_access_key": "s"}
-    client: Any = open_client("minio", Place("s3://b/x", options, 40))
+    client: Any = open_client("minio", ClientLocation("s3://b/x", options, 40))
     assert client._pool.connection_pool_kw["maxsize"] == 40
     client.close()
 

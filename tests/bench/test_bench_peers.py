@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from s3server import Bucket
-from stoker.bench.clients import CLIENTS, Place, find_client, open_client
-from stoker.bench.loaders import Job, check_client, get_loader
+from stoker.bench.clients import CLIENTS, ClientLocation, find_client, open_client
+from stoker.bench.loaders import LoaderJob, check_client, get_loader
 from stoker.bench.loaders.npzviews import npz_views
 from stoker.bench.measure.generation import make_data
 from stoker.bench.run import run_benchmark
@@ -47,7 +47,7 @@ def opened(made: Workload, url: Path, rank: int = 0, ranks: int = 1, threads: in
     scratch = url.parent / "scratch"
     scratch.mkdir(exist_ok=True)
     loader = get_loader(made.reader.loader)
-    return loader.open(Job(made, "train", str(url), World(rank, ranks, ranks, "local"), threads, 3, str(scratch)))
+    return loader.open(LoaderJob(made, "train", str(url), World(rank, ranks, ranks, "local"), threads, 3, str(scratch)))
 
 
 def rows(opened: Any, epoch: int) -> list[bytes]:
@@ -162,7 +162,7 @@ def test_what_a_loader_can_not_do_is_an_error(more: tuple[str, ...], said: str, 
 def test_a_client_of_files_reads_all_bytes(name: str, size: int, tmp_path: Path) -> None:
     data = np.random.default_rng(size).bytes(size)
     (tmp_path / "file").write_bytes(data)
-    client = open_client(name, Place(str(tmp_path), {}))
+    client = open_client(name, ClientLocation(str(tmp_path), {}))
     try:
         found = client.read("file")
     except ConfigError as error:
@@ -186,13 +186,13 @@ def test_direct_reads_leave_the_page_cache_alone(tmp_path: Path) -> None:
         if before is None or before[0]:
             pytest.skip("this file system keeps files in memory")
         try:
-            open_client("direct", Place(str(tmp_path), {})).read("file")
+            open_client("direct", ClientLocation(str(tmp_path), {})).read("file")
         except ConfigError:
             pytest.skip("this file system refuses O_DIRECT")
         after = _resident(descriptor, 1 << 20)
         assert after is not None
         assert after[0] == 0
-        open_client("buffered", Place(str(tmp_path), {})).read("file")
+        open_client("buffered", ClientLocation(str(tmp_path), {})).read("file")
         there = _resident(descriptor, 1 << 20)
         assert there is not None
         assert there[0] == there[1]
@@ -210,7 +210,7 @@ def test_a_client_of_objects_reads_all_bytes(name: str, bucket: Bucket, monkeypa
     data = os.urandom(3_000_001)
     bucket.server.client().put_object(Bucket=bucket.name, Key="data/train/file", Body=data)
     options = dict(bucket.storage_options) | ({"allow_http": True} if name == "obstore" else {})
-    client = open_client(name, Place(f"{bucket.url}/data/train", options, 4))
+    client = open_client(name, ClientLocation(f"{bucket.url}/data/train", options, 4))
     assert bytes(memoryview(client.read("file"))) == data
     with pytest.raises(ObjectNotFoundError, match=f"{bucket.url}/data/train/none"):
         client.read("none")

@@ -17,9 +17,9 @@ import pytest
 
 from s3server import Bucket
 from stoker.bench.loaders import get_loader, loader_names
-from stoker.bench.loaders.base import Job
+from stoker.bench.loaders.base import LoaderJob
 from stoker.bench.ranks.control_client import RankFailedError
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import collect, schema
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
@@ -319,7 +319,9 @@ def test_time_that_is_in_no_part_makes_a_run_invalid(missing: float, valid: bool
     path.write_text(json.dumps(record))
     settings = [*TINY, "reader.loader=bench_loaders:Stalls", "train.epochs=1"]
     workload = read_workload(None, settings, environ={}, dotenv=None).workload
-    result = collect(Plan(workload, "/nothing", str(tmp_path), "x"), tmp_path, 1, failure=None, began=0, launcher="x")
+    result = collect(
+        RunPlan(workload, "/nothing", str(tmp_path), "x"), tmp_path, 1, failure=None, began=0, launcher="x"
+    )
     assert ("identity" not in broken(result)) is valid
     if not valid:
         assert not result["valid"]
@@ -389,7 +391,8 @@ def test_each_rank_reads_its_own_part_in_every_epoch(name: str, threads: int, nu
     workload = read_workload(None, settings, environ={}, dotenv=None).workload
     seen = []
     loaders = [
-        get_loader(name).open(Job(workload, "train", str(numbered), World(rank, 2, 2), threads, 3)) for rank in range(2)
+        get_loader(name).open(LoaderJob(workload, "train", str(numbered), World(rank, 2, 2), threads, 3))
+        for rank in range(2)
     ]
     for epoch in range(2):
         parts = [
@@ -427,7 +430,7 @@ def test_bytes_alone_are_the_files_bytes_and_labelled(tmp_path: Path) -> None:
     for name in ("stoker", "torch"):
         settings = ("dataset.files=6", "reader.batch_size=2", "reader.decode=false", f"reader.loader={name}")
         workload = read_workload(None, settings, environ={}, dotenv=None).workload
-        loader = get_loader(name).open(Job(workload, "train", str(tmp_path), World(), 0, 2))
+        loader = get_loader(name).open(LoaderJob(workload, "train", str(tmp_path), World(), 0, 2))
         assert sum(batch.bytes for batch in loader.epoch(0)) == sizes
         assert loader.report().decoded == "bytes"
         loader.close()
@@ -440,7 +443,7 @@ def test_files_of_any_size_become_samples_of_one(name: str, tmp_path: Path) -> N
         np.savez(tmp_path / "train" / f"img_{number}.npz", x=np.full((1, 5 + number, 7), number, np.uint8))
     settings = ("dataset.files=4", "dataset.resize_bytes=50", "reader.batch_size=2", f"reader.loader={name}")
     workload = read_workload(None, settings, environ={}, dotenv=None).workload
-    loader = get_loader(name).open(Job(workload, "train", str(tmp_path), World(), 0, 2))
+    loader = get_loader(name).open(LoaderJob(workload, "train", str(tmp_path), World(), 0, 2))
     rows = [
         row
         for batch in loader.epoch(0)

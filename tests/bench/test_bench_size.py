@@ -18,7 +18,7 @@ from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Workload
 from stoker.bench.size.rules import demanded
 from stoker.bench.size.search import find_border
-from stoker.bench.size.size import FILE, Sizing, find_size, probe_steps
+from stoker.bench.size.size import FILE, DatasetSize, find_size, probe_steps
 from stoker.cli import main
 from stoker.errors import ConfigError
 
@@ -37,7 +37,7 @@ def _loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-def sized(results: Path, *settings: str, url: str = "memory://nothing", **options: object) -> Sizing:
+def sized(results: Path, *settings: str, url: str = "memory://nothing", **options: object) -> DatasetSize:
     resolved = read_workload(None, settings, environ={}, dotenv=None)
     demand = partial(demanded, resolved.workload, hosts=1, host_memory_bytes=GIB)
     return find_size(resolved, results=results, demand=demand, url=url, **options)  # type: ignore[arg-type]

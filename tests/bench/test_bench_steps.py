@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.bench.loaders import LoadedBatch
-from stoker.bench.measure.clock import Clock
+from stoker.bench.measure.clock import BenchClock
 from stoker.bench.measure.compute import SimulatedStep, TorchStep, make_step
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
-from stoker.bench.measure.steps import Block, Steps, run_steps
+from stoker.bench.measure.steps import StepBlock, Steps, run_steps
 from stoker.bench.settings.duration import Duration
 from stoker.cluster import World
 from stoker.errors import ConfigError
@@ -27,7 +27,7 @@ class Slow:
     """A loader that makes its caller wait, and keeps count of it."""
 
     def __init__(self, steps: int, seconds: float) -> None:
-        self.left, self.seconds, self.waits, self.clock = steps, seconds, list[int](), Clock()
+        self.left, self.seconds, self.waits, self.clock = steps, seconds, list[int](), BenchClock()
 
     def __iter__(self) -> Iterator[LoadedBatch]:
         return self
@@ -168,7 +168,7 @@ def test_an_epoch_without_steps_has_no_numbers_instead_of_wrong_ones() -> None:
     assert stall_percentiles(stalls(steps, 1, 0)) is None
 
 
-def dlio(steps: Steps, block: Block, start: int, end: int, batch: int) -> tuple[float, float]:
+def dlio(steps: Steps, block: StepBlock, start: int, end: int, batch: int) -> tuple[float, float]:
     """AU and samples a second by statscounter.py's compute_metrics_train, with its window for the count of samples."""
     proc = (steps.ended - steps.asked)[block.first : block.last] * 1e-9
     compute = (steps.ended - steps.begun)[block.first : block.last] * 1e-9
@@ -195,7 +195,7 @@ def test_utilization_and_rate_are_dlio_s(
         now += wait + before + compute + after
         steps.samples[at] = 4
     steps.count = len(parts)
-    block = Block(0, len(parts), 990, now + tail, tail, now + tail - 990)
+    block = StepBlock(0, len(parts), 990, now + tail, tail, now + tail - 990)
     got = block_metrics(steps, block, start, end)
     if not got.counted or not got.seconds:
         assert got.au is None

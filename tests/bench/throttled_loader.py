@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.bench.loaders import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders import LoadedBatch, LoaderJob, LoaderReport
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         self.job = job
         self.seconds = float(os.environ["THROTTLED_SECONDS"])
         self.path = Path(job.scratch) / "free-at"
@@ -58,5 +58,5 @@ class Throttled:
     def available(self) -> str | None:
         return None
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         return _Open(job)

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from stoker.coordination import Coordination, LeaseLostError, Settings
+from stoker.coordination import Coordination, CoordinationSettings, LeaseLostError
 
 
 def main(told: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def main(told: dict[str, Any]) -> None:
         rank=told["rank"],
         world_size=world,
         positions=told["positions"],
-        settings=Settings(**told["settings"]),
+        settings=CoordinationSettings(**told["settings"]),
         commit_every=0.2,
     ) as run:
         os.write(out, b"ready\n")

@@ -14,8 +14,8 @@ from typing import Any
 
 from stoker.coordination.agent import Agent, Holding
 from stoker.coordination.history.codec import decode, encode
-from stoker.coordination.history.records import Epoch, Lane, Process, Settings, Split
-from stoker.coordination.membership import Clock, Membership
+from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, SplitRecord
+from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
 from stoker.coordination.rules import finished, first_lane
 
@@ -69,7 +69,7 @@ class _Process:
         self.was_paused = False
         self.clock_rate = 1.0 + random_.uniform(-world.faults.skew, world.faults.skew)
         self.clock_offset = random_.uniform(0.0, 1000.0)
-        self.clock = Clock(self.local(world.time))
+        self.clock = ProtocolClock(self.local(world.time))
         process = Process("host", "boot", number, 0, f"{rank}.{number}")
         self.member = Membership(world.keys, rank, process, world.epoch.settings, self.clock)
         self.agent: Agent | None = None
@@ -220,7 +220,7 @@ class _Checker:
                     self._commit(after.number, split, split.cursor, stop)
         _check_lane(after, self.committed)
 
-    def _commit(self, lane: int, split: Split, start: int, stop: int) -> None:
+    def _commit(self, lane: int, split: SplitRecord, start: int, stop: int) -> None:
         lease = (split.rank, split.incarnation, split.token, lane)
         assert stop <= self.delivered.get(lease, 0), f"[{start}, {stop}) committed and never delivered"
         for position in range(start, stop):
@@ -252,7 +252,7 @@ class World:
         workers: int,
         samples: int,
         lanes: int,
-        settings: Settings,
+        settings: CoordinationSettings,
         encoded: bool = False,
         poison: float = 0.0,
         restarts: bool = True,
@@ -437,7 +437,7 @@ def run_history(seed: int, *, encoded: bool = False) -> History:
     workers = draw.randint(1, 6)
     samples = draw.randint(1, 900)
     owned = draw.random() < 0.3
-    settings = Settings(
+    settings = CoordinationSettings(
         lease=3.0,
         heartbeat=draw.choice((0.5, 1.0, 2.0)),
         split=draw.choice((0.2, 0.5, 1.0)),

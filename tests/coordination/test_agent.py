@@ -8,8 +8,8 @@ import pytest
 
 from stoker.coordination.agent import Agent, Holding
 from stoker.coordination.errors import EngineRegressedError, RankTakenError
-from stoker.coordination.history.records import Epoch, Lane, Process, Settings, Worker
-from stoker.coordination.membership import Clock, Membership
+from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, WorkerRecord
+from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import (
     Create,
     Get,
@@ -23,7 +23,7 @@ from stoker.coordination.operations import (
 )
 from stoker.coordination.rules import first_lane, give_back
 
-SETTINGS = Settings(lease=8.0, heartbeat=2.0, split=1.0, largest=10)
+SETTINGS = CoordinationSettings(lease=8.0, heartbeat=2.0, split=1.0, largest=10)
 
 
 class Engine:
@@ -34,7 +34,7 @@ class Engine:
         self.epoch = Epoch(0, 1, 2, (0, total), None, (), SETTINGS)
         self.records: dict[str, tuple[Any, int]] = {self.keys.epoch(0): (self.epoch, 1)}
         self.version = 1
-        self.clock = Clock(100.0)
+        self.clock = ProtocolClock(100.0)
         self.member = Membership(self.keys, 0, Process("h", "b", 1, 1, "first"), SETTINGS, self.clock)
         self.play(self.member.join())
         self.agent = Agent(self.keys, self.epoch, self.member, self.clock, ahead=0)
@@ -191,7 +191,7 @@ def test_a_worker_that_leaves_gives_back_what_it_has_and_nobody_is_blamed() -> N
     assert (lane.front, lane.back, lane.free) == (4, 100, ())
     assert (lane.again, lane.exposed) == (2, 2)
     engine.play(engine.member.leave())
-    worker: Worker = engine.records[engine.keys.worker(0)][0]
+    worker: WorkerRecord = engine.records[engine.keys.worker(0)][0]
     assert worker.left
 
 

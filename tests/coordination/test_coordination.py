@@ -18,13 +18,13 @@ import pytest
 from stoker.coordination import (
     CommitRefusedError,
     Coordination,
+    CoordinationSettings,
     CoordinationStore,
     EngineError,
     LeasedSplit,
     LeaseLostError,
     RankTakenError,
     Replay,
-    Settings,
     StaleCheckpointError,
     StalledError,
     WaitTimeoutError,
@@ -35,7 +35,7 @@ from stoker.coordination.engines.forwarding import ForwardingStore
 from stoker.errors import ConfigError, StateError
 from support import run_script
 
-QUICK = Settings(lease=2.0, heartbeat=0.5, split=0.1, largest=50)
+QUICK = CoordinationSettings(lease=2.0, heartbeat=0.5, split=0.1, largest=50)
 OWNED = QUICK._replace(threshold=0.2, grid=10)
 
 
@@ -359,7 +359,7 @@ def test_the_patience_that_is_told_is_that_which_was_given_and_waited_for(tmp_pa
 def test_a_process_that_forgets_to_leave_ends_all_the_same(tmp_path: Path) -> None:
     script = tmp_path / "forgets.py"
     script.write_text(
-        "from stoker.coordination import Coordination, Settings\n"
+        "from stoker.coordination import Coordination, CoordinationSettings\n"
         f"run = Coordination('sqlite://{tmp_path}/run.db', 'run', rank=0, world_size=1, positions=10**9)\n"
         "run.begin_epoch(0)\n"
         "assert run.next_split(timeout=30) is not None\n"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stoker.coordination.history.assignment import Replay, entries_of
 from stoker.coordination.history.checkpoint import take, uncommitted
 from stoker.coordination.history.codec import decode, encode
-from stoker.coordination.history.records import Entry, Epoch, Lane, Settings, Split
+from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane, SplitRecord
 from stoker.coordination.rules import (
     cleared,
     commit,
@@ -45,14 +45,14 @@ class LaneMachine(RuleBasedStateMachine):
     def begin(self, total: int, left: list[int] | None, attempts: int) -> None:
         bounds = sorted(p for p in left if p <= total) if left is not None else None
         ranges = None if bounds is None else tuple(zip(bounds[::2], bounds[1::2], strict=False))
-        self.epoch = Epoch(3, 2, 3, (0, total), ranges, (), Settings())
+        self.epoch = Epoch(3, 2, 3, (0, total), ranges, (), CoordinationSettings())
         self.lane = first_lane(self.epoch, 0)
         self.attempts = attempts
         self.committed = set(range(total))
         for begin, end in [(0, total)] if ranges is None else ranges:
             self.committed -= set(range(begin, end))
         self.begun_with = set(self.committed)
-        self.seen: list[Split] = []
+        self.seen: list[SplitRecord] = []
         self.owner_of: dict[int, tuple[int, int]] = {}
         self.chunks: list[Entry] = []
         self.turns = 0
@@ -160,7 +160,7 @@ TestLane.settings = settings(max_examples=150, stateful_step_count=60, deadline=
 
 
 def _lane(total: int = 100) -> Lane:
-    return first_lane(Epoch(0, 1, 1, (0, total), None, (), Settings()), 0)
+    return first_lane(Epoch(0, 1, 1, (0, total), None, (), CoordinationSettings()), 0)
 
 
 def test_what_came_back_goes_first_and_what_kills_its_readers_is_cornered() -> None:

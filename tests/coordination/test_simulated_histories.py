@@ -9,7 +9,7 @@ import pytest
 from histories import run_many
 from simulation import Faults, World, run_history
 
-from stoker.coordination.history.records import Settings
+from stoker.coordination.history.records import CoordinationSettings
 
 
 @pytest.mark.parametrize("first", range(0, 1500, 50))
@@ -31,7 +31,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_kind_world_repeats_nothing_and_the_fast_do_more(seed: int) -> None:
     kind = Faults(0, 0.001, 0, 0, 0, 0, 0, 0, 0, 0)
-    settings = Settings(lease=6.0, heartbeat=2.0, split=1.0, largest=64)
+    settings = CoordinationSettings(lease=6.0, heartbeat=2.0, split=1.0, largest=64)
     world = World(seed, kind, workers=4, samples=800, lanes=1, settings=settings)
     history = world.run(limit=100)
     assert history.delivered == history.samples

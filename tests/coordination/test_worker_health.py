@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.coordination.health import Observer, WorkerState, imbalance, judge, open_lanes, split_size
-from stoker.coordination.history.records import Epoch, Held, Lane, Process, Settings, Worker
+from stoker.coordination.history.records import CoordinationSettings, Epoch, Held, Lane, Process, WorkerRecord
 from stoker.coordination.rules import first_lane, leasable, lease
 
-SETTINGS = Settings(lease=30.0, heartbeat=5.0, slow=0.5)
+SETTINGS = CoordinationSettings(lease=30.0, heartbeat=5.0, slow=0.5)
 PROCESS = Process("host", "boot", 1, 0, "n")
 HELD = (Held(0, 1, 0),)
 
@@ -23,19 +23,19 @@ def _lane(begin: int, end: int, number: int = 0) -> Lane:
     ("worker", "quiet", "failed", "state"),
     [
         (None, None, False, WorkerState.UNKNOWN),
-        (Worker(0, 1, 1, PROCESS, held=HELD), None, False, WorkerState.UNKNOWN),
-        (Worker(0, 1, 1, PROCESS, left=True), 0.0, False, WorkerState.UNKNOWN),
-        (Worker(0, 1, 1, PROCESS, held=HELD), 15.0, False, WorkerState.UNKNOWN),
-        (Worker(0, 1, 1, PROCESS, held=HELD), 30.0, True, WorkerState.FAILED),
-        (Worker(0, 1, 1, PROCESS), 1.0, False, WorkerState.IDLE),
-        (Worker(0, 1, 1, PROCESS, held=HELD, rate=49.0), 1.0, False, WorkerState.SLOW),
-        (Worker(0, 1, 1, PROCESS, held=HELD, rate=50.0), 1.0, False, WorkerState.ACTIVE),
+        (WorkerRecord(0, 1, 1, PROCESS, held=HELD), None, False, WorkerState.UNKNOWN),
+        (WorkerRecord(0, 1, 1, PROCESS, left=True), 0.0, False, WorkerState.UNKNOWN),
+        (WorkerRecord(0, 1, 1, PROCESS, held=HELD), 15.0, False, WorkerState.UNKNOWN),
+        (WorkerRecord(0, 1, 1, PROCESS, held=HELD), 30.0, True, WorkerState.FAILED),
+        (WorkerRecord(0, 1, 1, PROCESS), 1.0, False, WorkerState.IDLE),
+        (WorkerRecord(0, 1, 1, PROCESS, held=HELD, rate=49.0), 1.0, False, WorkerState.SLOW),
+        (WorkerRecord(0, 1, 1, PROCESS, held=HELD, rate=50.0), 1.0, False, WorkerState.ACTIVE),
         # Nothing was measured yet: that is no sign of slowness, nor of failure.
-        (Worker(0, 1, 1, PROCESS, held=HELD, rate=0.0), 1.0, False, WorkerState.ACTIVE),
+        (WorkerRecord(0, 1, 1, PROCESS, held=HELD, rate=0.0), 1.0, False, WorkerState.ACTIVE),
     ],
 )
 def test_states_follow_the_thresholds(
-    worker: Worker | None, quiet: float | None, failed: bool, state: WorkerState
+    worker: WorkerRecord | None, quiet: float | None, failed: bool, state: WorkerState
 ) -> None:
     assert judge(worker, quiet, failed, 100.0, SETTINGS) is state
 
@@ -73,8 +73,8 @@ def test_imbalance_is_the_coefficient_of_variation() -> None:
     assert imbalance([2.0, 4.0]) == pytest.approx(1 / 3)
 
 
-def _workers(rates: list[float]) -> dict[int, Worker]:
-    return {rank: Worker(rank, 1, 1, PROCESS, rate=rate) for rank, rate in enumerate(rates)}
+def _workers(rates: list[float]) -> dict[int, WorkerRecord]:
+    return {rank: WorkerRecord(rank, 1, 1, PROCESS, rate=rate) for rank, rate in enumerate(rates)}
 
 
 def test_lanes_of_ranks_are_open_only_when_finish_times_vary_too_much() -> None:

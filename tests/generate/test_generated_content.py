@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.generate import Column, DatasetSpec, file_names
-from stoker.generate.content import Content
+from stoker.generate.content import FileContent
 from stoker.generate.noise import BLOCK, Noise, noise_of
-from stoker.generate.pieces import Finish, Values, assemble
+from stoker.generate.pieces import Finish, StreamBytes, assemble
 from stoker.generate.streams import noise_stream, text_stream, token_stream
 
 
@@ -98,7 +98,9 @@ def test_chunks_of_any_size_give_the_same_bytes(sizes: list[tuple[bool, int]], c
     def data(chunk: int) -> bytes:
         stream = noise_stream(noise_of(2), 0, 0, 1 << 20)
         pieces: list[Any] = [
-            Values(size - size % len(pattern), stream, Finish(pattern, bytes(len(pattern)))) if values else b"ab" * size
+            StreamBytes(size - size % len(pattern), stream, Finish(pattern, bytes(len(pattern))))
+            if values
+            else b"ab" * size
             for values, size in sizes
         ]
         return b"".join(map(bytes, assemble(pieces, chunk)))
@@ -159,12 +161,12 @@ def test_text_is_words() -> None:
 
 def test_sizes_are_normally_distributed() -> None:
     spec = DatasetSpec(format="mds", record_bytes=10_000, stdev=1000, samples_per_file=20_000)
-    lengths = Content(spec, 0).lengths(spec.fields[0], 0, 20_000)
+    lengths = FileContent(spec, 0).lengths(spec.fields[0], 0, 20_000)
     assert lengths.mean() == pytest.approx(10_000, rel=0.01)
     assert lengths.std() == pytest.approx(1000, rel=0.03)
     assert (np.abs(lengths - 10_000) < 1000).mean() == pytest.approx(0.683, abs=0.02)
-    assert np.array_equal(Content(spec, 0).lengths(spec.fields[0], 7000, 10), lengths[7000:7010])
-    assert not np.array_equal(Content(spec, 1).lengths(spec.fields[0], 0, 10), lengths[:10])
+    assert np.array_equal(FileContent(spec, 0).lengths(spec.fields[0], 7000, 10), lengths[7000:7010])
+    assert not np.array_equal(FileContent(spec, 1).lengths(spec.fields[0], 0, 10), lengths[:10])
 
 
 @pytest.mark.parametrize("name", ["mds-images", "parquet", "tfrecord", "csv", "npz"])

@@ -19,9 +19,9 @@ import pytest
 from stoker import StreamingDataset
 from stoker.coordination import (
     CommitRefusedError,
+    CoordinationSettings,
     EngineError,
     RankTakenError,
-    Settings,
     StaleCheckpointError,
     StalledError,
     WorkerState,
@@ -31,7 +31,7 @@ from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShar
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
 from support import check_sample, make_dataset
 
-QUICK = Settings(lease=2.0, heartbeat=0.25, split=0.05, attempts=3, grid=16)
+QUICK = CoordinationSettings(lease=2.0, heartbeat=0.25, split=0.05, attempts=3, grid=16)
 _names = count()
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker import StreamingDataset
-from stoker.coordination import Settings
+from stoker.coordination import CoordinationSettings
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig
 from stoker.order.partition.partition import Elastic, RoundRobin
@@ -60,7 +60,7 @@ def test_builders_give_checked_copies() -> None:
         .with_shuffle_seed(7)
         .with_batch_size(4)
         .with_checkpointing(500, "memory://x")
-        .with_coordinator(ENGINE, "job", Settings(lease=10, heartbeat=2))
+        .with_coordinator(ENGINE, "job", CoordinationSettings(lease=10, heartbeat=2))
         .with_fault_tolerance(3)
     )
     assert plain == StreamingConfig(8, 3)
@@ -75,7 +75,7 @@ def test_builders_give_checked_copies() -> None:
         checkpoint_url="memory://x",
         coordinator=ENGINE,
         run_id="job",
-        coordination=Settings(lease=10, heartbeat=2),
+        coordination=CoordinationSettings(lease=10, heartbeat=2),
         fault_tolerant=True,
         replication_factor=3,
     )

@@ -12,13 +12,13 @@ import numpy as np
 
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mosaicml import Mixture
-from stoker.order.mosaicml.sample_order import IncumbentCourse
+from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.mosaicml.sampling import StreamWeight
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic, HashBased, Partition, RangeBased
-from stoker.order.sample_order import Course, Run
+from stoker.order.sample_order import Run, SampleOrder
 from stoker.order.selection.selection import Everything, Selection, Split, Without
-from stoker.order.settings import NativeSettings, Source
+from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 from support import PARTITIONS
@@ -60,7 +60,7 @@ class History:
     """
 
     rng: random.Random
-    sources: list[Source]
+    sources: list[StreamSource]
     settings: NativeSettings
     epochs: int
     incumbent: dict[str, object] | None = None
@@ -97,12 +97,12 @@ class History:
         batching = self.settings.batching_method if len(self.sources) > 1 else "one stream"
         return f"{self.settings.partition.name} {batching}"
 
-    def course(self) -> Course:
+    def course(self) -> SampleOrder:
         """The course, made anew as by another process."""
         if self.incumbent is None:
-            return NativeCourse(self.sources, self.settings)
+            return NativeOrder(self.sources, self.settings)
         assert self.mixture is not None
-        return IncumbentCourse(self.mixture, [(s.name, s.about) for s in self.sources], self.incumbent)
+        return MosaicmlOrder(self.mixture, [(s.name, s.about) for s in self.sources], self.incumbent)
 
 
 def make_history(number: int) -> History:
@@ -130,7 +130,7 @@ def make_history(number: int) -> History:
                 [PLAIN, StreamWeight(repeat=rng.choice([0.8, 1.7, 2])), StreamWeight(choose=rng.randint(8, 60))]
             )
         labels = np.arange(table.total) % (8 if partition.column == "user" else 3)
-        sources.append(Source(f"s{stream}", table, selection, weight, {"fingerprint": f"f{stream}"}, labels))
+        sources.append(StreamSource(f"s{stream}", table, selection, weight, {"fingerprint": f"f{stream}"}, labels))
     if streams == 1 and kind == "all" and not partition.static and rng.random() < 0.3:
         partition = _ranges(rng, int(sources[0].selection.sizes.sum()))
     schedule = None
@@ -185,7 +185,7 @@ def _make_foreign(history: History, number: int) -> None:
     }
 
 
-def ids_of(sources: Sequence[Source], run: Run, places: list[Ids]) -> list[int]:
+def ids_of(sources: Sequence[StreamSource], run: Run, places: list[Ids]) -> list[int]:
     """Samples of batches, by ids that count through all streams."""
     if not places:
         return []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError
 from stoker.order.device import DevicePlan
 from stoker.order.global_batches import BatchPlan, Remainder
-from stoker.order.mixture.epoch_mixture import Pieces
+from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
@@ -37,7 +37,7 @@ def method(name: str, counts: list[int], batch: int, nodes: int, remainder: Rema
     end = sum(counts)
     begun = [3 * stream for stream in range(len(counts))]
     if name == "stratified":
-        pieces = Pieces([0], [0], [Mixing(counts, begun)])
+        pieces = EpochMixture([0], [0], [Mixing(counts, begun)])
         return lambda start, size, rank, world: [
             codes.tolist()
             for codes in batches_of(
@@ -130,7 +130,7 @@ def test_only_the_filler_of_a_stratified_batch_is_read_by_neighbouring_nodes() -
 
 
 def test_the_ranks_of_a_node_have_all_streams_in_a_stratified_batch_if_shuffled() -> None:
-    pieces = Pieces([0], [0], [Mixing([8000, 8000])])
+    pieces = EpochMixture([0], [0], [Mixing([8000, 8000])])
 
     def streams(shuffled: bool) -> list[set[int]]:
         plans = [
@@ -144,7 +144,7 @@ def test_the_ranks_of_a_node_have_all_streams_in_a_stratified_batch_if_shuffled(
 
 def test_a_stratified_epoch_of_several_phases_changes_its_shares_with_them() -> None:
     first, second = Mixing([900, 100]), Mixing([500, 500], [900, 100])
-    pieces = Pieces([0, 1000], [0, 0], [first, second])
+    pieces = EpochMixture([0, 1000], [0, 0], [first, second])
     batches = [
         np.bincount(codes >> NUMBER_BITS, minlength=2).tolist()
         for codes in batches_of(StratifiedPlan(0, 2000, 50, 0, 1, 4, strata=pieces))
@@ -205,7 +205,7 @@ def test_what_does_not_fill_a_batch_is_dealt_as_in_any_plan(name: str, remainder
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_loader_workers_share_a_stratified_plan(workers: int) -> None:
-    pieces = Pieces([0], [0], [Mixing([70, 41])])
+    pieces = EpochMixture([0], [0], [Mixing([70, 41])])
     plan = StratifiedPlan(3, 111, 4, 1, 3, 2, "uneven", strata=pieces, key=1)
     batches = batches_of(plan, workers)
     assert len(batches) == len(plan)
@@ -216,7 +216,7 @@ def test_loader_workers_share_a_stratified_plan(workers: int) -> None:
 def test_the_cost_of_a_rank_does_not_depend_on_the_world() -> None:
     world = 16_384
     counts = [7 * 10**11, 2 * 10**11, 10**11]
-    pieces = Pieces([0], [0], [Mixing(counts)])
+    pieces = EpochMixture([0], [0], [Mixing(counts)])
     start = 64 * 10**9
     rows = []
     for rank in (0, 5000, world - 1):
@@ -238,7 +238,7 @@ def test_a_device_plan_goes_on_only_at_whole_batches() -> None:
 
 
 def test_a_pinned_stratified_batch_does_not_change() -> None:
-    pieces = Pieces([0], [0], [Mixing([12, 6, 2])])
+    pieces = EpochMixture([0], [0], [Mixing([12, 6, 2])])
     plan = StratifiedPlan(0, 20, 10, 0, 1, 2, strata=pieces, shuffled=False)
     codes = plan.positions(0, 1)[0]
     assert (codes >> NUMBER_BITS).tolist() == [0, 1, 1, 2, 0, 0, 0, 1, 0, 0]
@@ -248,7 +248,7 @@ def test_a_pinned_stratified_batch_does_not_change() -> None:
 @pytest.mark.parametrize(("nodes", "length"), [(16, 24), (9, 7), (40, 41), (5, 3)])
 def test_batches_of_fewer_samples_than_nodes_are_complete_too(nodes: int, length: int) -> None:
     counts = [length * 3, length * 2 + 1, length]
-    pieces = Pieces([0], [0], [Mixing(counts, nodes=nodes)])
+    pieces = EpochMixture([0], [0], [Mixing(counts, nodes=nodes)])
     for shuffled in (True, False):
         codes = [
             code

@@ -20,10 +20,10 @@ from history_cases import History, Place, batches_of, ids_of, make_history
 
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, StateError
-from stoker.order.native import NativeCourse
-from stoker.order.sample_order import Course, Leg, Run, Seat
-from stoker.pipeline.data_rank import Seating
-from stoker.pipeline.epoch_reader import Feed, FeedSettings
+from stoker.order.native import NativeOrder
+from stoker.order.sample_order import DataRank, Leg, Run, SampleOrder
+from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
 from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.pipeline.state.state import leg_of
 from stoker.reading.shard_pool import ShardPool
@@ -57,13 +57,15 @@ class Unreadable(Exception):  # noqa: N818 - a world was drawn in which this cou
     """Said before a history begins."""
 
 
-def make_feed(course: Course, rank: int, place: Place) -> Feed:
+def make_feed(course: SampleOrder, rank: int, place: Place) -> EpochReader:
     """A rank's feed, without shards to read."""
     pool = cast("ShardPool", SimpleNamespace(most_open=1))
-    return Feed(pool, course, FeedSettings(), Seating(World(rank, place.world, place.ranks_per_node)))
+    return EpochReader(
+        pool, course, EpochReaderSettings(), DataRankFinder(World(rank, place.world, place.ranks_per_node))
+    )
 
 
-def make_feeds(history: History, place: Place) -> list[Feed]:
+def make_feeds(history: History, place: Place) -> list[EpochReader]:
     """All ranks' feeds, some with a course of their own."""
     feeds = [make_feed(history.course(), 0, place)]
     shared = feeds[0].course
@@ -91,7 +93,7 @@ def draw_place(history: History, saved: Saved | None, *, fitting: bool) -> Place
     return Place(nodes, ranks, batch, workers)
 
 
-def go_on(history: History, saved: Saved | None) -> tuple[Place, list[Feed]]:
+def go_on(history: History, saved: Saved | None) -> tuple[Place, list[EpochReader]]:
     """All ranks of another world, with the state loaded. Worlds that refuse it are counted, and another is tried."""
     for attempt in range(3):
         place = draw_place(history, saved, fitting=attempt == 2)
@@ -195,7 +197,7 @@ def read_leg(history: History, saved: Saved | None) -> Saved:
         return stop(history, feeds, upcoming, runs, steps, batches, place)
 
 
-def begin(feeds: list[Feed], batch: int) -> tuple[list[StartingPoint], list[Run]]:
+def begin(feeds: list[EpochReader], batch: int) -> tuple[list[StartingPoint], list[Run]]:
     """All ranks begin the next epoch, or what is left of one."""
     points, runs = [], []
     for feed in feeds:
@@ -208,7 +210,7 @@ def begin(feeds: list[Feed], batch: int) -> tuple[list[StartingPoint], list[Run]
     return points, runs
 
 
-def all_left_out(history: History, feeds: list[Feed], point: StartingPoint, batch: int) -> Saved:
+def all_left_out(history: History, feeds: list[EpochReader], point: StartingPoint, batch: int) -> Saved:
     """An epoch without a batch for anybody is an error in all ranks; a history ends there."""
     for feed in feeds:
         with pytest.raises(ConfigError, match="no batch for any"):
@@ -230,7 +232,7 @@ def remember(history: History, point: StartingPoint, runs: list[Run], place: Pla
 
 def stop(
     history: History,
-    feeds: list[Feed],
+    feeds: list[EpochReader],
     upcoming: StartingPoint,
     runs: list[Run],
     steps: int,
@@ -295,11 +297,11 @@ def whole(history: History, epoch: int) -> Counter[int]:
             shards, rows = source.table.locate(np.arange(source.table.total))
             chosen.append(first + np.flatnonzero(source.selection.numbers(shards, rows) >= 0))
         return Counter(np.concatenate(chosen).tolist())
-    course = NativeCourse(history.sources, replace(history.settings, remainder="uneven"))
+    course = NativeOrder(history.sources, replace(history.settings, remainder="uneven"))
     home = history.homes[epoch].world if history.static else 1
     found: Counter[int] = Counter()
     for rank in range(home):
-        run = course.run(Leg(epoch), Seat(rank, home, 1, 64))
+        run = course.run(Leg(epoch), DataRank(rank, home, 1, 64))
         found.update(ids_of(history.sources, run, batches_of(run, 1)))
     return found
 

@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.mosaicml.sampling import StreamWeight
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import (
     Contiguous,
     Elastic,
@@ -33,9 +33,9 @@ from stoker.order.partition.partition import (
     Stratified,
 )
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import Leg, Run, Seat, Terms
+from stoker.order.sample_order import DataRank, Leg, Run, Terms
 from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without, dense_starts
-from stoker.order.settings import NativeSettings, Source
+from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffleName
 from stoker.types import Ids
@@ -61,11 +61,13 @@ def selection_of(kind: str, table: ShardTable, seed: int = 0) -> Selection:
     return Everything(table)
 
 
-def source_of(number: int, sizes: Sequence[int], weight: StreamWeight = PLAIN, kind: str = "everything") -> Source:
+def source_of(
+    number: int, sizes: Sequence[int], weight: StreamWeight = PLAIN, kind: str = "everything"
+) -> StreamSource:
     """A stream of shards of these sizes; its labels are of five classes, or of 64 different values to hash."""
     table = ShardTable(np.array(sizes, dtype=np.int64))
     labels = np.random.default_rng(number).integers(0, 64, table.total)
-    return Source(
+    return StreamSource(
         f"s{number}", table, selection_of(kind, table, number), weight, {"fingerprint": f"data {number}"}, labels
     )
 
@@ -91,7 +93,7 @@ def batches_of(plan: Plan, workers: int = 1, samples: int = 13) -> list[Ids]:
 class Reader:
     """Reads a course; samples are named by ids that count through all streams."""
 
-    course: NativeCourse
+    course: NativeOrder
 
     @property
     def starts(self) -> Ids:
@@ -105,7 +107,7 @@ class Reader:
         firsts: list[int] = np.cumsum([0, *(source.table.total for source in self.course.sources)]).tolist()
         return firsts
 
-    def run(self, seat: Seat, epoch: int = 0, position: int = 0, terms: Terms = (0, 0, 0)) -> Run:
+    def run(self, seat: DataRank, epoch: int = 0, position: int = 0, terms: Terms = (0, 0, 0)) -> Run:
         """What one rank reads."""
         return self.course.run(Leg(epoch, position, terms), seat)
 
@@ -128,7 +130,7 @@ class Reader:
 
     def world(self, world: int, batch: int, epoch: int = 0, position: int = 0) -> list[list[list[int]]]:
         """All batches of each rank of a world."""
-        return [self.rank(self.run(Seat(rank, world, 1, batch), epoch, position)) for rank in range(world)]
+        return [self.rank(self.run(DataRank(rank, world, 1, batch), epoch, position)) for rank in range(world)]
 
 
 def flat(ranks: list[list[list[int]]]) -> list[int]:
@@ -165,7 +167,7 @@ def check_plan(plan: Plan, start: int) -> None:
 def check_epoch(reader: Reader, world: int, batch: int, epoch: int) -> Counter[int]:
     """An epoch of all ranks is as its plans and its remainder say; returns how often each sample counts in it."""
     course = reader.course
-    runs = [reader.run(Seat(rank, world, 1, batch), epoch) for rank in range(world)]
+    runs = [reader.run(DataRank(rank, world, 1, batch), epoch) for rank in range(world)]
     ranks = [reader.rank(run) for run in runs]
     for run in runs:
         if not epoch and run.plan.rank in (0, world - 1):
@@ -202,7 +204,7 @@ def spread(counts: Counter[int], ids: Ids, times: int) -> None:
     assert found == +expected, (found, expected)
 
 
-def check_course(course: NativeCourse, world: int, batch: int, epochs: int = 3) -> None:
+def check_course(course: NativeOrder, world: int, batch: int, epochs: int = 3) -> None:
     """Epochs go on in each stream (or each rank's part of it), pass after pass, and have of each what weights say."""
     reader = Reader(course)
     firsts = reader.firsts()
@@ -278,7 +280,7 @@ def test_each_combination(
             sources = [replace(source, weight=StreamWeight(repeat=2)) for source in sources]
     else:
         sources = [source_of(k, *stream) for k, stream in enumerate(STREAMS)]
-    course = NativeCourse(
+    course = NativeOrder(
         sources,
         NativeSettings(
             shuffle=shuffle,
@@ -313,7 +315,7 @@ def weights_of(draw: st.DrawFn, streams: int) -> list[StreamWeight]:
 
 
 @st.composite
-def courses(draw: st.DrawFn, *, static: bool | None = None) -> NativeCourse:
+def courses(draw: st.DrawFn, *, static: bool | None = None) -> NativeOrder:
     """Any course; its parts may be those of up to four ranks."""
     streams = draw(st.integers(1, 4))
     weights = draw(weights_of(streams))
@@ -327,7 +329,7 @@ def courses(draw: st.DrawFn, *, static: bool | None = None) -> NativeCourse:
         # What parts need: a sample each at the least, which a few drawn ones may not have. See below.
         partition = draw(st.sampled_from([RoundRobin(), Contiguous(), HashBased(7, 1), Stratified("label")]))
     sized = all(weight.proportion is not None or weight == StreamWeight() for weight in weights)
-    return NativeCourse(
+    return NativeOrder(
         sources,
         NativeSettings(
             shuffle=draw(st.sampled_from(SHUFFLES)),
@@ -344,12 +346,12 @@ def courses(draw: st.DrawFn, *, static: bool | None = None) -> NativeCourse:
     )
 
 
-def fits(course: NativeCourse, world: int) -> bool:
+def fits(course: NativeOrder, world: int) -> bool:
     """Whether all parts of all tracks have samples."""
     if not course.settings.partition.static:
         return True
     try:
-        course.run(Leg(0), Seat(0, world, 1, 1))
+        course.run(Leg(0), DataRank(0, world, 1, 1))
         parts = course._divided.counts(0, world)[0].sum(axis=0)
     except ConfigError:
         return False
@@ -358,7 +360,7 @@ def fits(course: NativeCourse, world: int) -> bool:
 
 @given(course=courses(), world=st.integers(1, 4), batch=st.integers(1, 6))
 @settings(deadline=None, max_examples=70, suppress_health_check=[HealthCheck.too_slow])
-def test_any_course_delivers_what_its_weights_and_remainder_say(course: NativeCourse, world: int, batch: int) -> None:
+def test_any_course_delivers_what_its_weights_and_remainder_say(course: NativeOrder, world: int, batch: int) -> None:
     if fits(course, world):
         check_course(course, world, batch)
 
@@ -371,10 +373,10 @@ def test_any_course_delivers_what_its_weights_and_remainder_say(course: NativeCo
 )
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_worlds_of_one_global_batch_see_the_same_batches(
-    course: NativeCourse, world: int, batch: int, epoch: int
+    course: NativeOrder, world: int, batch: int, epoch: int
 ) -> None:
     if course.settings.batching_method == "device_per_stream":
-        course = NativeCourse(course.sources, replace(course.settings, batching_method="random"))
+        course = NativeOrder(course.sources, replace(course.settings, batching_method="random"))
     reader = Reader(course)
     ranks = reader.world(world, batch, epoch)
     alone = reader.world(1, batch * world, epoch)[0]
@@ -386,7 +388,7 @@ def test_worlds_of_one_global_batch_see_the_same_batches(
 
 @given(course=courses(), world=st.integers(1, 3), batch=st.integers(1, 4), epoch=st.integers(0, 3))
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_a_course_is_the_same_wherever_it_is_made(course: NativeCourse, world: int, batch: int, epoch: int) -> None:
+def test_a_course_is_the_same_wherever_it_is_made(course: NativeOrder, world: int, batch: int, epoch: int) -> None:
     if not fits(course, world):
         return
     again = pickle.loads(pickle.dumps(course))
@@ -401,13 +403,13 @@ def test_a_course_is_the_same_wherever_it_is_made(course: NativeCourse, world: i
 @given(course=courses(), world=st.integers(1, 3), batch=st.integers(1, 4), steps=st.integers(0, 12))
 @settings(deadline=None, max_examples=70, suppress_health_check=[HealthCheck.too_slow])
 def test_a_stopped_run_goes_on_with_the_very_batches_that_were_left(
-    course: NativeCourse, world: int, batch: int, steps: int
+    course: NativeOrder, world: int, batch: int, steps: int
 ) -> None:
     if not fits(course, world):
         return
     reader = Reader(course)
     for rank in range(world):
-        seat = Seat(rank, world, 1, batch)
+        seat = DataRank(rank, world, 1, batch)
         whole = reader.run(seat, 1)
         position = whole.plan.position_after(steps)
         left = reader.run(seat, 1, position, course.terms(Leg(1), seat))
@@ -461,61 +463,61 @@ def test_streams_that_do_not_go_together_are_refused() -> None:
     weighted = source_of(1, [9], StreamWeight(proportion=1))
     schedule = Schedule.parse({0: {"s0": 1, "s1": 2}})
     with pytest.raises(ConfigError, match="stream 's1' has no samples"):
-        NativeCourse([plain, empty], NativeSettings())
+        NativeOrder([plain, empty], NativeSettings())
     with pytest.raises(ConfigError, match="an epoch of 5 samples was asked of a dataset that has none"):
-        NativeCourse([empty], NativeSettings(epoch_size=5))
+        NativeOrder([empty], NativeSettings(epoch_size=5))
     with pytest.raises(ConfigError, match="give streams no proportion"):
-        NativeCourse([plain, weighted], NativeSettings(schedule=schedule))
+        NativeOrder([plain, weighted], NativeSettings(schedule=schedule))
     with pytest.raises(ConfigError, match="give every stream a proportion, or none"):
-        NativeCourse([plain, weighted], NativeSettings())
+        NativeOrder([plain, weighted], NativeSettings())
     with pytest.raises(ConfigError, match="lack 's2'"):
-        NativeCourse([plain, source_of(1, [9]), source_of(2, [9])], NativeSettings(schedule=schedule))
+        NativeOrder([plain, source_of(1, [9]), source_of(2, [9])], NativeSettings(schedule=schedule))
 
 
 def test_a_dataset_without_samples_is_an_epoch_without_batches() -> None:
     for options in ({}, {"shuffle": "block"}, {"epoch_size": 0}):
-        course = NativeCourse([source_of(0, [0, 0])], NativeSettings(**options))
+        course = NativeOrder([source_of(0, [0, 0])], NativeSettings(**options))
         assert Reader(course).world(2, 3) == [[], []]
         assert course.consumed(Leg(0)) == {}
-    assert Reader(NativeCourse([source_of(0, [5])], NativeSettings(epoch_size=0))).world(2, 3) == [[], []]
+    assert Reader(NativeOrder([source_of(0, [5])], NativeSettings(epoch_size=0))).world(2, 3) == [[], []]
 
 
 def test_too_few_samples_for_the_ranks_say_of_which_stream() -> None:
     sources = [source_of(0, [90]), source_of(1, [2])]
-    course = NativeCourse(sources, NativeSettings(partition=RoundRobin()))
+    course = NativeOrder(sources, NativeSettings(partition=RoundRobin()))
     with pytest.raises(ConfigError, match=r"stream 's1': .*2 samples can not be divided among 3 ranks"):
-        course.run(Leg(0), Seat(0, 3))
-    drawn = NativeCourse(
+        course.run(Leg(0), DataRank(0, 3))
+    drawn = NativeOrder(
         [source_of(0, [90], StreamWeight(choose=91)), source_of(1, [9])],
         NativeSettings(partition=RoundRobin(), sampling_method="fixed"),
     )
     with pytest.raises(
         ConfigError, match=r"stream 's0', 1 samples drawn of it: .*1 samples can not be divided among 3"
     ):
-        drawn.run(Leg(0), Seat(0, 3))
+        drawn.run(Leg(0), DataRank(0, 3))
 
 
 def test_padding_a_rank_without_samples_is_refused_by_all_ranks_alike() -> None:
-    course = NativeCourse([source_of(0, [30])], NativeSettings(partition=RoundRobin(), epoch_size=2))
+    course = NativeOrder([source_of(0, [30])], NativeSettings(partition=RoundRobin(), epoch_size=2))
     for rank in range(4):
         with pytest.raises(ConfigError, match="without samples"):
-            course.run(Leg(0), Seat(rank, 4))
+            course.run(Leg(0), DataRank(rank, 4))
 
 
 @pytest.mark.parametrize("partition", [Elastic(), RoundRobin()])
 def test_an_epoch_in_units_is_finished_as_it_was_begun(partition: Partition) -> None:
     sources = [source_of(0, [40]), source_of(1, [40])]
-    device = NativeCourse(sources, NativeSettings(batching_method="device_per_stream", partition=partition))
-    terms = device.terms(Leg(0), Seat(0, 2, 1, 4))
+    device = NativeOrder(sources, NativeSettings(batching_method="device_per_stream", partition=partition))
+    terms = device.terms(Leg(0), DataRank(0, 2, 1, 4))
     with pytest.raises(ConfigError, match="begun with batches of 4 samples of one stream; go on with batch_size=4"):
-        device.run(Leg(0, 8, terms), Seat(0, 2, 1, 2))
+        device.run(Leg(0, 8, terms), DataRank(0, 2, 1, 2))
     # The next epoch may be begun otherwise.
-    device.run(Leg(1, 0, terms), Seat(0, 2, 1, 2))
+    device.run(Leg(1, 0, terms), DataRank(0, 2, 1, 2))
     if partition == Elastic():
-        together = NativeCourse(sources, NativeSettings(batching_method="per_stream"))
+        together = NativeOrder(sources, NativeSettings(batching_method="per_stream"))
         with pytest.raises(ConfigError, match="begun with global batches of 8 samples of one stream, here they have 6"):
-            together.run(Leg(0, 8, terms), Seat(0, 3, 1, 2))
-        together.run(Leg(0, 8, terms), Seat(0, 1, 1, 8))
+            together.run(Leg(0, 8, terms), DataRank(0, 3, 1, 2))
+        together.run(Leg(0, 8, terms), DataRank(0, 1, 1, 8))
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**70), 2**80, 0])
@@ -523,7 +525,7 @@ def test_any_integer_is_a_seed(seed: int) -> None:
     sources = [source_of(0, [9], StreamWeight(proportion=1)), source_of(1, [9], StreamWeight(proportion=2))]
     for shuffle, sampling in product(SHUFFLES, ("balanced", "fixed")):
         check_course(
-            NativeCourse(sources, NativeSettings(shuffle=shuffle, seed=seed, epoch_size=31, sampling_method=sampling)),
+            NativeOrder(sources, NativeSettings(shuffle=shuffle, seed=seed, epoch_size=31, sampling_method=sampling)),
             world=2,
             batch=3,
         )
@@ -542,7 +544,7 @@ def test_batches_are_of_the_streams_that_the_method_says(partition: Partition) -
 
     def course(method: str) -> Reader:
         return Reader(
-            NativeCourse(
+            NativeOrder(
                 sources,
                 NativeSettings(shuffle="block", batching_method=method, partition=partition, remainder="uneven"),
             )
@@ -586,7 +588,7 @@ def test_scheduled_epochs_go_on_in_each_stream(
     begin: dict[int | str, dict[str, float]] = {0: {"s0": 1, "s1": 1}}
     schedule = Schedule.parse(begin | weights, interpolate)
     sources = [source_of(0, [10, 0, 13]), source_of(1, [17])]
-    course = NativeCourse(
+    course = NativeOrder(
         sources, NativeSettings(shuffle=shuffle, batching_method=batching, schedule=schedule, epoch_size=50)
     )
     reader = Reader(course)

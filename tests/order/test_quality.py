@@ -19,7 +19,7 @@ from stoker.order.quality import (
     separation,
     window_correlation,
 )
-from stoker.order.shuffle.shuffle import Line, LineSettings, ShuffleName
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleName, ShuffleSettings
 from stoker.types import Ids
 
 sequences = st.lists(st.integers(0, 12), min_size=1, max_size=60).map(np.array)
@@ -86,7 +86,7 @@ def test_degenerate_sequences_are_measured_too() -> None:
 
 
 def native(table: ShardTable, shuffle: ShuffleName, nodes: int, size: int, key: int) -> Ids:
-    shards, rows = Line(table, LineSettings(shuffle, nodes, size), key).locate(np.arange(table.total))
+    shards, rows = ShuffledStream(table, ShuffleSettings(shuffle, nodes, size), key).locate(np.arange(table.total))
     return table.starts[shards] + rows
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch.utils.data import DataLoader
 
 from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
-from stoker.pipeline.batch_ring import IN_USE, Block, Ring, receive
+from stoker.pipeline.batch_ring import IN_USE, Ring, RingBlock, receive
 
 
 def region_of(ring: Ring) -> Any:
@@ -34,7 +34,7 @@ class Traffic(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ring = Ring()
-        self.sent: list[tuple[Block, int, int]] = []
+        self.sent: list[tuple[RingBlock, int, int]] = []
         self.held: list[tuple[Any, int]] = []
         self.number = 0
 
@@ -144,7 +144,7 @@ def test_blocks_of_a_worker_that_is_gone_are_not_delivered() -> None:
     with pytest.raises(RuntimeError, match="worker was replaced"):
         receive(block, 10)
     with pytest.raises(RuntimeError, match="does not hold its data set"):
-        receive(Block(ring.number + 1, 0, 0, 1), 10)
+        receive(RingBlock(ring.number + 1, 0, 0, 1), 10)
 
 
 @pytest.mark.processes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import Contiguous, RoundRobin, StreamingDataset
-from stoker.coordination import Settings
+from stoker.coordination import CoordinationSettings
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 from support import cache_of, check_sample
 
@@ -29,7 +29,7 @@ def main(told: dict[str, Any]) -> None:
         told["rank"],
         base if engine is None else Adaptive(base),
         coordinator=engine,
-        coordination=Settings(**told["settings"]) if engine else Settings(),
+        coordination=CoordinationSettings(**told["settings"]) if engine else CoordinationSettings(),
         patience=60.0,
         commit_every=0.25,
         prefetch_buffer_size=told.get("buffer", 16),

@@ -23,7 +23,7 @@ import pytest
 from adaptive_worker import BASES
 
 from stoker import StreamingDataset
-from stoker.coordination import EngineError, Settings, open_store
+from stoker.coordination import CoordinationSettings, EngineError, open_store
 from stoker.coordination.history.recorded_assignment import Assignment
 from stoker.coordination.run import RunRecords
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
@@ -230,7 +230,13 @@ def _commit_all(loader: StreamingShardLoader) -> None:
 def test_an_engine_that_is_gone_for_good_is_named_and_nothing_hangs(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as short, redis_server(Path(short)) as server:
         config = StreamingConfig(
-            1, 0, Adaptive(), coordinator=server.url, coordination=Settings(**SETTINGS), patience=2.0, commit="explicit"
+            1,
+            0,
+            Adaptive(),
+            coordinator=server.url,
+            coordination=CoordinationSettings(**SETTINGS),
+            patience=2.0,
+            commit="explicit",
         )
         loader = StreamingShardLoader({"x": np.arange(10_000)}, config)
         loader.next()
@@ -245,7 +251,9 @@ def test_an_engine_that_is_gone_for_good_is_named_and_nothing_hangs(tmp_path: Pa
 
 def test_a_worker_that_begins_while_the_engine_restarts_waits_for_it() -> None:
     with tempfile.TemporaryDirectory() as short, redis_server(Path(short)) as server:
-        config = StreamingConfig(1, 0, Adaptive(), coordinator=server.url, coordination=Settings(**SETTINGS))
+        config = StreamingConfig(
+            1, 0, Adaptive(), coordinator=server.url, coordination=CoordinationSettings(**SETTINGS)
+        )
         server.kill()
         restart = threading.Timer(1.5, server.start)
         restart.start()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stoker.simulate import Model
+from stoker.simulate import CostModel
 from stoker.types import Ids
 
 __all__ = ["LiteralNode", "TablePlan", "literal_run"]
@@ -86,7 +86,7 @@ class LiteralNode:
     over: int = 0
     held: list[int] = field(default_factory=list)
 
-    def ask(self, step: int, target: int, now: float, raw: list[int], seconds: list[float], model: Model) -> None:
+    def ask(self, step: int, target: int, now: float, raw: list[int], seconds: list[float], model: CostModel) -> None:
         """At ``step``, fetch what ``target``, the step that has come into the lookahead, needs."""
         for shard in sorted(self.uses[target]):
             if shard in self.inside:
@@ -125,7 +125,7 @@ class LiteralNode:
 
 
 def literal_run(
-    uses: list[list[set[int]]], raw: list[int], stored: list[int], model: Model, lookaheads: list[int]
+    uses: list[list[set[int]]], raw: list[int], stored: list[int], model: CostModel, lookaheads: list[int]
 ) -> tuple[list[LiteralNode], list[float], list[float]]:
     """Run all nodes; ``uses[node][step]`` are shards.
 

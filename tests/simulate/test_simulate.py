@@ -15,7 +15,7 @@ from literal import TablePlan, literal_run
 from stoker.errors import ConfigError
 from stoker.order import BatchPlan, EpochOrder, OrderSettings, ShardTable
 from stoker.order.protocols import Order, Plan
-from stoker.simulate import Cluster, Model, Report, Shards, simulate
+from stoker.simulate import Cluster, CostModel, Report, Shards, simulate
 from stoker.simulate.clock import Ticks
 from stoker.simulate.settings import Make
 
@@ -40,7 +40,7 @@ def runs(draw: st.DrawFn) -> tuple[Cluster, Shards, list[list[list[int]]]]:
 
 
 models = st.builds(
-    Model,
+    CostModel,
     step_time=st.sampled_from([0.25, 1.0, 3.0]),
     bandwidth=st.sampled_from([None, 8.0, 64.0, 1024.0]),
     latency=st.sampled_from([0.0, 0.5, 2.0]),
@@ -72,7 +72,7 @@ def uses_of(cluster: Cluster, ranks: list[list[list[int]]]) -> list[list[set[int
 
 
 @given(runs(), models)
-def test_it_is_what_one_gets_by_hand(run: tuple[Cluster, Shards, list[list[list[int]]]], model: Model) -> None:
+def test_it_is_what_one_gets_by_hand(run: tuple[Cluster, Shards, list[list[list[int]]]], model: CostModel) -> None:
     cluster, shards, ranks = run
     report = simulate(made_of(cluster, ranks), shards, cluster, model)
     uses = uses_of(cluster, ranks)
@@ -94,7 +94,7 @@ def test_it_is_what_one_gets_by_hand(run: tuple[Cluster, Shards, list[list[list[
 
 
 @given(runs(), models)
-def test_shares_and_what_must_be_held(run: tuple[Cluster, Shards, list[list[list[int]]]], model: Model) -> None:
+def test_shares_and_what_must_be_held(run: tuple[Cluster, Shards, list[list[list[int]]]], model: CostModel) -> None:
     cluster, shards, ranks = run
     report = simulate(made_of(cluster, ranks), shards, cluster, model, search=False)
     uses = uses_of(cluster, ranks)
@@ -118,7 +118,7 @@ def test_shares_and_what_must_be_held(run: tuple[Cluster, Shards, list[list[list
 
 @given(runs(), models, st.integers(1, 40))
 def test_bytes_flow_once_whatever_the_moments(
-    run: tuple[Cluster, Shards, list[list[list[int]]]], model: Model, bins: int
+    run: tuple[Cluster, Shards, list[list[list[int]]]], model: CostModel, bins: int
 ) -> None:
     cluster, shards, ranks = run
     report = simulate(made_of(cluster, ranks), shards, cluster, model, search=False)
@@ -132,7 +132,7 @@ def test_bytes_flow_once_whatever_the_moments(
 
 @given(runs(), models)
 def test_with_the_least_bandwidth_nothing_waits_and_with_less_something_does(
-    run: tuple[Cluster, Shards, list[list[list[int]]]], model: Model
+    run: tuple[Cluster, Shards, list[list[list[int]]]], model: CostModel
 ) -> None:
     cluster, shards, ranks = run
 
@@ -169,7 +169,7 @@ def real(
 def test_a_real_order_is_evaluated_place_for_place() -> None:
     cluster = Cluster(2, 2)
     make, shards = real(5000, 70, cluster, 7)
-    report = simulate(make, shards, cluster, Model())
+    report = simulate(make, shards, cluster, CostModel())
     for node in report.nodes:
         first: dict[int, int] = {}
         for rank in (2 * node.node, 2 * node.node + 1):
@@ -186,7 +186,7 @@ def test_a_real_order_is_evaluated_place_for_place() -> None:
 def test_what_is_left_out_where_there_is_much_changes_little() -> None:
     cluster = Cluster(4, 4)
     make, shards = real(800_000, 4000, cluster, 8, nodes=8)
-    model = Model(bandwidth=2000.0, lookahead=64, step_time=1.0)
+    model = CostModel(bandwidth=2000.0, lookahead=64, step_time=1.0)
     whole = simulate(make, shards, cluster, model)
     part = simulate(make, shards, cluster, model, budget=100_000)
     assert part.sampling.stride == 8
@@ -206,8 +206,8 @@ def test_what_is_left_out_where_there_is_much_changes_little() -> None:
 
 def test_shards_stay_with_nodes_only_where_nodes_divide_the_canonical_nodes() -> None:
     cluster = Cluster(4, 2)
-    kept = simulate(*real(64_000, 500, cluster, 8, nodes=8), cluster, Model())
-    torn = simulate(*real(64_000, 500, cluster, 8, nodes=2), cluster, Model())
+    kept = simulate(*real(64_000, 500, cluster, 8, nodes=8), cluster, CostModel())
+    torn = simulate(*real(64_000, 500, cluster, 8, nodes=2), cluster, CostModel())
     assert kept.sharing.shards <= 4
     assert torn.sharing.shards == torn.shards
     assert torn.sharing.most_nodes >= 2
@@ -216,7 +216,8 @@ def test_shards_stay_with_nodes_only_where_nodes_divide_the_canonical_nodes() ->
 def test_quality_tells_orders_apart() -> None:
     cluster = Cluster(1, 4)
     none, block = (
-        simulate(*real(64_000, 500, cluster, 8, shuffle, 1), cluster, Model()).quality for shuffle in ("none", "block")
+        simulate(*real(64_000, 500, cluster, 8, shuffle, 1), cluster, CostModel()).quality
+        for shuffle in ("none", "block")
     )
     assert none.position_correlation == pytest.approx(1)
     assert none.neighbour_distance < 0.001
@@ -230,11 +231,11 @@ def test_quality_tells_orders_apart() -> None:
 def test_a_cache_limit_brings_refetches_only_where_it_is_too_small() -> None:
     cluster = Cluster(1, 4)
     make, shards = real(64_000, 500, cluster, 8, nodes=4)
-    free = simulate(make, shards, cluster, Model(lookahead=256))
-    enough = simulate(make, shards, cluster, Model(lookahead=256, cache_limit=3 * free.cache_needed))
+    free = simulate(make, shards, cluster, CostModel(lookahead=256))
+    enough = simulate(make, shards, cluster, CostModel(lookahead=256, cache_limit=3 * free.cache_needed))
     assert enough.nodes[0].cache.evictions > 0
     assert enough.nodes[0].refetched == 0
-    short = simulate(make, shards, cluster, Model(lookahead=256, cache_limit=free.nodes[0].cache.live // 2))
+    short = simulate(make, shards, cluster, CostModel(lookahead=256, cache_limit=free.nodes[0].cache.live // 2))
     assert short.nodes[0].cache.over > 0
 
 
@@ -257,7 +258,7 @@ def test_steps_told_together_take_as_long_as_one_by_one(monkeypatch: pytest.Monk
     make = made_of(cluster, [[[step // 2] for step in range(400)]])
     shards = Shards(ids([2] * 200), ids([10] * 200), ids([10] * 200))
     for bandwidth in (4.0, 5.1, 50.0):
-        model = Model(step_time=1.0, bandwidth=bandwidth, lookahead=6)
+        model = CostModel(step_time=1.0, bandwidth=bandwidth, lookahead=6)
         one_by_one = simulate(make, shards, cluster, model).clock
         with monkeypatch.context() as patch:
             patch.setattr("stoker.simulate.clock._MOST_TICKS", 101)
@@ -276,7 +277,7 @@ def test_steps_told_together_take_as_long_as_one_by_one(monkeypatch: pytest.Monk
 
 def test_the_report_is_json() -> None:
     cluster = Cluster(2, 2)
-    report = simulate(*real(5000, 70, cluster, 7), cluster, Model(bandwidth=1e3, cache_limit=50_000, lookahead=40))
+    report = simulate(*real(5000, 70, cluster, 7), cluster, CostModel(bandwidth=1e3, cache_limit=50_000, lookahead=40))
     found = json.loads(json.dumps(report.as_dict(shards=True)))
     assert found["samples"] == 5000
     assert found["nodes"][1]["first_use"]["shards"] == report.nodes[1].cache.shards.tolist()
@@ -290,7 +291,7 @@ def test_waits_are_told_as_runs_of_steps() -> None:
     cluster = Cluster(1, 1)
     make = made_of(cluster, [[[step] for step in range(5)]])
     shards = Shards(ids([1] * 5), ids([10] * 5), ids([10] * 5))
-    report: Report = simulate(make, shards, cluster, Model(step_time=1.0, bandwidth=5.0, lookahead=1))
+    report: Report = simulate(make, shards, cluster, CostModel(step_time=1.0, bandwidth=5.0, lookahead=1))
     assert report.clock.first_batch == 2.0
     (wait,) = report.waits()
     assert (wait["first"], wait["last"]) == (1, 4)
@@ -304,10 +305,10 @@ def test_waits_are_told_as_runs_of_steps() -> None:
     [
         (lambda: Cluster(0, 1), "nodes must be at least 1, got 0"),
         (lambda: Cluster(1, 0), "ranks_per_node must be at least 1"),
-        (lambda: Model(step_time=0.0), "step_time must be above 0"),
-        (lambda: Model(bandwidth=-1.0), "bandwidth must be above 0"),
-        (lambda: Model(latency=float("nan")), "latency must be a number, got nan"),
-        (lambda: Model(cache_limit=0), "cache_limit must be above 0"),
+        (lambda: CostModel(step_time=0.0), "step_time must be above 0"),
+        (lambda: CostModel(bandwidth=-1.0), "bandwidth must be above 0"),
+        (lambda: CostModel(latency=float("nan")), "latency must be a number, got nan"),
+        (lambda: CostModel(cache_limit=0), "cache_limit must be above 0"),
         (lambda: Shards(ids([1]), ids([1, 2]), ids([1])), "each shard needs"),
     ],
 )
@@ -319,7 +320,7 @@ def test_settings_that_make_no_sense_are_errors(make: Any, message: str) -> None
 def test_an_empty_epoch_is_an_error() -> None:
     cluster = Cluster(1, 1)
     with pytest.raises(ConfigError, match="nothing to simulate"):
-        simulate(real_empty, Shards(ids([5]), ids([5]), ids([5])), cluster, Model())
+        simulate(real_empty, Shards(ids([5]), ids([5]), ids([5])), cluster, CostModel())
 
 
 def real_empty(rank: int, world_size: int) -> tuple[Order, Plan]:

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import HashBased, Stratified, StreamingDataset, Where, World
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.open_files import open_foreign
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError
-from stoker.pipeline.workers.array_source import ArrayRows
+from stoker.pipeline.workers.array_source import ArraySource
 from stoker.streams.conditions import Condition, chosen_ids
 from stoker.streams.labels import column_labels, label_values
 
@@ -33,17 +33,17 @@ TABLE: dict[str, list[Any]] = {"id": list(range(8)), "n": NUMBERS, "t": TEXTS, "
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def parquet(folder: Path) -> Place:
+def parquet(folder: Path) -> DatasetLocation:
     pq.write_table(pa.table(TABLE), folder / "0.parquet", row_group_size=3)
     return open_parquet(folder)
 
 
-def arrow(folder: Path) -> Place:
+def arrow(folder: Path) -> DatasetLocation:
     feather.write_feather(pa.table(TABLE), folder / "0.arrow", chunksize=3)
     return open_foreign(folder, "arrow")
 
 
-def json_lines(folder: Path) -> Place:
+def json_lines(folder: Path) -> DatasetLocation:
     rows = [dict(zip(TABLE, row, strict=True)) for row in zip(*TABLE.values(), strict=True)]
     # A null, and a key that is missing, are one.
     lines = [{k: v for k, v in row.items() if v is not None or row["id"] % 3} for row in rows]
@@ -83,7 +83,7 @@ CONDITIONS: list[tuple[Condition, list[int]]] = [
 
 
 @pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
-def test_conditions_mean_what_they_mean_in_sql(tmp_path: Path, make: Callable[[Path], Place]) -> None:
+def test_conditions_mean_what_they_mean_in_sql(tmp_path: Path, make: Callable[[Path], DatasetLocation]) -> None:
     place = make(tmp_path)
     for condition, expected in CONDITIONS:
         assert chosen_ids(place, condition).tolist() == expected, condition
@@ -156,7 +156,7 @@ def test_a_float32_column_is_filtered_by_the_number_that_it_holds(tmp_path: Path
 @pytest.mark.parametrize("kind", ["classes", "hashes"])
 @pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
 def test_a_null_key_is_an_error_that_says_where_and_what_to_do(
-    tmp_path: Path, make: Callable[[Path], Place], kind: Any
+    tmp_path: Path, make: Callable[[Path], DatasetLocation], kind: Any
 ) -> None:
     place = make(tmp_path)
     for name in ("n", "t", "b"):
@@ -170,7 +170,7 @@ def test_a_null_key_is_an_error_that_says_where_and_what_to_do(
 
 
 @pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
-def test_nulls_may_be_a_group_of_their_own(tmp_path: Path, make: Callable[[Path], Place]) -> None:
+def test_nulls_may_be_a_group_of_their_own(tmp_path: Path, make: Callable[[Path], DatasetLocation]) -> None:
     place = make(tmp_path)
     assert column_labels(place, "n", "classes", nulls="group").tolist() == [1, 4, 2, 3, 4, 2, 4, 1]
     assert column_labels(place, "b", "classes", nulls="group").tolist() == [1, 2, 0, 1, 2, 0, 2, 1]
@@ -215,7 +215,7 @@ def test_a_run_is_divided_by_a_column_with_nulls(tmp_path: Path, partition: Any)
 
 
 def test_arrays_in_memory_are_divided_by_columns_with_nulls() -> None:
-    rows = ArrayRows({"t": ["a", None, "b", None], "f": np.array([0.5, np.nan, 1.5, np.nan])})
+    rows = ArraySource({"t": ["a", None, "b", None], "f": np.array([0.5, np.nan, 1.5, np.nan])})
     for partition in (HashBased(2, key="t"), Stratified("t"), HashBased(2, key="f")):
         with pytest.raises(ConfigError, match=r'has no value .* in sample 1: nulls="group"'):
             rows.labels(partition)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from cases import OPERATORS
 from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import Place, open_place
+from stoker.catalog.location import DatasetLocation, open_place
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError, TransformError
 from stoker.reading.shard_pool import ShardPool
@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def place_of(data: Path) -> Place:
+def place_of(data: Path) -> DatasetLocation:
     return open_place(None, data, None, settings=CacheSettings())
 
 

@@ -20,7 +20,7 @@ from stoker.bench.ranks.abort import clear_unfinished, finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.launch import Launch, LocalRanks, await_ranks
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
 from stoker.bench.ranks.world import find_world, forget_meeting, meet
 from stoker.bench.results.record import save_record
@@ -92,7 +92,7 @@ def run_benchmark(
             f"{workload.metric.exclude_start + workload.metric.exclude_end}"
         )
     folder = Path(results).expanduser().resolve()
-    plan = Plan(
+    plan = RunPlan(
         workload,
         place,
         str(folder),
@@ -123,7 +123,7 @@ def _absolute(place: str) -> str:
     return place
 
 
-def _check_packages(plan: Plan) -> None:
+def _check_packages(plan: RunPlan) -> None:
     """See that this process can do what is asked for, with what is installed here."""
     get_loader(plan.workload.reader.loader)
     check_client(plan.workload, plan.url)
@@ -154,7 +154,7 @@ def _on_ray(ranks: int, workload: Workload, folder: Path) -> Launch:
     return RayRanks(ranks, workload, folder)
 
 
-def _run_started(plan: Plan, folder: Path, ranks: int, launch: Launch) -> dict[str, Any]:
+def _run_started(plan: RunPlan, folder: Path, ranks: int, launch: Launch) -> dict[str, Any]:
     _check_free(folder)
     _make(folder)
     launch.prepare()
@@ -186,7 +186,7 @@ def _run_started(plan: Plan, folder: Path, ranks: int, launch: Launch) -> dict[s
 # -- ranks that a launcher has started -----------------------------------------------------------------------------
 
 
-def _run_launched(plan: Plan, folder: Path, world: World) -> dict[str, Any]:
+def _run_launched(plan: RunPlan, folder: Path, world: World) -> dict[str, Any]:
     _make(folder)
     began = time.time()
     link, server = meet(world, folder, plan.digest)
@@ -228,7 +228,7 @@ def _run_launched(plan: Plan, folder: Path, world: World) -> dict[str, Any]:
     return made if server is not None else {}
 
 
-def _agree(plan: Plan, folder: Path, world: World, link: Link) -> list[dict[str, Any]]:
+def _agree(plan: RunPlan, folder: Path, world: World, link: Link) -> list[dict[str, Any]]:
     """See that all ranks can begin, before any of them does; of each its name for the run.
 
     Raises:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cache.origin import ORIGIN_NAME, PRIVATE, Origin, read_origin, write_origin
+from stoker.cache.origin import ORIGIN_NAME, PRIVATE, CacheOrigin, read_origin, write_origin
 from stoker.cache.quota import release, try_lock
 from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
@@ -44,7 +44,7 @@ class CacheDirectory:
         origin: see above.
     """
 
-    def __init__(self, base: Path, origin: Origin, version: str) -> None:
+    def __init__(self, base: Path, origin: CacheOrigin, version: str) -> None:
         self.origin = origin
         self.path = base / (origin.prefix + hashlib.sha256(version.encode()).hexdigest()[:12])
         self._note = self.path / PRIVATE / ORIGIN_NAME
@@ -113,7 +113,7 @@ def is_cache_directory(path: Path) -> bool:
     return CACHE_NAME.fullmatch(path.name) is not None and read_origin(path / PRIVATE) is not None
 
 
-def latest_version(base: Path, origin: Origin) -> Origin | None:
+def latest_version(base: Path, origin: CacheOrigin) -> CacheOrigin | None:
     """The version of a dataset that was last found at its origin, among those with an index in a cache."""
     found = [path for path in _versions(base, origin) if (path / INDEX_NAME).exists()]
     if not found:
@@ -179,7 +179,7 @@ def _remove_tree(path: Path) -> None:
         os.rmdir(path)
 
 
-def _versions(base: Path, origin: Origin) -> Iterator[Path]:
+def _versions(base: Path, origin: CacheOrigin) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
             if CACHE_NAME.fullmatch(entry.name) and entry.name.startswith(origin.prefix):

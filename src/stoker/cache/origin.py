@@ -16,14 +16,14 @@ from stoker.cache.quota import PART, PRIVATE
 from stoker.errors import CacheError
 from stoker.storage.files import CACHE_MARK, make_own_directory, open_own, read_regular
 
-__all__ = ["ORIGIN_NAME", "PRIVATE", "Origin", "make_private", "read_origin", "remove_origin_part", "write_origin"]
+__all__ = ["ORIGIN_NAME", "PRIVATE", "CacheOrigin", "make_private", "read_origin", "remove_origin_part", "write_origin"]
 
 ORIGIN_NAME: Final = CACHE_MARK
 """Name of the note in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CacheOrigin:
     """Where files of a cache come from.
 
     Attributes:
@@ -47,12 +47,12 @@ class Origin:
         """12 hex digits that all versions of a dataset have in common."""
         return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()[:12]
 
-    def same_place(self, other: Origin) -> bool:
+    def same_place(self, other: CacheOrigin) -> bool:
         """Whether both are versions of one dataset."""
         return (self.url, self.endpoint) == (other.url, other.endpoint)
 
 
-def read_origin(private: Path) -> Origin | None:
+def read_origin(private: Path) -> CacheOrigin | None:
     """What a cache's note says; ``None`` where there is none.
 
     Args:
@@ -62,11 +62,13 @@ def read_origin(private: Path) -> Origin | None:
         found = json.loads(read_regular(private / ORIGIN_NAME))
         if isinstance(found, dict) and isinstance(found.get("url"), str) and found["url"]:
             version = found.get("version")
-            return Origin(found["url"], str(found.get("endpoint", "")), version if isinstance(version, dict) else {})
+            return CacheOrigin(
+                found["url"], str(found.get("endpoint", "")), version if isinstance(version, dict) else {}
+            )
     return None
 
 
-def write_origin(private: Path, origin: Origin) -> None:
+def write_origin(private: Path, origin: CacheOrigin) -> None:
     """Write the note unless it is there; it appears whole, and is never replaced, for processes hold locks on it.
 
     Args:
@@ -125,5 +127,5 @@ def make_private(directory: Path, url: str) -> Path:
     private = directory / PRIVATE
     make_own_directory(private)
     if read_origin(private) is None and os.path.realpath(url) != os.path.realpath(directory):
-        write_origin(private, Origin(url))
+        write_origin(private, CacheOrigin(url))
     return private

@@ -14,7 +14,7 @@ from typing import Any
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
-from stoker.cache.origin import Origin
+from stoker.cache.origin import CacheOrigin
 from stoker.catalog.missing import index_in
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
@@ -25,13 +25,13 @@ from stoker.storage.files import read_regular
 from stoker.storage.recorded_versions import describe_version
 from stoker.types import StorageOptions
 
-__all__ = ["Address", "Place", "address_of", "caches_home", "default_cache", "open_place", "origin_of"]
+__all__ = ["Address", "DatasetLocation", "address_of", "caches_home", "default_cache", "open_place", "origin_of"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DatasetLocation:
     """An opened dataset location.
 
     Attributes:
@@ -48,7 +48,7 @@ class Place:
     cache: ShardCache
     keep: tuple[Path, ...] = ()
     version: str = ""
-    origin: Origin | None = None
+    origin: CacheOrigin | None = None
     listed: str = ""
 
     @property
@@ -66,7 +66,7 @@ class Place:
             return about
         return about | describe_version(self.origin.text, self.listed)
 
-    def limited(self, limit: int | None) -> Place:
+    def limited(self, limit: int | None) -> DatasetLocation:
         """The same place with another ``cache_limit``.
 
         Raises:
@@ -131,7 +131,7 @@ def open_place(
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
     load: Callable[[Store], LoadedIndex] = read_index,
-) -> Place:
+) -> DatasetLocation:
     """Find the index and set up the cache.
 
     With only ``local`` (or a remote that is a directory, and no ``local``), shards are read where they lie. With a
@@ -160,7 +160,7 @@ def open_place(
             beside = (base,) if local is not None else ()
             keep = (*beside, default_cache(os.path.realpath(base), None))
             cache = make_cache(base, None, settings, watch=VersionWatch(store, loaded.version, opened))
-            return Place(
+            return DatasetLocation(
                 loaded.index,
                 cache,
                 keep,
@@ -186,10 +186,10 @@ def open_place(
     with contextlib.suppress(OSError):
         cache.sweep()
     keep = tuple(dict.fromkeys((directory.path, default_cache(source, storage_options))))
-    return Place(index, cache, keep, loaded.version.text, origin, loaded.version.written)
+    return DatasetLocation(index, cache, keep, loaded.version.text, origin, loaded.version.written)
 
 
-def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> Origin:
+def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> CacheOrigin:
     """Where a dataset lies, whatever it is called: the real path of a directory, or a URL and its endpoint.
 
     Raises:
@@ -197,13 +197,13 @@ def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | 
     """
     directory = is_local(source)
     if directory is not None:
-        return Origin(os.path.realpath(directory))
+        return CacheOrigin(os.path.realpath(directory))
     store = open_store(source, storage_options)
-    return Origin(store.url, store.endpoint())
+    return CacheOrigin(store.url, store.endpoint())
 
 
 def _load(
-    store: Store, base: Path, origin: Origin, load: Callable[[Store], LoadedIndex]
+    store: Store, base: Path, origin: CacheOrigin, load: Callable[[Store], LoadedIndex]
 ) -> tuple[LoadedIndex, CacheDirectory, bool]:
     """The index, the directory for its version, and whether it came from the store.
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.catalog.header_columns import index_or_headers
-from stoker.catalog.location import Place, open_place
+from stoker.catalog.location import DatasetLocation, open_place
 from stoker.catalog.missing import split_explained
 from stoker.catalog.synthetic import open_synthetic
 from stoker.catalog.unindexed.open_files import open_foreign
@@ -86,7 +86,7 @@ def open_format(
     storage_options: StorageOptions | None,
     retry: RetryPolicy,
     stall_timeout: float,
-) -> Place:
+) -> DatasetLocation:
     """Open the dataset.
 
     Args:

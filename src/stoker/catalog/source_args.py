@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.cache.directory import CacheDirectory, refuse_dataset
 from stoker.catalog.location import default_cache, origin_of
-from stoker.catalog.unindexed.found_files import Source, source_of
+from stoker.catalog.unindexed.found_files import FilesLocation, source_of
 from stoker.errors import ConfigError
 from stoker.storage import is_local, join_url
 from stoker.types import StorageOptions
@@ -20,7 +20,7 @@ Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 def files_asked_for(
     remote: Files | None, local: str | os.PathLike[str] | None, split: str | None
-) -> tuple[Source, str | None]:
+) -> tuple[FilesLocation, str | None]:
     """The files, and the cache's directory where one is named.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk import DiskCache
-from stoker.catalog.location import Place, default_cache
+from stoker.catalog.location import DatasetLocation, default_cache
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
@@ -31,7 +31,7 @@ class _NoFiles(DiskCache):
         return f"synthetic samples from {getattr(info.detail, 'first', 0)} on"
 
 
-def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> Place:  # noqa: B008 - frozen
+def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> DatasetLocation:  # noqa: B008 - frozen
     """Describe samples that are made when they are read.
 
     Args:
@@ -56,7 +56,7 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
         detail = PieceDetail(count * width, f"{kind}\0{first}", first)
         shards.append(ShardInfo(_NAME, count, (), (), None, spec, detail))
     root = default_cache(_NAME, None)
-    return Place(Index(shards, where=_NAME), _NoFiles(root, None, settings), (root,))
+    return DatasetLocation(Index(shards, where=_NAME), _NoFiles(root, None, settings), (root,))
 
 
 def _count(options: Mapping[str, Any], name: str, usual: int | None, least: int) -> int:

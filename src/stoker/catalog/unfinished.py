@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.storage import Store
 
-__all__ = ["NOTE", "Unfinished", "counted_files", "read_note"]
+__all__ = ["NOTE", "UnfinishedOutput", "counted_files", "read_note"]
 
 NOTE: Final = "_stoker_unfinished.json"
 """Name of the note, which is hidden to engines that read Parquet."""
@@ -32,7 +32,7 @@ _File = TypeVar("_File", bound=_Keyed)
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedOutput:
     """What a note says.
 
     Attributes:
@@ -48,7 +48,7 @@ class Unfinished:
         return json.dumps({"version": _VERSION, "identity": self.identity, "files": self.files}).encode()
 
 
-def read_note(store: Store, key: str = NOTE) -> Unfinished | None:
+def read_note(store: Store, key: str = NOTE) -> UnfinishedOutput | None:
     """The note of a place; ``None`` where there is none, as its files are all there.
 
     Raises:
@@ -66,7 +66,7 @@ def read_note(store: Store, key: str = NOTE) -> Unfinished | None:
         raise CorruptDataError(
             f"{store.url_of(key)} is damaged: it says which files of an unfinished writer count. Remove it if all of them do"
         )
-    return Unfinished(identity, tuple(names))
+    return UnfinishedOutput(identity, tuple(names))
 
 
 def counted_files(files: Sequence[_File], notes: Iterable[str], store: Store) -> list[_File]:

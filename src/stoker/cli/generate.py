@@ -143,7 +143,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 def _sizes(spec: Any) -> dict[str, Any]:
     """Bytes of all files: exact where all are alike or few, else from 64 of them."""
-    from stoker.generate.making import Making, file_size
+    from stoker.generate.making import FileBuilder, file_size
     from stoker.generate.names import output
 
     total = (spec.files + spec.valid_files) * len(spec.form.suffixes)
@@ -156,7 +156,7 @@ def _sizes(spec: Any) -> dict[str, Any]:
         size = file_size(spec, output(spec, place))
         if size is None:
             # Compressed: one file tells about how large all are.
-            making = Making(spec, output(spec, place))
+            making = FileBuilder(spec, output(spec, place))
             for _ in making.chunks():
                 pass
             found, exact = [making.facts.size], total == 1

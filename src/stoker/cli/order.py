@@ -12,13 +12,13 @@ from stoker.cli.arguments import byte_size, count, integer, seconds
 from stoker.cli.render.advice import advice
 from stoker.cli.render.page import page
 from stoker.cli.render.tables import show
-from stoker.cli.runs import PARTITIONS, Asked, Opened, open_run
+from stoker.cli.runs import PARTITIONS, Asked, OpenedRun, open_run
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.mosaicml.shuffles import SHUFFLES
 from stoker.order.shuffle.shuffle import ShuffleName
-from stoker.simulate import Cluster, Model, Report, simulate
+from stoker.simulate import Cluster, CostModel, Report, simulate
 
 __all__ = ["add", "run"]
 
@@ -92,7 +92,7 @@ def run(chosen: argparse.Namespace) -> None:
     asked = Asked(**{name: getattr(chosen, name) for name in names})
     opened = open_run(asked)
     cluster = Cluster(chosen.nodes, chosen.ranks)
-    model = Model(
+    model = CostModel(
         step_time=chosen.step_time,
         bandwidth=float(chosen.bandwidth),
         latency=chosen.latency,
@@ -110,7 +110,7 @@ def run(chosen: argparse.Namespace) -> None:
         show(make_console(), report, opened.settings, warnings)
 
 
-def _as_dict(opened: Opened, report: Report, warnings: list[str], *, shards: bool) -> dict[str, Any]:
+def _as_dict(opened: OpenedRun, report: Report, warnings: list[str], *, shards: bool) -> dict[str, Any]:
     return {"settings": dict(opened.settings), "warnings": warnings, **report.as_dict(shards=shards)}
 
 

@@ -10,22 +10,22 @@ from typing import Any
 
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk import DiskCache
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.missing import index_in
 from stoker.errors import ConfigError, StateError
 from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.protocols import Order, Plan
-from stoker.order.sample_order import Course, Leg, Seat
-from stoker.pipeline.build_order import CourseOptions, make_course
-from stoker.pipeline.read_ahead import Sizing
+from stoker.order.sample_order import DataRank, Leg, SampleOrder
+from stoker.pipeline.build_order import OrderOptions, make_course
+from stoker.pipeline.read_ahead import ReadAhead
 from stoker.pipeline.state.state import leg_of, read_state
 from stoker.simulate import Shards
 from stoker.simulate.settings import Make
 from stoker.storage import join_url, open_store
 from stoker.streams.streams import Stream, Streams
 
-__all__ = ["PARTITIONS", "Asked", "Opened", "open_run"]
+__all__ = ["PARTITIONS", "Asked", "OpenedRun", "open_run"]
 
 PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
 """Partitions that need no more than a name. ``hash`` has a partition for each rank."""
@@ -55,7 +55,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedRun:
     """A run that is ready to be simulated.
 
     Attributes:
@@ -73,7 +73,7 @@ class Opened:
     lookahead: int
 
 
-def open_run(asked: Asked) -> Opened:
+def open_run(asked: Asked) -> OpenedRun:
     """Read the index and set up the order.
 
     Raises:
@@ -83,9 +83,9 @@ def open_run(asked: Asked) -> Opened:
     store = open_store(url)
     index = index_in(store, load_index)
     # The cache is never looked at, so it can be anywhere.
-    place = Place(index, DiskCache(Path("nowhere"), store, CacheSettings()))
+    place = DatasetLocation(index, DiskCache(Path("nowhere"), store, CacheSettings()))
     streams = Streams([Stream(remote=url)], [asked.split or "data"], [place])
-    options = CourseOptions(
+    options = OrderOptions(
         shuffle=asked.shuffle,
         seed=asked.seed,
         num_canonical_nodes=asked.canonical_nodes,
@@ -101,7 +101,7 @@ def open_run(asked: Asked) -> Opened:
         options, course, leg = _resumed(asked, streams, options)
 
     def make_run(rank: int, world_size: int) -> tuple[Order, Plan]:
-        run = course.run(leg, Seat(rank, world_size, asked.ranks, asked.batch_size))
+        run = course.run(leg, DataRank(rank, world_size, asked.ranks, asked.batch_size))
         return run.order, run.plan
 
     lookahead = _lookahead(asked, index)
@@ -125,7 +125,7 @@ def open_run(asked: Asked) -> Opened:
         "predownload": lookahead,
     }
     canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or asked.nodes)
-    return Opened(Shards.of(index), make_run, said, canonical, lookahead)
+    return OpenedRun(Shards.of(index), make_run, said, canonical, lookahead)
 
 
 def _partition(asked: Asked) -> Partition:
@@ -141,7 +141,7 @@ def _partition(asked: Asked) -> Partition:
 def _lookahead(asked: Asked, index: Index) -> int:
     """Samples of a rank, over all of its workers, as the loader would have it with a remote."""
     workers = max(1, asked.workers)
-    sizing = Sizing(
+    sizing = ReadAhead(
         sample_bytes=index.total_bytes // max(1, index.samples),
         shard_bytes=index.total_bytes // max(1, len(index)),
         near=False,
@@ -153,7 +153,7 @@ def _lookahead(asked: Asked, index: Index) -> int:
     return sizing.lookahead(asked.batch_size) * workers
 
 
-def _resumed(asked: Asked, streams: Streams, options: CourseOptions) -> tuple[CourseOptions, Course, Leg]:
+def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, Leg]:
     """Options, course and where to go on, of a state; its settings go before ``options``."""
     path = asked.resume or ""
     try:
@@ -165,14 +165,14 @@ def _resumed(asked: Asked, streams: Streams, options: CourseOptions) -> tuple[Co
     try:
         if isinstance(state, Mapping) and isinstance(state.get("order"), Mapping):
             options = _as_saved(options, state)
-        seat = Seat(0, asked.nodes * asked.ranks, asked.ranks, asked.batch_size)
+        seat = DataRank(0, asked.nodes * asked.ranks, asked.ranks, asked.batch_size)
         point, course = read_state(state, make_course(streams, options), seat)
     except StateError as error:
         raise StateError(f"{path}: {error}") from None
     return options, course, leg_of(point)
 
 
-def _as_saved(options: CourseOptions, state: Mapping[str, Any]) -> CourseOptions:
+def _as_saved(options: OrderOptions, state: Mapping[str, Any]) -> OrderOptions:
     """The options that a state was saved with, as far as it says."""
     order = state["order"]
     saved = {name: order[name] for name in ("shuffle", "seed", "num_canonical_nodes", "epoch_size") if name in order}

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from stoker.errors import StokerError
 
-__all__ = ["Worker", "in_processes", "sendable", "stop_workers"]
+__all__ = ["WorkerProcess", "in_processes", "sendable", "stop_workers"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -28,7 +28,7 @@ R = TypeVar("R")
 _STOPPING_SECONDS: Final = 5.0
 
 
-class Worker:
+class WorkerProcess:
     """A fresh process that serves this one.
 
     Args:
@@ -93,7 +93,7 @@ class Worker:
         self._process.close()
 
 
-def stop_workers(workers: Sequence[Worker]) -> None:
+def stop_workers(workers: Sequence[WorkerProcess]) -> None:
     """End all of them at once."""
     for worker in workers:
         worker.stop(wait=False)
@@ -132,7 +132,7 @@ def in_processes(
         StokerError: a process has ended before its work was done, or the function raised what can not be sent.
         Exception: what the function raised.
     """
-    workers: list[Worker] = []
+    workers: list[WorkerProcess] = []
     busy: list[deque[int]] = []  # for each worker the numbers of what it has
     done: dict[int, R] = {}
     waiting = iter(arguments)
@@ -148,7 +148,7 @@ def in_processes(
                     break
                 least = min(range(len(busy)), key=lambda number: len(busy[number]), default=None)
                 if least is None or (busy[least] and len(workers) < processes):
-                    workers.append(Worker(f"stoker-{call[:-2]}", _serve, function, initializer, initargs))
+                    workers.append(WorkerProcess(f"stoker-{call[:-2]}", _serve, function, initializer, initargs))
                     busy.append(deque())
                     least = len(workers) - 1
                 busy[least].append(sent)
@@ -179,7 +179,7 @@ def in_processes(
         stop_workers(workers)
 
 
-def _ready(workers: Sequence[Worker]) -> Iterator[int]:
+def _ready(workers: Sequence[WorkerProcess]) -> Iterator[int]:
     """Numbers of the workers that have sent something, or have ended; waits for one."""
     ends = {end: number for number, worker in enumerate(workers) for end in worker.ends}
     yield from {ends[end] for end in connection.wait(list(ends))}

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stoker.convert.open_source import Opened, head, sample_types, spread
+from stoker.convert.open_source import OpenedSource, head, sample_types, spread
 from stoker.convert.schema import ColumnType, of_values
-from stoker.convert.sinks import Settings, encoding_for
-from stoker.convert.source import FileSource, Source
+from stoker.convert.sinks import ShardSettings, encoding_for
+from stoker.convert.source import ConversionSource, FileSource
 from stoker.convert.task import items
 from stoker.convert.transform import Transform, apply
 from stoker.convert.values import ColumnPlan, adapted, check_encoding, without_nulls
@@ -28,8 +28,8 @@ _ENOUGH = 16
 
 
 def plan_columns(
-    opened: Opened,
-    settings: Settings,
+    opened: OpenedSource,
+    settings: ShardSettings,
     *,
     columns: Mapping[str, str],
     select: Sequence[str] | None,
@@ -79,7 +79,7 @@ def plan_columns(
 
 
 def _renamed(
-    opened: Opened, settings: Settings, chosen: Sequence[str], columns: Mapping[str, str], selected: bool
+    opened: OpenedSource, settings: ShardSettings, chosen: Sequence[str], columns: Mapping[str, str], selected: bool
 ) -> tuple[ColumnPlan, ...]:
     """The columns that are written without a transform, as the format calls them."""
     names = {name: name for name in chosen}
@@ -103,7 +103,7 @@ def _renamed(
     return tuple(plans)
 
 
-def _image_columns(opened: Opened, kind: str, chosen: Sequence[str], selected: bool) -> dict[str, str]:
+def _image_columns(opened: OpenedSource, kind: str, chosen: Sequence[str], selected: bool) -> dict[str, str]:
     """Columns of the source to ``image`` and ``label``; the folder that an image is in is its label."""
     images = [name for name in chosen if name == "image"] or [
         name for name in chosen if opened.types.get(name, ColumnType("")).encoding in ("jpeg", "png")
@@ -121,8 +121,8 @@ def _image_columns(opened: Opened, kind: str, chosen: Sequence[str], selected: b
 
 
 def _of_transform(
-    opened: Opened,
-    settings: Settings,
+    opened: OpenedSource,
+    settings: ShardSettings,
     inputs: Sequence[ColumnPlan],
     columns: Mapping[str, str],
     fill: Mapping[str, Any],
@@ -159,14 +159,18 @@ def _of_transform(
 
 
 def _first_made(
-    opened: Opened, inputs: Sequence[ColumnPlan], fill: Mapping[str, Any], transform: Transform, decoded: Sequence[str]
+    opened: OpenedSource,
+    inputs: Sequence[ColumnPlan],
+    fill: Mapping[str, Any],
+    transform: Transform,
+    decoded: Sequence[str],
 ) -> list[Sample]:
     for some in (head, spread):
         source = opened.source
         shards, rows = some(source.sizes)
         raw = source.read(shards, rows, [plan.source for plan in inputs])
 
-        def where(row: int, source: Source = source, shards: Ids = shards, rows: Ids = rows) -> str:
+        def where(row: int, source: ConversionSource = source, shards: Ids = shards, rows: Ids = rows) -> str:
             return source.where(int(shards[row]), int(rows[row]))
 
         try:

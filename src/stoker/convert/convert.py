@@ -13,8 +13,8 @@ from typing import Any, Final, get_args
 from stoker.arguments import checked
 from stoker.convert.columns import plan_columns
 from stoker.convert.detect import Url
-from stoker.convert.job import WORK, Arrangement, Job, bounds_of, digest
-from stoker.convert.open_source import Opened, open_source
+from stoker.convert.job import WORK, Arrangement, ConversionJob, bounds_of, digest
+from stoker.convert.open_source import OpenedSource, open_source
 from stoker.convert.report import ConvertReport
 from stoker.convert.runners.local import Processes, run_here, run_processes
 from stoker.convert.runners.ray import run_on_ray
@@ -177,7 +177,7 @@ def convert(
             "compression": compression,
             "hashes": list(settings.hashes),
         }
-        job = Job(
+        job = ConversionJob(
             opened.source,
             inputs,
             outputs,
@@ -213,7 +213,7 @@ def convert(
     return ConvertReport(**told, resumed=resumed, retried=retried, seconds=time.monotonic() - began)
 
 
-def _told(job: Job, notes: Mapping[int, Mapping[str, Any]], shards: int, size: int) -> dict[str, Any]:
+def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: int, size: int) -> dict[str, Any]:
     """What is told of a conversion that is done, whoever did what of it when."""
     read, written = totals(notes)
     return {
@@ -229,7 +229,7 @@ def _told(job: Job, notes: Mapping[int, Mapping[str, Any]], shards: int, size: i
 
 
 def _run(
-    job: Job,
+    job: ConversionJob,
     notes: dict[int, dict[str, Any]],
     workers: Processes,
     engine: Engine,
@@ -265,7 +265,7 @@ def _run(
     return retried
 
 
-def _forget(opened: Opened) -> None:
+def _forget(opened: OpenedSource) -> None:
     """Remove what was fetched of a remote source."""
     if opened.cache is not None:
         shutil.rmtree(opened.cache, ignore_errors=True)

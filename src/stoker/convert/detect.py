@@ -22,7 +22,7 @@ from stoker.storage import Store, is_local, join_url, open_store
 from stoker.storage.files import walk_files
 from stoker.types import StorageOptions
 
-__all__ = ["FILES", "HUGGING_FACE", "IMAGES", "INDEX", "Found", "Url", "detect"]
+__all__ = ["FILES", "HUGGING_FACE", "IMAGES", "INDEX", "DetectedSource", "Url", "detect"]
 
 Url = str | os.PathLike[str]
 
@@ -41,7 +41,7 @@ _OTHER_NAMES: Final = {"jsonl": "json", "webdataset": "tar", "hf": HUGGING_FACE,
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedSource:
     """What a source is.
 
     Attributes:
@@ -53,7 +53,7 @@ class Found:
     given: Url | Sequence[Url]
 
 
-def detect(source: Url | Sequence[Url], format: str | None, options: StorageOptions | None) -> Found:  # noqa: A002
+def detect(source: Url | Sequence[Url], format: str | None, options: StorageOptions | None) -> DetectedSource:  # noqa: A002
     """Find out what a source is, or see that it is what the caller says.
 
     Args:
@@ -72,7 +72,7 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
     single = isinstance(source, str | os.PathLike)
     store = _directory(source, options) if isinstance(source, str | os.PathLike) else None
     if name is None and store is not None and store.exists(INDEX_NAME):
-        return Found(INDEX, source)
+        return DetectedSource(INDEX, source)
     if name in (None, HUGGING_FACE) and store is not None and isinstance(source, str | os.PathLike):
         found = _hugging_face(store, source)
         if found is not None:
@@ -81,13 +81,13 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
         raise ConfigError(f"{source}: no {STATE_NAME}, which datasets.save_to_disk writes: give its directory")
     if name is not None:
         if name == INDEX:
-            return Found(INDEX, source)
+            return DetectedSource(INDEX, source)
         if name != IMAGES:
             get_format(name)
         if single and store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):
-            return Found(INDEX, source)
-        return Found(_as_they_are(name), source)
-    return Found(_by_suffix(source, options), source)
+            return DetectedSource(INDEX, source)
+        return DetectedSource(_as_they_are(name), source)
+    return DetectedSource(_by_suffix(source, options), source)
 
 
 def _directory(source: Url, options: StorageOptions | None) -> Store | None:
@@ -100,7 +100,7 @@ def _directory(source: Url, options: StorageOptions | None) -> Store | None:
     return open_store(source, options if local is None else None)
 
 
-def _hugging_face(store: Store, source: Url) -> Found | None:
+def _hugging_face(store: Store, source: Url) -> DetectedSource | None:
     if store.exists(DICT_NAME):
         refuse_dict(store)
     if not store.exists(STATE_NAME):
@@ -110,7 +110,7 @@ def _hugging_face(store: Store, source: Url) -> Found | None:
         return None
     if not names:
         raise ConfigError(f"{store.url} is a dataset without any file: there is nothing to convert")
-    return Found(HUGGING_FACE, [join_url(source, name) for name in names])
+    return DetectedSource(HUGGING_FACE, [join_url(source, name) for name in names])
 
 
 def _by_suffix(source: Url | Sequence[Url], options: StorageOptions | None) -> str:

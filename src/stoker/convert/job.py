@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.convert.sinks import Settings
-from stoker.convert.source import Source
+from stoker.convert.sinks import ShardSettings
+from stoker.convert.source import ConversionSource
 from stoker.convert.transform import Transform
 from stoker.convert.values import ColumnPlan
 from stoker.order.epoch import EpochOrder, OrderSettings, ShuffleName
@@ -20,7 +20,7 @@ from stoker.order.selection.selection import Split
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["WORK", "Arrangement", "Job", "bounds_of", "digest"]
+__all__ = ["WORK", "Arrangement", "ConversionJob", "bounds_of", "digest"]
 
 WORK: Final = "_convert"
 """Folder in the destination of what there is only while a conversion is under way."""
@@ -37,7 +37,7 @@ class Arrangement:
 
     Attributes:
         sizes: samples in each shard of the source; int64.
-        shuffle: see :class:`~stoker.order.shuffle.shuffle.LineSettings`.
+        shuffle: see :class:`~stoker.order.shuffle.shuffle.ShuffleSettings`.
         seed: of the shuffle and the split.
         splits: name, and the part of ``[0, 1]`` that is its.
     """
@@ -73,7 +73,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True)
-class Job:
+class ConversionJob:
     """Everything that a process needs to do any of the tasks.
 
     Attributes:
@@ -93,7 +93,7 @@ class Job:
         identity: tells the job from others.
     """
 
-    source: Source
+    source: ConversionSource
     inputs: tuple[ColumnPlan, ...]
     outputs: tuple[ColumnPlan, ...]
     decoded: tuple[str, ...]
@@ -102,7 +102,7 @@ class Job:
     drop_nulls: bool
     arrangement: Arrangement
     bounds: Ids
-    settings: Settings
+    settings: ShardSettings
     destination: str
     storage_options: StorageOptions | None = field(repr=False)
     stage: str
@@ -114,7 +114,7 @@ class Job:
         return len(self.bounds) - 1
 
 
-def bounds_of(samples: int, size: int, settings: Settings) -> Ids:
+def bounds_of(samples: int, size: int, settings: ShardSettings) -> Ids:
     """Where the tasks begin, and where the last ends: int64, shape ``(tasks + 1,)``.
 
     A task makes one shard of the output, or up to four where the data set is large, so that few shards are cut short by the

@@ -13,17 +13,17 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import Place, default_cache, open_place
+from stoker.catalog.location import DatasetLocation, default_cache, open_place
 from stoker.catalog.unindexed.found_files import source_of
 from stoker.catalog.unindexed.listing import find_foreign
 from stoker.catalog.unindexed.open_files import open_foreign
 from stoker.catalog.unindexed.open_parquet import open_parquet
-from stoker.convert.detect import FILES, HUGGING_FACE, IMAGES, INDEX, Found, Url, detect
+from stoker.convert.detect import FILES, HUGGING_FACE, IMAGES, INDEX, DetectedSource, Url, detect
 from stoker.convert.schema import ColumnType, of_arrow, of_values
-from stoker.convert.source import FileSource, ShardSource, Source, verbatim_images
+from stoker.convert.source import ConversionSource, FileSource, ShardSource, verbatim_images
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import SourceFile, check_range
+from stoker.formats.common.byte_source import ByteSourceFile, check_range
 from stoker.formats.one_file import SUFFIXES, content_column
 from stoker.formats.parquet.columns import KEY
 from stoker.formats.parquet.footer.schema import declared_array
@@ -32,7 +32,7 @@ from stoker.storage import Store, is_local, open_store
 from stoker.storage.job_record import file_version
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["Opened", "head", "open_source", "sample_types", "spread"]
+__all__ = ["OpenedSource", "head", "open_source", "sample_types", "spread"]
 
 _HUGGING_FACE_KEY: Final = b"huggingface"
 _FIRST_ROWS, _LAST_ROWS, _SPREAD = 32, 8, 256
@@ -42,19 +42,19 @@ _CACHE: Final = CacheSettings(limit=8 << 30)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSource:
     """A source that is open.
 
     Attributes:
         source: its samples.
-        kind: see :class:`~stoker.convert.detect.Found`.
+        kind: see :class:`~stoker.convert.detect.DetectedSource`.
         types: of its columns, as far as they are declared.
         versions: of the source's files when it was opened, by name.
         folder: directory that paths inside of samples are relative to; empty where there is none.
         cache: directory that remote files come to, which goes when the conversion is done; ``None`` for none.
     """
 
-    source: Source
+    source: ConversionSource
     kind: str
     types: Mapping[str, ColumnType]
     versions: Mapping[str, str]
@@ -73,7 +73,7 @@ def open_source(
     job: str,
     fresh: bool,
     on_listing: Callable[[], None] = lambda: None,
-) -> Opened:
+) -> OpenedSource:
     """Open a source.
 
     Args:
@@ -96,7 +96,7 @@ def open_source(
         on_listing()
         source, versions = _files(name, found, storage_options)
         kind = _kind_of_images(source.keys) if found.kind == IMAGES else "bytes"
-        return Opened(source, found.kind, {source.content: ColumnType(kind)}, versions)
+        return OpenedSource(source, found.kind, {source.content: ColumnType(kind)}, versions)
     first = _first(found.given)
     root = os.path.realpath(first) if is_local(first) is not None else first
     fetched = default_cache(os.fspath(root), storage_options, f"convert\n{job}")
@@ -109,10 +109,10 @@ def open_source(
         types.update({name: ColumnType(_WORDS.get(kind, kind)) for name, kind in encodings.items()})
     folder = is_local(_first(found.given)) if found.kind == HUGGING_FACE else None
     shards = ShardSource(name, place, ReadOptions(allow_unsafe_types=allow_unsafe_types))
-    return Opened(shards, found.kind, types, shards.versions(), os.fspath(folder.parent) if folder else "", cache)
+    return OpenedSource(shards, found.kind, types, shards.versions(), os.fspath(folder.parent) if folder else "", cache)
 
 
-def sample_types(opened: Opened, columns: Sequence[str]) -> dict[str, ColumnType]:
+def sample_types(opened: OpenedSource, columns: Sequence[str]) -> dict[str, ColumnType]:
     """The types of some columns, by their values where nothing declares them.
 
     Raises:
@@ -158,7 +158,7 @@ def _first(given: Url | Sequence[Url]) -> Url:
     return given if isinstance(given, str | os.PathLike) else given[0]
 
 
-def _files(name: str, found: Found, options: StorageOptions | None) -> tuple[FileSource, dict[str, str]]:
+def _files(name: str, found: DetectedSource, options: StorageOptions | None) -> tuple[FileSource, dict[str, str]]:
     suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"]) if found.kind == IMAGES else ()
     where = source_of(found.given)
     local = is_local(where.root)
@@ -177,8 +177,13 @@ def _kind_of_images(keys: Sequence[str]) -> str:
 
 
 def _open(
-    found: Found, cache: Path, *, whole: bool, storage_options: StorageOptions | None, format_options: Mapping[str, Any]
-) -> tuple[Place, Path | None]:
+    found: DetectedSource,
+    cache: Path,
+    *,
+    whole: bool,
+    storage_options: StorageOptions | None,
+    format_options: Mapping[str, Any],
+) -> tuple[DatasetLocation, Path | None]:
     """The dataset, and the directory that its remote files come to for as long as they are converted."""
     first = _first(found.given)
     remote = is_local(first) is None
@@ -206,7 +211,7 @@ def _open(
     return place, None if place.cache.store is None else cache
 
 
-def _declared(place: Place) -> dict[str, ColumnType]:
+def _declared(place: DatasetLocation) -> dict[str, ColumnType]:
     """Types of columns that the source itself tells."""
     shards = place.index.shards
     if not shards or "columns" not in shards[0].spec:
@@ -264,13 +269,13 @@ class _Reading:
         return self._store.get_range(self._key, start, end) if end > start else b""
 
 
-def _arrow_schema(place: Place, shard: ShardInfo) -> Any:
+def _arrow_schema(place: DatasetLocation, shard: ShardInfo) -> Any:
     """The schema of the first file."""
     import pyarrow as pa
 
     store = place.cache.store or open_store(place.cache.root)
     key = shard.raw[0].part.key if shard.raw[0].part is not None else shard.raw[0].basename
-    file = SourceFile(_Reading(store, key))
+    file = ByteSourceFile(_Reading(store, key))
     try:
         if shard.format == "parquet":
             import pyarrow.parquet as pq

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Final, Literal, get_args
 
 from stoker.convert.detect import Url
-from stoker.convert.sinks import LISTED, Settings
+from stoker.convert.sinks import LISTED, ShardSettings
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.compression import parse_compression
 from stoker.storage import is_local
@@ -41,7 +41,7 @@ def settings_of(
     hashes: str | Sequence[str] | None,
     size_limit: int | str,
     shard_samples: int | None,
-) -> Settings:
+) -> ShardSettings:
     """How shards are written; see :func:`~stoker.convert.convert.convert`.
 
     Raises:
@@ -57,7 +57,7 @@ def settings_of(
         except FormatError as error:
             raise ConfigError(str(error)) from None
     names = () if hashes is None and to in LISTED else tuple(check_hash_names(hashes))
-    return Settings(to, compression, names, limit, shard_samples)
+    return ShardSettings(to, compression, names, limit, shard_samples)
 
 
 def parts_of(split: Mapping[str, float | Fraction] | None) -> tuple[tuple[str, Fraction, Fraction], ...]:

@@ -20,7 +20,16 @@ from stoker.writing.file_sets import size_of
 from stoker.writing.megatron_parts import ENDS, MegatronParts, tokens_of
 from stoker.writing.parquet_parts import ParquetParts, check_compression
 
-__all__ = ["LISTED", "TARGETS", "Settings", "Sink", "check_columns", "encoding_for", "file_sizes", "open_sink"]
+__all__ = [
+    "LISTED",
+    "TARGETS",
+    "ShardSettings",
+    "SampleSink",
+    "check_columns",
+    "encoding_for",
+    "file_sizes",
+    "open_sink",
+]
 
 _WRITERS: Final[dict[str, Any]] = {
     "arrow": writers.ArrowWriter,
@@ -46,7 +55,7 @@ _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ShardSettings:
     """How shards are written.
 
     Attributes:
@@ -76,7 +85,7 @@ class Settings:
             raise ConfigError(f"compression and shard_samples mean nothing for {self.format}: a file is a sample")
 
 
-class Sink(Protocol):
+class SampleSink(Protocol):
     """Takes the samples of one task for one dataset.
 
     Attributes:
@@ -102,7 +111,7 @@ class Sink(Protocol):
         ...
 
 
-def encoding_for(settings: Settings, name: str, encoding: str) -> str:
+def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
     """The encoding with which a format holds a column of another encoding.
 
     Raises:
@@ -122,7 +131,7 @@ def encoding_for(settings: Settings, name: str, encoding: str) -> str:
     )
 
 
-def check_columns(settings: Settings, plans: Sequence[ColumnPlan]) -> None:
+def check_columns(settings: ShardSettings, plans: Sequence[ColumnPlan]) -> None:
     """See that a format can hold the columns together.
 
     Raises:
@@ -133,8 +142,8 @@ def check_columns(settings: Settings, plans: Sequence[ColumnPlan]) -> None:
 
 
 def open_sink(
-    settings: Settings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int, stage: str
-) -> Sink:
+    settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int, stage: str
+) -> SampleSink:
     """A sink.
 
     Args:
@@ -169,7 +178,7 @@ class _TaskDestination(Destination):
             self.main.put(self._named(key), data)
 
 
-def _writer_for(settings: Settings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int) -> Any:
+def _writer_for(settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int) -> Any:
     options: dict[str, Any] = {"hashes": list(settings.hashes), "max_workers": 1}
     if settings.format not in ("jpeg", "png"):
         limit = settings.size_limit if settings.shard_samples is None else None
@@ -181,7 +190,7 @@ def _writer_for(settings: Settings, plans: Sequence[ColumnPlan], destination: _T
 
 class _ShardSink:
     def __init__(
-        self, settings: Settings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
+        self, settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
     ) -> None:
         self._name = _image_name(task) if settings.format in ("jpeg", "png") else _folder_name(task)
         self._destination = _TaskDestination(store, self._name)
@@ -191,7 +200,7 @@ class _ShardSink:
         self.samples = 0
 
     def write(self, batch: Batch) -> None:
-        """See :class:`Sink`."""
+        """See :class:`SampleSink`."""
         count = len(next(iter(batch.values())))
         if self._limit is None:
             self._writer.write_batch(batch)
@@ -207,7 +216,7 @@ class _ShardSink:
                 self._in_shard = 0
 
     def finish(self) -> list[dict[str, Any]]:
-        """See :class:`Sink`."""
+        """See :class:`SampleSink`."""
         self._writer.finish()
         entries: list[dict[str, Any]] = json.loads(self._destination.index)["shards"]
         for entry in entries:
@@ -217,13 +226,13 @@ class _ShardSink:
         return entries
 
     def abort(self) -> None:
-        """See :class:`Sink`."""
+        """See :class:`SampleSink`."""
         self._writer.abort()
 
 
 class _ListedSink:
     def __init__(
-        self, settings: Settings, plans: Sequence[ColumnPlan], store: Store, task: int | None, stage: str
+        self, settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, stage: str
     ) -> None:
         self._task = task or 0
         self._store = store
@@ -242,18 +251,18 @@ class _ListedSink:
             self._files = MegatronParts({plan.name: plan.encoding for plan in plans}, *limits, self._put)
 
     def write(self, batch: Batch) -> None:
-        """See :class:`Sink`."""
+        """See :class:`SampleSink`."""
         self._files.write(batch)
         self.samples += len(next(iter(batch.values())))
 
     def finish(self) -> list[dict[str, Any]]:
-        """See :class:`Sink`."""
+        """See :class:`SampleSink`."""
         # One file at least, so that a dataset without samples has its columns.
         self._files.finish(empty=self._task == 0)
         return self._entries
 
     def abort(self) -> None:
-        """See :class:`Sink`."""
+        """See :class:`SampleSink`."""
 
     def _put(self, number: int, files: Sequence[PutData], samples: int) -> None:
         for end, data in zip(self._ends, files, strict=True):

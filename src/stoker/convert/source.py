@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
@@ -28,7 +28,7 @@ from stoker.storage.files import open_regular
 from stoker.storage.job_record import file_versions
 from stoker.types import Batch, Ids
 
-__all__ = ["FileSource", "ShardSource", "Source", "verbatim_images"]
+__all__ = ["FileSource", "ShardSource", "ConversionSource", "verbatim_images"]
 
 _THREADS: Final = 4
 _REQUESTS: Final = 32
@@ -39,7 +39,7 @@ _MOST_BYTES: Final = 1 << 31
 _AHEAD: Final = 4
 
 
-class Source(Protocol):
+class ConversionSource(Protocol):
     """Samples of a source, by shard and row.
 
     Attributes:
@@ -90,7 +90,7 @@ class ShardSource:
         options: how samples are handed out.
     """
 
-    def __init__(self, name: str, place: Place, options: ReadOptions) -> None:
+    def __init__(self, name: str, place: DatasetLocation, options: ReadOptions) -> None:
         self.name = name
         self.sizes: Ids = place.index.sizes
         self.columns = place.index.columns
@@ -101,23 +101,23 @@ class ShardSource:
         self._pool = ShardPool(place.index, place.cache, threads=_THREADS, most_open=64, options=options)
 
     def files(self, shards: Ids) -> set[str]:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         stored = [file for shard in shards.tolist() for file in self.place.index.shards[shard].stored]
         names = {file.part.key if file.part is not None else file.basename for file in stored}
         return names | {INDEX_NAME} if any(file.part is None for file in stored) else names
 
     def versions(self) -> dict[str, str]:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         keys = self.files(np.arange(len(self.sizes)))
         cache = self.place.cache
         return file_versions(cache.store or open_store(cache.root), sorted(keys))
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         return read_samples(self._pool, shards, rows, columns)
 
     def expect(self, shards: Ids, now: int) -> None:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         soon = dict.fromkeys(shards[:now].tolist())
         for shard in dict.fromkeys(shards[now:].tolist()):
             if len(soon) >= _AHEAD:
@@ -131,14 +131,14 @@ class ShardSource:
         self._pool.prefetch(soon)
 
     def where(self, shard: int, row: int) -> str:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         info = self.place.index.shards[shard]
         number = int(self.sizes[:shard].sum()) + row
         file = info.raw[-1].part.key if info.raw[-1].part is not None else info.raw[0].basename
         return f"{self.name}: sample {number} (row {row} of {file})"
 
     def close(self) -> None:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         self._pool.close()
 
 
@@ -178,15 +178,15 @@ class FileSource:
         return cls(name, content, store, keys, numbers, sum(file.size for file in files))
 
     def files(self, shards: Ids) -> set[str]:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         return {self.keys[shard] for shard in shards.tolist()}
 
     def versions(self) -> dict[str, str]:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         return file_versions(self.store, self.keys)
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:  # noqa: ARG002
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         keys = [self.keys[shard] for shard in shards.tolist()]
         batch: Batch = {}
         for name in columns:
@@ -211,14 +211,14 @@ class FileSource:
             return list(pool.map(partial(self.store.get, max_bytes=_MOST_BYTES), keys))
 
     def expect(self, shards: Ids, now: int) -> None:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
 
     def where(self, shard: int, row: int) -> str:  # noqa: ARG002
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
         return f"{self.name}: sample {shard} ({self.keys[shard]})"
 
     def close(self) -> None:
-        """See :class:`Source`."""
+        """See :class:`ConversionSource`."""
 
 
 def _read_local(path: str, store: Store, key: str) -> bytes:
@@ -234,7 +234,7 @@ def _read_local(path: str, store: Store, key: str) -> bytes:
     return data if 0 < len(data) < _SMALL else store.get(key, max_bytes=_MOST_BYTES)
 
 
-def verbatim_images(place: Place) -> tuple[Place, dict[str, str]]:
+def verbatim_images(place: DatasetLocation) -> tuple[DatasetLocation, dict[str, str]]:
     """A dataset whose images are handed out as the bytes of their files, so that they are not encoded a second time.
 
     Returns:
@@ -269,6 +269,6 @@ def verbatim_images(place: Place) -> tuple[Place, dict[str, str]]:
     index = Index(shards, extra=place.index.extra)
     changed = any(new is not old for new, old in zip(shards, place.index.shards, strict=True))
     return (
-        (Place(index, place.cache, place.keep) if changed else place),
+        (DatasetLocation(index, place.cache, place.keep) if changed else place),
         {name: encodings[name] for name in compress(encodings, [name in names for name in encodings])},
     )

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.convert.job import Job
-from stoker.convert.sinks import Sink, open_sink
+from stoker.convert.job import ConversionJob
+from stoker.convert.sinks import SampleSink, open_sink
 from stoker.convert.transform import apply
 from stoker.convert.values import ColumnPlan, adapted, taken, without_nulls
 from stoker.convert.work import dataset_store, put_note
@@ -27,7 +27,7 @@ _PIECE_SAMPLES: Final = 1 << 13
 _SAMPLE: Final = re.compile(r"(?:the batch from )?sample ([0-9]+)")
 
 
-def run_task(job: Job, number: int, advance: Callable[[int], None]) -> dict[str, Any]:
+def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) -> dict[str, Any]:
     """Do a task, and note in the destination that it is done. Done again, it writes the same again.
 
     Args:
@@ -48,7 +48,7 @@ def run_task(job: Job, number: int, advance: Callable[[int], None]) -> dict[str,
     split = job.arrangement.split_of(shards, rows)
     name = None if job.tasks == 1 else number
     step = max(1, min(_PIECE_SAMPLES, _PIECE_BYTES * job.arrangement.total // max(1, job.source.bytes)))
-    sinks: list[Sink] = []
+    sinks: list[SampleSink] = []
     with ExitStack() as stack:
         for split_name, _, _ in job.arrangement.splits:
             sink = open_sink(job.settings, job.outputs, dataset_store(job, split_name), name, first, job.stage)
@@ -68,7 +68,7 @@ def run_task(job: Job, number: int, advance: Callable[[int], None]) -> dict[str,
     return note
 
 
-def _piece(job: Job, shards: Ids, rows: Ids, split: Ids, sinks: list[Sink]) -> None:
+def _piece(job: ConversionJob, shards: Ids, rows: Ids, split: Ids, sinks: list[SampleSink]) -> None:
     """Read, map and write some samples."""
 
     def where(row: int) -> str:
@@ -112,7 +112,7 @@ def _adapted(values: Any, plan: ColumnPlan) -> Any:
         raise
 
 
-def _mapped(job: Job, batch: Batch, where: Callable[[int], str]) -> tuple[Batch, Ids]:
+def _mapped(job: ConversionJob, batch: Batch, where: Callable[[int], str]) -> tuple[Batch, Ids]:
     """What the transform makes of samples, as columns, and for each the row of the sample that it was made of."""
     assert job.transform is not None
     columns = items(batch, job.decoded, where)

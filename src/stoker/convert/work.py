@@ -12,8 +12,8 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from stoker.catalog.unfinished import NOTE, Unfinished
-from stoker.convert.job import WORK, Job
+from stoker.catalog.unfinished import NOTE, UnfinishedOutput
+from stoker.convert.job import WORK, ConversionJob
 from stoker.convert.sinks import LISTED, file_sizes
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.index.index import INDEX_NAME, Index
@@ -43,12 +43,12 @@ def open_root(destination: str, options: StorageOptions | None) -> Store:
     return open_store(destination, options if is_local(destination) is None else None)
 
 
-def dataset_store(job: Job, split: str) -> Store:
+def dataset_store(job: ConversionJob, split: str) -> Store:
     """The root of a split's dataset."""
     return open_root(join_url(job.destination, split) if split else job.destination, job.storage_options)
 
 
-def put_note(job: Job, number: int, note: Mapping[str, Any]) -> None:
+def put_note(job: ConversionJob, number: int, note: Mapping[str, Any]) -> None:
     """Note that a task is done: from now on it is not done again."""
     open_root(job.destination, job.storage_options).put(_note(number), json.dumps(note).encode())
 
@@ -70,7 +70,7 @@ def unfinished(destination: str, options: StorageOptions | None) -> bool:
     return False
 
 
-def done_before(job: Job, about: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
+def done_before(job: ConversionJob, about: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
     """What :func:`finish` returned of this job, where an earlier run has finished it.
 
     Args:
@@ -100,7 +100,7 @@ def done_before(job: Job, about: Mapping[str, Any], *, resume: bool) -> dict[str
 
 
 def begin(
-    job: Job, about: Mapping[str, Any], versions: Mapping[str, str], *, resume: bool
+    job: ConversionJob, about: Mapping[str, Any], versions: Mapping[str, str], *, resume: bool
 ) -> dict[int, dict[str, Any]]:
     """Begin in an empty destination, or go on in one that another run of the same job left, which was not finished.
 
@@ -140,7 +140,7 @@ def begin(
     unfinished(job.destination, job.storage_options)
     remove_partial_files(store)
     for name in _listed(job):
-        dataset_store(job, name).put(NOTE, Unfinished({"convert": job.identity}, ()).to_json())
+        dataset_store(job, name).put(NOTE, UnfinishedOutput({"convert": job.identity}, ()).to_json())
     _keep(job, store, about, versions)
     return {}
 
@@ -156,13 +156,13 @@ def _refuse(store: Store, record: JobRecord, about: Mapping[str, Any], versions:
     )
 
 
-def _keep(job: Job, store: Store, about: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+def _keep(job: ConversionJob, store: Store, about: Mapping[str, Any], versions: Mapping[str, str]) -> None:
     store.put(_SOURCE, json.dumps(dict(versions)).encode())
     write_record(store, _RECORD, JobRecord(job.identity, about))
 
 
 def finish(
-    job: Job,
+    job: ConversionJob,
     about: Mapping[str, Any],
     notes: Mapping[int, Mapping[str, Any]],
     report: Callable[[int, int], Mapping[str, Any]],
@@ -203,7 +203,7 @@ def finish(
     return told
 
 
-def _remove_work(job: Job) -> None:
+def _remove_work(job: ConversionJob) -> None:
     """Remove what there was only for the work."""
     for name in {"": None, **dict.fromkeys(name for name, _, _ in job.arrangement.splits)}:
         store = dataset_store(job, name)
@@ -211,7 +211,7 @@ def _remove_work(job: Job) -> None:
     _remove_folders(job)
 
 
-def _listed(job: Job) -> list[str]:
+def _listed(job: ConversionJob) -> list[str]:
     """Splits whose files lie where they belong before all are there, and would be found by listing them."""
     unseen = job.stage or job.settings.format not in LISTED
     return [] if unseen else [name for name, _, _ in job.arrangement.splits]
@@ -228,7 +228,7 @@ def _move(store: Store, stage: str, names: Iterable[str]) -> None:
             raise CorruptDataError(f"{folder / name} is gone since it was written: begin anew with resume=False")
 
 
-def _remove_folders(job: Job) -> None:
+def _remove_folders(job: ConversionJob) -> None:
     """Empty folders of the work, which only local directories have."""
     for split in ("", *(name for name, _, _ in job.arrangement.splits)):
         folder = is_local(dataset_store(job, split).url)
@@ -292,7 +292,7 @@ def _read_json(store: Store, key: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _notes(job: Job, store: Store) -> dict[int, dict[str, Any]]:
+def _notes(job: ConversionJob, store: Store) -> dict[int, dict[str, Any]]:
     """Notes of tasks whose files are all there."""
     there: dict[str, int] = {item.key: item.size for item in store.list()}
     numbers = [number for number in range(job.tasks) if _note(number) in there]
@@ -301,7 +301,7 @@ def _notes(job: Job, store: Store) -> dict[int, dict[str, Any]]:
     return {number: note for number, note in found.items() if note is not None and _complete(job, note, there)}
 
 
-def _complete(job: Job, note: Mapping[str, Any], there: Mapping[str, int]) -> bool:
+def _complete(job: ConversionJob, note: Mapping[str, Any], there: Mapping[str, int]) -> bool:
     if note.get("identity") != job.identity:
         return False
     for split in note["splits"]:

@@ -17,8 +17,8 @@ from stoker.coordination.errors import (
 )
 from stoker.coordination.health import WorkerState
 from stoker.coordination.history.assignment import Replay
-from stoker.coordination.history.records import Entry, Settings
-from stoker.coordination.run import Progress, WorkerHealth
+from stoker.coordination.history.records import CoordinationSettings, Entry
+from stoker.coordination.run import EpochProgress, WorkerHealth
 
 __all__ = [
     "CommitRefusedError",
@@ -31,11 +31,11 @@ __all__ = [
     "LeaseLostError",
     "LeasedSplit",
     "Owner",
-    "Progress",
+    "EpochProgress",
     "RankTakenError",
     "RefusedRange",
     "Replay",
-    "Settings",
+    "CoordinationSettings",
     "StaleCheckpointError",
     "StalledError",
     "WaitTimeoutError",

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from stoker.coordination.errors import EngineRegressedError
 from stoker.coordination.health import split_size
-from stoker.coordination.history.records import Epoch, Held, Lane, Process, Split, Worker
-from stoker.coordination.membership import Clock, Membership, mixed
+from stoker.coordination.history.records import Epoch, Held, Lane, Process, SplitRecord, WorkerRecord
+from stoker.coordination.membership import Membership, ProtocolClock, mixed
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
 from stoker.coordination.rules import cleared, commit, first_lane, give_back, leasable, lease, spilled
 from stoker.coordination.watch import Watch
@@ -44,7 +44,7 @@ class Holding:
 
     __slots__ = ("begun", "committed", "delivered", "given_up", "lane", "lost", "split", "wanted")
 
-    def __init__(self, lane: int, split: Split) -> None:
+    def __init__(self, lane: int, split: SplitRecord) -> None:
         self.lane = lane
         self.split = split
         self.delivered = self.wanted = self.committed = split.cursor
@@ -72,7 +72,7 @@ class Agent:
         keys: Keys,
         epoch: Epoch,
         member: Membership,
-        clock: Clock,
+        clock: ProtocolClock,
         *,
         ahead: int = 1,
         commit_every: float = 1.0,
@@ -251,7 +251,7 @@ class Agent:
             # Silent for so long that splits may have been taken: nothing goes on before that is known.
             self._verify = {holding.lane for holding in self._held.values()}
 
-    def _record(self) -> Worker:
+    def _record(self) -> WorkerRecord:
         """What the worker says of itself."""
         held = [Held(h.lane, h.split.token, h.delivered) for h in self._held.values() if h.begun >= 0]
         held += [Held(h.lane, h.split.token, h.split.begin) for h in self._held.values() if h.begun < 0]
@@ -373,7 +373,7 @@ class Agent:
         if holding in self.ready:
             self.ready.remove(holding)
 
-    def _hold(self, number: int, split: Split) -> None:
+    def _hold(self, number: int, split: SplitRecord) -> None:
         holding = Holding(number, split)
         self._held[number, split.token] = holding
         self.ready.append(holding)
@@ -424,7 +424,7 @@ class Agent:
                 )
             after = done
             asked.append((holding, cursor, back))
-        fresh: list[Split] = []
+        fresh: list[SplitRecord] = []
         if self._may_lease(number):
             after, fresh = self._lease(after)
             if not fresh:
@@ -434,7 +434,12 @@ class Agent:
         yield from self._write(number, entry, after, asked, fresh)
 
     def _write(
-        self, number: int, entry: Versioned, after: Lane, asked: list[tuple[Holding, int, bool]], fresh: list[Split]
+        self,
+        number: int,
+        entry: Versioned,
+        after: Lane,
+        asked: list[tuple[Holding, int, bool]],
+        fresh: list[SplitRecord],
     ) -> Steps:
         rest, chunk = spilled(after)
         if chunk is not None:
@@ -471,7 +476,7 @@ class Agent:
     def _may_lease(self, number: int) -> bool:
         return not self.over and self.safe and self._wants() and number == self._choose()
 
-    def _lease(self, lane: Lane) -> tuple[Lane, list[Split]]:
+    def _lease(self, lane: Lane) -> tuple[Lane, list[SplitRecord]]:
         """The lane with one more split leased, or with several: where they are shorter than the time between commits and
         there is far more to do, as each write costs the engine a sync of its disk."""
         epoch, member, summary = self.epoch, self.member, self.watch.summary
@@ -482,7 +487,7 @@ class Agent:
         if summary is not None and self.rate and summary.rate > 0:
             # How many workers as fast as this one all of them are worth.
             sharers = max(1.0, summary.rate / self.rate / epoch.lanes)
-        splits: list[Split] = []
+        splits: list[SplitRecord] = []
         many = 1
         while len(splits) < many:
             size = split_size(lane, rate=self.rate, share=1 / sharers, settings=epoch.settings, from_back=not home)

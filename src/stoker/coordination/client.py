@@ -21,10 +21,10 @@ from stoker.coordination.errors import (
     StalledError,
 )
 from stoker.coordination.history.checkpoint import uncommitted
-from stoker.coordination.history.records import Entry, Epoch, Lane, Settings
-from stoker.coordination.membership import Clock, Membership
+from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane
+from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.process import here, is_gone
-from stoker.coordination.run import Progress, RunRecords, WorkerHealth
+from stoker.coordination.run import EpochProgress, RunRecords, WorkerHealth
 from stoker.coordination.starting import check_worker, lane_starts, opened
 from stoker.errors import ConfigError
 
@@ -92,7 +92,10 @@ class LeasedSplit:
         self._owner._commit(self, self._holding, self.end if cursor is None else cursor)
 
     def give_up(self, reason: str) -> None:
-        """Say that the rest of the split can not be worked on. Others try; after ``Settings.attempts`` it is set aside."""
+        """Say that the rest of the split can not be worked on.
+
+        Others try; after ``CoordinationSettings.attempts`` it is set aside.
+        """
         self._owner._give_up(self._holding, reason)
 
 
@@ -132,14 +135,14 @@ class Coordination:
         world_size: int,
         positions: int | Sequence[int],
         identity: Mapping[str, Any] | None = None,
-        settings: Settings | None = None,
+        settings: CoordinationSettings | None = None,
         ahead: int = 1,
         commit_every: float = 1.0,
         patience: float = 120.0,
         lanes: int | None = None,
         takes_over: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        self.settings = settings = settings or Settings()
+        self.settings = settings = settings or CoordinationSettings()
         check_worker(run, rank, world_size, settings)
         self._starts = lane_starts(positions, world_size, settings, lanes)
         # As it will be once it was written and read, so that it compares.
@@ -152,7 +155,7 @@ class Coordination:
         self._store = opened(store, limit, min(patience, _OPENING)) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
         self._records = RunRecords(self._store, run)
-        clock = Clock(time.monotonic())
+        clock = ProtocolClock(time.monotonic())
         self._driver = Driver(self._store, clock, patience)
         self._member = Membership(self._records.keys, rank, here(), settings, clock, is_gone)
         self._agent: Agent | None = None
@@ -323,7 +326,7 @@ class Coordination:
         """All ranks, in order."""
         return self._driver.insist(lambda: self._records.health(self.epoch))
 
-    def progress(self) -> Progress:
+    def progress(self) -> EpochProgress:
         """How far the epoch is, of all workers together."""
         return self._driver.insist(lambda: self._records.progress(self.epoch))
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from stoker.concurrency.forks import reset_in_children
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_away
-from stoker.coordination.membership import Clock
+from stoker.coordination.membership import ProtocolClock
 from stoker.coordination.operations import Get, Sleep, Steps, Unanswered
 from stoker.coordination.run import perform
 from stoker.errors import ConfigError
@@ -34,7 +34,7 @@ class Driver:
         forked: whether this process was forked from that of the driver.
     """
 
-    def __init__(self, store: CoordinationStore, clock: Clock, patience: float) -> None:
+    def __init__(self, store: CoordinationStore, clock: ProtocolClock, patience: float) -> None:
         self.changed = threading.Condition()
         self.clock = clock
         self._store = store

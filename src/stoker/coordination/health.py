@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stoker.coordination.history.records import Lane, Settings, Split, Worker
+from stoker.coordination.history.records import CoordinationSettings, Lane, SplitRecord, WorkerRecord
 from stoker.coordination.rules import leasable
 
 __all__ = ["Observer", "WorkerState", "imbalance", "judge", "lost", "open_lanes", "split_size"]
@@ -24,8 +24,9 @@ class WorkerState(StrEnum):
 
     * ``ACTIVE``: it renews and has work.
     * ``IDLE``: it renews and has none.
-    * ``SLOW``: it has work, and less than ``Settings.slow`` (a half) of the live workers' median throughput.
-    * ``FAILED``: it was not seen to renew for a lease, or to commit for ``Settings.stall``, and is taken for lost.
+    * ``SLOW``: it has work, and less than ``CoordinationSettings.slow`` (a half) of the live workers' median throughput.
+    * ``FAILED``: it was not seen to renew for a lease, or to commit for ``CoordinationSettings.stall``, and is taken for
+      lost.
     * ``UNKNOWN``: it has not joined, has left, or was not seen to renew for half a lease.
     """
 
@@ -90,7 +91,7 @@ class Observer:
         seen = self._seen.get(name)
         return None if seen is None else seen.quiet
 
-    def failed(self, name: object, settings: Settings) -> bool:
+    def failed(self, name: object, settings: CoordinationSettings) -> bool:
         """Whether the worker is to be taken for lost."""
         seen = self._seen.get(name)
         if seen is None:
@@ -98,7 +99,7 @@ class Observer:
         return seen.quiet >= settings.lease or 0 < settings.stall <= seen.idle
 
 
-def lost(split: Split, worker: Worker | None, failed: bool) -> bool:
+def lost(split: SplitRecord, worker: WorkerRecord | None, failed: bool) -> bool:
     """Whether a split's owner will not go on with it.
 
     Args:
@@ -111,7 +112,9 @@ def lost(split: Split, worker: Worker | None, failed: bool) -> bool:
     return worker.incarnation > split.incarnation or worker.left or failed
 
 
-def judge(worker: Worker | None, quiet: float | None, failed: bool, median: float, settings: Settings) -> WorkerState:
+def judge(
+    worker: WorkerRecord | None, quiet: float | None, failed: bool, median: float, settings: CoordinationSettings
+) -> WorkerState:
     """A worker's state.
 
     Args:
@@ -141,7 +144,7 @@ def imbalance(times: Sequence[float]) -> float:
 
 
 def open_lanes(
-    lanes: Sequence[Lane], workers: Mapping[int, Worker], alive: frozenset[int], settings: Settings
+    lanes: Sequence[Lane], workers: Mapping[int, WorkerRecord], alive: frozenset[int], settings: CoordinationSettings
 ) -> tuple[float, dict[int, int]]:
     """Lanes from which any worker may lease, and how unevenly work is spread.
 
@@ -176,7 +179,7 @@ def open_lanes(
     }
 
 
-def split_size(lane: Lane, *, rate: float, share: float, settings: Settings, from_back: bool) -> int:
+def split_size(lane: Lane, *, rate: float, share: float, settings: CoordinationSettings, from_back: bool) -> int:
     """Samples that a worker should lease next from a lane; at least 1.
 
     Guided self-scheduling (C. D. Polychronopoulos, D. J. Kuck, 1987) for workers of unlike speeds: half of the worker's

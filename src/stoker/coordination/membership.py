@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from stoker.coordination.errors import EngineRegressedError, RankTakenError
 from stoker.coordination.health import Observer
-from stoker.coordination.history.records import Process, Settings, Worker
+from stoker.coordination.history.records import CoordinationSettings, Process, WorkerRecord
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap
 
-__all__ = ["Clock", "Membership", "mixed"]
+__all__ = ["ProtocolClock", "Membership", "mixed"]
 
 
-class Clock:
+class ProtocolClock:
     """The time that is handed in: whoever runs a protocol sets ``now`` before each step, from a monotonic clock."""
 
     __slots__ = ("now",)
@@ -46,11 +46,11 @@ class Membership:
         keys: Keys,
         rank: int,
         process: Process,
-        settings: Settings,
-        clock: Clock,
+        settings: CoordinationSettings,
+        clock: ProtocolClock,
         gone: Callable[[Process], bool] = lambda _: False,
     ) -> None:
-        self.record = Worker(rank, 0, 0, process)
+        self.record = WorkerRecord(rank, 0, 0, process)
         self.renew_at = self.valid_until = clock.now
         self._key = keys.worker(rank)
         self._settings = settings
@@ -82,9 +82,9 @@ class Membership:
             sent = clock.now
             (found,) = yield Get((self._key,))
             if found is None:
-                taken, attempt = Worker(rank, 1, 1, process), None
+                taken, attempt = WorkerRecord(rank, 1, 1, process), None
             else:
-                other: Worker = found.value
+                other: WorkerRecord = found.value
                 if other.process.nonce == process.nonce:
                     # A write of ours that got no answer. Nobody knows how old it is: renew before anything else.
                     self.record, self._version = other, found.version
@@ -103,7 +103,7 @@ class Membership:
                 if not (other.left or quiet >= settings.lease or self._gone(other.process)):
                     yield Sleep(clock.now + settings.lease / 8)
                     continue
-                taken, attempt = Worker(rank, other.incarnation + 1, 1, process), found.version
+                taken, attempt = WorkerRecord(rank, other.incarnation + 1, 1, process), found.version
             sent = clock.now
             version = yield Create(self._key, taken) if attempt is None else Swap(self._key, taken, attempt)
             if version is not None:
@@ -111,7 +111,7 @@ class Membership:
                 self._renewed(sent)
                 return
 
-    def renew(self, record: Worker) -> Steps:
+    def renew(self, record: WorkerRecord) -> Steps:
         """Move the counter, and say what the record says.
 
         Raises:
@@ -132,7 +132,7 @@ class Membership:
                     f"the engine no longer knows rank {self.rank}, which had joined: it has lost its records: go on from a "
                     f"checkpoint"
                 )
-            other: Worker = found.value
+            other: WorkerRecord = found.value
             if other.process.nonce != self.record.process.nonce:
                 raise RankTakenError(
                     f"rank {self.rank} was taken over by {other.process}, as {self.record.process} was not seen for "

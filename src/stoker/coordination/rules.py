@@ -10,7 +10,7 @@ from by compare-and-set, or is thrown away. From these alone it follows that eve
 
 from __future__ import annotations
 
-from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Piece, Split
+from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, ReturnedRange, SplitRecord
 from stoker.errors import ConfigError
 
 __all__ = [
@@ -46,13 +46,13 @@ def first_lane(epoch: Epoch, number: int) -> Lane:
     if not ranges:
         return Lane(number, begin, end, end, end, token)
     longest = max(ranges, key=lambda part: part[1] - part[0])
-    pieces = tuple([Piece(a, b, 0, "") for a, b in ranges if (a, b) != longest])
+    pieces = tuple([ReturnedRange(a, b, 0, "") for a, b in ranges if (a, b) != longest])
     return Lane(number, begin, end, *longest, token, free=pieces)
 
 
 def lease(
     lane: Lane, rank: int, incarnation: int, turn: int, size: int, *, from_back: bool = False
-) -> tuple[Lane, Split] | None:
+) -> tuple[Lane, SplitRecord] | None:
     """Lease the next split to a worker.
 
     What came back goes first. A range on which leases were lost twice waits until nothing else is there, and is then
@@ -78,7 +78,7 @@ def lease(
             length = piece.end - piece.begin
             most = length if piece.attempts < 2 else max(1, length >> (piece.attempts - 1))
             end = piece.begin + min(size, most)
-            split = Split(piece.begin, end, piece.begin, rank, incarnation, turn, token, piece.attempts)
+            split = SplitRecord(piece.begin, end, piece.begin, rank, incarnation, turn, token, piece.attempts)
             rest = () if end == piece.end else (piece._replace(begin=end),)
             free = lane.free[:which] + rest + lane.free[which + 1 :]
             return lane._replace(token=token, splits=(*lane.splits, split), free=free), split
@@ -86,10 +86,10 @@ def lease(
         return None
     if from_back:
         begin = max(lane.front, lane.back - size)
-        split = Split(begin, lane.back, begin, rank, incarnation, turn, token, 0)
+        split = SplitRecord(begin, lane.back, begin, rank, incarnation, turn, token, 0)
         return lane._replace(token=token, splits=(*lane.splits, split), back=begin), split
     end = min(lane.back, lane.front + size)
-    split = Split(lane.front, end, lane.front, rank, incarnation, turn, token, 0)
+    split = SplitRecord(lane.front, end, lane.front, rank, incarnation, turn, token, 0)
     return lane._replace(token=token, splits=(*lane.splits, split), front=end), split
 
 
@@ -134,7 +134,7 @@ def cleared(lane: Lane, rank: int, incarnation: int) -> Lane:
 
 def give_back(
     lane: Lane,
-    split: Split,
+    split: SplitRecord,
     reason: str,
     *,
     lost: bool,
@@ -160,7 +160,7 @@ def give_back(
         return lane._replace(splits=splits)
     moved = split.cursor > split.begin
     failures = (0 if moved else split.attempts) + (1 if blame else 0)
-    piece = Piece(split.cursor, split.end, failures, reason[:200])
+    piece = ReturnedRange(split.cursor, split.end, failures, reason[:200])
     known = max(0, min(delivered, split.end) - split.cursor)
     lane = lane._replace(
         splits=splits,
@@ -225,7 +225,7 @@ def log_entries(lane: Lane) -> int:
     return lane.chunks * _LOG_CHUNK + len(lane.log)
 
 
-def _noted(log: tuple[Entry, ...], split: Split) -> tuple[Entry, ...]:
+def _noted(log: tuple[Entry, ...], split: SplitRecord) -> tuple[Entry, ...]:
     """The log with what was committed of a split. A worker that reads on where its last split ended lengthens an entry."""
     entry = Entry(split.begin, split.cursor, split.rank, split.incarnation, split.turn, split.token)
     if log:

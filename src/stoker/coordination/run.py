@@ -14,13 +14,13 @@ from stoker.coordination.health import WorkerState
 from stoker.coordination.history.assignment import entries_of
 from stoker.coordination.history.checkpoint import differences, restored, take
 from stoker.coordination.history.codec import decode, encode
-from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Summary, Worker
+from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Summary, WorkerRecord
 from stoker.coordination.operations import Create, Get, Keys, Operation, Swap, Versioned
 from stoker.coordination.rules import finished, first_lane, remaining, set_aside, stalled
 from stoker.errors import ConfigError, StateError
 from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
 
-__all__ = ["Progress", "RunRecords", "WorkerHealth", "perform"]
+__all__ = ["EpochProgress", "RunRecords", "WorkerHealth", "perform"]
 
 _TOGETHER = 256
 
@@ -51,7 +51,7 @@ class WorkerHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class EpochProgress:
     """How far an epoch is.
 
     Attributes:
@@ -147,12 +147,12 @@ class RunRecords:
             ]
         return lanes
 
-    def progress(self, epoch: Epoch) -> Progress:
+    def progress(self, epoch: Epoch) -> EpochProgress:
         """How far an epoch is."""
         lanes, summary = self.lanes(epoch), self._get(self.keys.summary(epoch))
         left, aside = sum(map(remaining, lanes)), sum(map(set_aside, lanes))
         over = all(finished(lane) or stalled(lane) for lane in lanes)
-        return Progress(
+        return EpochProgress(
             total=epoch.starts[-1],
             committed=epoch.starts[-1] - left,
             out=sum([split.end - split.cursor for lane in lanes for split in lane.splits]),
@@ -168,7 +168,7 @@ class RunRecords:
 
     def health(self, epoch: Epoch) -> list[WorkerHealth]:
         """All ranks of an epoch's world."""
-        workers: dict[int, Worker] = {}
+        workers: dict[int, WorkerRecord] = {}
         for first in range(0, epoch.world_size, _TOGETHER):
             ranks = range(first, min(epoch.world_size, first + _TOGETHER))
             found = perform(self.store, Get(tuple([self.keys.worker(rank) for rank in ranks])))
@@ -222,7 +222,7 @@ class RunRecords:
     def assignment(self, epoch: Epoch) -> list[Entry]:
         """Who committed what so far: all that holds of the epoch and of incarnations that it was restored from."""
         if not epoch.settings.record:
-            raise ConfigError(f"run {self.keys.run!r} records no assignment: set Settings(record=True)")
+            raise ConfigError(f"run {self.keys.run!r} records no assignment: set CoordinationSettings(record=True)")
         found: list[Entry] = []
         for earlier in epoch.history:
             old = epoch._replace(incarnation=earlier.incarnation)

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import EngineError, stayed_away
-from stoker.coordination.history.records import Settings
+from stoker.coordination.history.records import CoordinationSettings
 from stoker.errors import ConfigError
 
 __all__ = ["check_worker", "lane_starts", "opened"]
@@ -29,7 +29,7 @@ def opened(url: str, timeout: float, patience: float) -> CoordinationStore:
             time.sleep(0.1)
 
 
-def check_worker(run: str, rank: int, world_size: int, settings: Settings) -> None:
+def check_worker(run: str, rank: int, world_size: int, settings: CoordinationSettings) -> None:
     if not run or "/" in run:
         raise ConfigError(f"a run's id must not be empty or have a slash, got {run!r}")
     if world_size < 1:
@@ -60,7 +60,7 @@ def check_worker(run: str, rank: int, world_size: int, settings: Settings) -> No
 
 
 def lane_starts(
-    positions: int | Sequence[int], world_size: int, settings: Settings, lanes: int | None
+    positions: int | Sequence[int], world_size: int, settings: CoordinationSettings, lanes: int | None
 ) -> tuple[int, ...]:
     if settings.threshold is not None:
         if isinstance(positions, int) or len(positions) != world_size:

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable, Iterable
 
 from stoker.coordination.health import Observer, WorkerState, judge, lost, open_lanes
-from stoker.coordination.history.records import Epoch, Lane, Process, Summary, Worker
-from stoker.coordination.membership import Clock, Membership, mixed
+from stoker.coordination.history.records import Epoch, Lane, Process, Summary, WorkerRecord
+from stoker.coordination.membership import Membership, ProtocolClock, mixed
 from stoker.coordination.operations import Create, Get, Keys, Steps, Swap, Unanswered, Versioned
 from stoker.coordination.rules import finished, first_lane, give_back, leasable, remaining, stalled
 
@@ -42,7 +42,7 @@ class Watch:
         keys: Keys,
         epoch: Epoch,
         member: Membership,
-        clock: Clock,
+        clock: ProtocolClock,
         gone: Callable[[Process], bool] = lambda _: False,
     ) -> None:
         self.summary: Summary | None = None
@@ -146,7 +146,7 @@ class Watch:
                 self.lanes[number] = lane or Versioned(first_lane(self._epoch, number), 0)
 
     def _read_workers(self, ranks: Iterable[int]) -> Steps:
-        workers: dict[int, Worker] = {}
+        workers: dict[int, WorkerRecord] = {}
         listed = list(ranks)
         for first in range(0, len(listed), _TOGETHER):
             part = listed[first : first + _TOGETHER]
@@ -158,14 +158,14 @@ class Watch:
                     self._see(worker.value, sent)
         return workers
 
-    def _see(self, worker: Worker, sent: float) -> None:
+    def _see(self, worker: WorkerRecord, sent: float) -> None:
         mark = (worker.incarnation, worker.counter)
         self._observer.see(worker.rank, mark, sent, self._clock.now, (len(worker.held), worker.committed))
 
-    def _failed(self, worker: Worker) -> bool:
+    def _failed(self, worker: WorkerRecord) -> bool:
         return self.failed(worker.rank) or self._gone(worker.process)
 
-    def _take_back(self, number: int, lane: Lane, workers: dict[int, Worker]) -> Steps:
+    def _take_back(self, number: int, lane: Lane, workers: dict[int, WorkerRecord]) -> Steps:
         settings = self._epoch.settings
         mine = (self._member.rank, self._member.incarnation)
         after, count = lane, 0
@@ -200,7 +200,9 @@ class Watch:
             self.lanes[number] = Versioned(after, version)
             self.revoked += count
 
-    def _publish(self, lanes: list[Lane], workers: dict[int, Worker], alive: frozenset[int], variation: float) -> Steps:
+    def _publish(
+        self, lanes: list[Lane], workers: dict[int, WorkerRecord], alive: frozenset[int], variation: float
+    ) -> Steps:
         settings, old = self._epoch.settings, self.summary
         rates = [workers[rank].rate for rank in alive if workers[rank].rate > 0]
         median = statistics.median(rates) if rates else 0.0

@@ -19,7 +19,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, whole
 from stoker.formats.common.container import PackedFormat, PackedShard
-from stoker.formats.common.inspect_header import Piece, Survey, check_count, only_settings, piece_bytes, piece_of
+from stoker.formats.common.inspect_header import ShardSpan, Survey, check_count, only_settings, piece_bytes, piece_of
 from stoker.types import Array, Buffer, Column, Ids
 
 __all__ = ["DTYPES", "MegatronFormat", "MegatronIndex", "MegatronShard", "index_bytes", "read_index"]
@@ -253,14 +253,14 @@ class MegatronFormat(PackedFormat):
         return MegatronShard(info, files, where, options)
 
 
-def _pieces(begins: Ids, ends: Ids, size: int) -> list[Piece]:
+def _pieces(begins: Ids, ends: Ids, size: int) -> list[ShardSpan]:
     """Samples in pieces, where they lie in their order; else none, for one shard."""
     if not len(begins) or (begins[1:] < ends[:-1]).any() or (ends < begins).any():
         return []
-    pieces: list[Piece] = []
+    pieces: list[ShardSpan] = []
     first = 0
     while first < len(begins):
         stop = max(first + 1, int(np.searchsorted(ends, int(begins[first]) + size, side="right")))
-        pieces.append(Piece(int(begins[first]), int(ends[stop - 1]), stop - first))
+        pieces.append(ShardSpan(int(begins[first]), int(ends[stop - 1]), stop - first))
         first = stop
     return pieces

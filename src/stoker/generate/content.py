@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from stoker.generate.columns import Column
 from stoker.generate.noise import BLOCK, noise_of
-from stoker.generate.pieces import Finish, Values
+from stoker.generate.pieces import Finish, StreamBytes
 from stoker.generate.spec import DatasetSpec
-from stoker.generate.streams import Stream, noise_stream, text_stream, token_stream
+from stoker.generate.streams import ByteStream, noise_stream, text_stream, token_stream
 from stoker.types import Ids
 
-__all__ = ["LETTERS", "Content", "finish_of", "mean_width"]
+__all__ = ["LETTERS", "FileContent", "finish_of", "mean_width"]
 
 # Numbers of a file's streams. What is drawn for values of the n-th column comes from stream _DRAWN + n.
 _NOISE: Final = 0
@@ -50,7 +50,7 @@ def mean_width(column: Column) -> int:
     return column.width if column.width is not None else column.size
 
 
-class Content:
+class FileContent:
     """Where the values of one file come from. Each of its streams is read once, from the begin, by one thread.
 
     Args:
@@ -62,39 +62,39 @@ class Content:
         self.spec = spec
         self.number = number
         self._noise = noise_of(spec.seed)
-        self._tokens: dict[str, Stream] = {}
+        self._tokens: dict[str, ByteStream] = {}
         ragged = [column for column in spec.fields if column.width is None] or spec.fields
         self._place = {column.name: place for place, column in enumerate(ragged)}
 
     @cached_property
-    def noise(self) -> Stream:
+    def noise(self) -> ByteStream:
         """Random bytes."""
         spec = self.spec
         size = spec.samples_per_file * sum(mean_width(column) for column in spec.fields)
         return noise_stream(self._noise, self.number, _NOISE, size, spec.compressibility, spec.duplication)
 
     @cached_property
-    def text(self) -> Stream:
+    def text(self) -> ByteStream:
         """ASCII text."""
         return text_stream(self._noise, self.number, _TEXT)
 
-    def tokens(self, dtype: np.dtype[Any]) -> Stream:
+    def tokens(self, dtype: np.dtype[Any]) -> ByteStream:
         """Token ids as integers of a type."""
         if dtype.str not in self._tokens:
             stream = _TOKENS + len(self._tokens)
             self._tokens[dtype.str] = token_stream(self._noise, self.number, stream, dtype, self.spec.vocabulary)
         return self._tokens[dtype.str]
 
-    def values(self, column: Column, count: int) -> Values:
+    def values(self, column: Column, count: int) -> StreamBytes:
         """``count`` values of a column of numbers, as they lie in memory."""
         assert column.width is not None
         if column.tokens:
-            return Values(count * column.width, self.tokens(np.dtype(column.dtype).newbyteorder("<")))
-        return Values(count * column.width, self.noise, finish_of(column.dtype))
+            return StreamBytes(count * column.width, self.tokens(np.dtype(column.dtype).newbyteorder("<")))
+        return StreamBytes(count * column.width, self.noise, finish_of(column.dtype))
 
-    def sized(self, column: Column, size: int) -> Values:
+    def sized(self, column: Column, size: int) -> StreamBytes:
         """One value of ``bytes`` or ``str``, or several that lie end to end."""
-        return Values(size, self.text if column.dtype == "str" else self.noise)
+        return StreamBytes(size, self.text if column.dtype == "str" else self.noise)
 
     def lengths(self, column: Column, first: int, count: int) -> Ids:
         """Bytes of the values ``[first, first + count)`` of a column of ``bytes`` or ``str``; int64, shape ``(count,)``.

@@ -15,7 +15,7 @@ from stoker.arguments import checked
 from stoker.concurrency.processes import in_processes
 from stoker.errors import ConfigError
 from stoker.generate.formats.base import layout_of
-from stoker.generate.making import FileFacts, Making, file_size
+from stoker.generate.making import FileBuilder, GeneratedFile, file_size
 from stoker.generate.marker import (
     check_destination,
     read_shares,
@@ -112,7 +112,7 @@ def generate(
     there = {item.key: item.size for item in store.list()}
     share = [out for out in outputs(spec) if out.number % host[1] == host[0]]
     missing = [out for out in share if not _is_there(spec, out, there)]
-    made: dict[str, FileFacts] = {}
+    made: dict[str, GeneratedFile] = {}
     if missing:
         made = _make(spec, store, missing, processes, threads, progress)
     complete = (whole and not missing) or _finish(spec, store, made, host, processes, threads)
@@ -132,7 +132,7 @@ def _is_there(spec: DatasetSpec, out: Output, there: dict[str, int]) -> bool:
 
 
 def _finish(
-    spec: DatasetSpec, store: Store, made: dict[str, FileFacts], host: tuple[int, int], processes: int, threads: int
+    spec: DatasetSpec, store: Store, made: dict[str, GeneratedFile], host: tuple[int, int], processes: int, threads: int
 ) -> bool:
     """Write what tells of the data set, if all of it is there."""
     if host[1] > 1:
@@ -156,7 +156,7 @@ def _make(
     processes: int,
     threads: int,
     progress: Progress | None,
-) -> dict[str, FileFacts]:
+) -> dict[str, GeneratedFile]:
     """Make files; without a store, only what is told of them."""
     processes, threads = min(processes, len(missing)), min(threads, len(missing))
     if processes == 1:
@@ -170,8 +170,8 @@ class _Stopped(Exception):  # noqa: N818 - no error, but the end of a thread's w
 
 def _by_threads(
     spec: DatasetSpec, store: Store | None, missing: Iterable[Output], threads: int, progress: Progress | None
-) -> dict[str, FileFacts]:
-    made: dict[str, FileFacts] = {}
+) -> dict[str, GeneratedFile]:
+    made: dict[str, GeneratedFile] = {}
     failed: list[BaseException] = []
     lock, stop = threading.Lock(), threading.Event()
     waiting = iter(missing)
@@ -212,8 +212,8 @@ def _by_threads(
 
 def _make_one(
     spec: DatasetSpec, store: Store | None, out: Output, progress: Progress | None, stop: threading.Event
-) -> FileFacts:
-    making = Making(spec, out)
+) -> GeneratedFile:
+    making = FileBuilder(spec, out)
 
     def chunks() -> Iterator[memoryview]:
         for chunk in making.chunks():
@@ -234,7 +234,7 @@ def _make_one(
 # -- processes -----------------------------------------------------------------------------------------------------------
 
 
-def _task(spec: DatasetSpec, store: Store | None, threads: int, some: list[Output]) -> dict[str, FileFacts]:
+def _task(spec: DatasetSpec, store: Store | None, threads: int, some: list[Output]) -> dict[str, GeneratedFile]:
     return _by_threads(spec, store, some, threads, None)
 
 
@@ -245,8 +245,8 @@ def _by_processes(
     processes: int,
     threads: int,
     progress: Progress | None,
-) -> dict[str, FileFacts]:
-    made: dict[str, FileFacts] = {}
+) -> dict[str, GeneratedFile]:
+    made: dict[str, GeneratedFile] = {}
     size = max(threads, min(_TASK, len(missing) // (processes * _AHEAD)), 1)
     waiting = iter(missing)
     for facts in in_processes(

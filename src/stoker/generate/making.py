@@ -16,11 +16,11 @@ from stoker.generate.names import Output, output
 from stoker.generate.pieces import assemble
 from stoker.generate.spec import DatasetSpec
 
-__all__ = ["FileFacts", "Making", "file_size", "iterate_file", "library_versions"]
+__all__ = ["GeneratedFile", "FileBuilder", "file_size", "iterate_file", "library_versions"]
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
+class GeneratedFile:
     """A file.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Tally:
         return {name: str(one.hexdigest()) for name, one in self._hashes.items()}
 
 
-class Making:
+class FileBuilder:
     """A file in the making.
 
     Args:
@@ -79,9 +79,9 @@ class Making:
         return self._stored.watch(_compressed(self._raw.watch(chunks), spec.compression))
 
     @property
-    def facts(self) -> FileFacts:
+    def facts(self) -> GeneratedFile:
         """What was made, once all chunks have been taken."""
-        return FileFacts(self._stored.size, self._stored.digests, self._raw.size, self._raw.digests)
+        return GeneratedFile(self._stored.size, self._stored.digests, self._raw.size, self._raw.digests)
 
 
 def iterate_file(spec: DatasetSpec, number: int) -> Iterator[memoryview]:
@@ -94,7 +94,7 @@ def iterate_file(spec: DatasetSpec, number: int) -> Iterator[memoryview]:
     Yields:
         Chunks of about 1 MiB. Each is valid until the next is asked for.
     """
-    return Making(spec, output(spec, number)).chunks()
+    return FileBuilder(spec, output(spec, number)).chunks()
 
 
 def file_size(spec: DatasetSpec, out: Output) -> int | None:

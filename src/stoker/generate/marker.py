@@ -9,7 +9,7 @@ from typing import Any, Final
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.generate.formats.base import layout_of
 from stoker.generate.formats.mds import MDSLayout
-from stoker.generate.making import FileFacts, library_versions
+from stoker.generate.making import GeneratedFile, library_versions
 from stoker.generate.names import Output
 from stoker.generate.spec import DatasetSpec
 from stoker.index.index import INDEX_NAME
@@ -79,19 +79,19 @@ def _described(spec: DatasetSpec) -> dict[str, Any]:
     return {"spec": spec.identity(), "libraries": library_versions(spec)}
 
 
-def write_share(store: Store, host: tuple[int, int], made: Mapping[str, FileFacts]) -> None:
+def write_share(store: Store, host: tuple[int, int], made: Mapping[str, GeneratedFile]) -> None:
     """Keep what a host knows of the files that it made, for the one that is done last."""
     told = {name: [one.size, one.hashes, one.raw_size, one.raw_hashes] for name, one in made.items()}
     store.put(f"{_SHARES}/{host[0]}-of-{host[1]}.json", json.dumps(told).encode())
 
 
-def read_shares(store: Store) -> dict[str, FileFacts]:
+def read_shares(store: Store) -> dict[str, GeneratedFile]:
     """What all hosts have told."""
-    found: dict[str, FileFacts] = {}
+    found: dict[str, GeneratedFile] = {}
     for item in store.list(_SHARES):
         try:
             told = json.loads(store.get(item.key, max_bytes=_MOST_BYTES))
-            found.update({name: FileFacts(*facts) for name, facts in told.items()})
+            found.update({name: GeneratedFile(*facts) for name, facts in told.items()})
         except (ObjectNotFoundError, ValueError, TypeError, AttributeError):
             continue  # another host was done first, and is removing them; what is not known is reckoned anew
     return found
@@ -103,7 +103,7 @@ def remove_shares(store: Store) -> None:
         store.delete(item.key)
 
 
-def write_manifest(store: Store, spec: DatasetSpec, files: Iterable[tuple[Output, FileFacts]]) -> None:
+def write_manifest(store: Store, spec: DatasetSpec, files: Iterable[tuple[Output, GeneratedFile]]) -> None:
     """Write the index, if the format has one, and then the manifest of the data set that is whole."""
     known = list(files)
     layout = layout_of(spec)
@@ -118,7 +118,7 @@ def write_manifest(store: Store, spec: DatasetSpec, files: Iterable[tuple[Output
     store.put(MANIFEST, json.dumps(manifest).encode())
 
 
-def _entry(layout: MDSLayout, name: str, facts: FileFacts) -> dict[str, Any]:
+def _entry(layout: MDSLayout, name: str, facts: GeneratedFile) -> dict[str, Any]:
     compression = layout.spec.compression
     raw = name.removesuffix(f".{compression.partition(':')[0]}") if compression else name
     stored = {"basename": name, "bytes": facts.size, "hashes": facts.hashes}

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.generate.streams import Stream
+from stoker.generate.streams import ByteStream
 
-__all__ = ["CHUNK", "NARROW", "Finish", "Piece", "Seal", "Values", "assemble", "gather", "rows_of"]
+__all__ = ["CHUNK", "NARROW", "Finish", "Piece", "Seal", "StreamBytes", "assemble", "gather", "rows_of"]
 
 CHUNK: Final = 1 << 20
 """Bytes that are handed on at a time. They stay in the processor's cache from where they are made to the call that writes."""
@@ -83,7 +83,7 @@ def _change(change: Any, pattern: bytes, out: NDArray[np.uint8]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class StreamBytes:
     """Bytes that are read from a stream.
 
     Attributes:
@@ -94,7 +94,7 @@ class Values:
     """
 
     size: int
-    stream: Stream
+    stream: ByteStream
     finish: Finish | None = None
     tap: Tap | None = None
 
@@ -111,7 +111,7 @@ class Values:
             self.tap(out.data)
 
 
-Piece = bytes | bytearray | memoryview | Values
+Piece = bytes | bytearray | memoryview | StreamBytes
 
 
 def assemble(pieces: Iterable[Piece], chunk: int = CHUNK) -> Iterator[memoryview]:
@@ -123,7 +123,7 @@ def assemble(pieces: Iterable[Piece], chunk: int = CHUNK) -> Iterator[memoryview
         size = len(piece)
         if not size:
             continue
-        if isinstance(piece, Values):
+        if isinstance(piece, StreamBytes):
             piece.stream.align()
             if size >= _SMALL or at + size > len(store):
                 if at - begin > _LEAD:
@@ -185,17 +185,17 @@ def rows_of(parts: list[Piece], count: int, seal: Seal | None = None) -> Iterato
         for _ in range(count):
             yield from parts
         return
-    values = [part for part in parts if isinstance(part, Values)]
+    values = [part for part in parts if isinstance(part, StreamBytes)]
     if seal is None and len(values) == len(parts) == 1:
         yield replace(values[0], size=values[0].size * count)
         return
     batch = max(1, min(CHUNK // width, count))
     rows = np.empty((batch, width), np.uint8)
     scratch = np.empty(rows.size, np.uint8)
-    places: list[tuple[int, Values]] = []
+    places: list[tuple[int, StreamBytes]] = []
     at = 0
     for part in parts:
-        if isinstance(part, Values):
+        if isinstance(part, StreamBytes):
             places.append((at, part))
         else:
             rows[:, at : at + len(part)] = np.frombuffer(part, np.uint8)

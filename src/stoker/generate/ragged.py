@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.generate.columns import Column
-from stoker.generate.content import Content
+from stoker.generate.content import FileContent
 from stoker.generate.formats.images import Strips, draws_per_image, strips_of
-from stoker.generate.pieces import Piece, Values
+from stoker.generate.pieces import Piece, StreamBytes
 from stoker.generate.spec import DatasetSpec
 from stoker.types import Ids
 
@@ -35,7 +35,7 @@ class Cell:
     pieces: list[Piece]
 
 
-def column_sizes(content: Content, column: Column, first: int, count: int) -> Ids:
+def column_sizes(content: FileContent, column: Column, first: int, count: int) -> Ids:
     """Bytes of values ``[first, first + count)`` of a column; int64, shape ``(count,)``."""
     if column.numeric:
         return np.full(count, column.width, np.int64)
@@ -45,7 +45,7 @@ def column_sizes(content: Content, column: Column, first: int, count: int) -> Id
     return planned
 
 
-def column_cells(content: Content, column: Column, first: int, count: int) -> Iterator[Cell]:
+def column_cells(content: FileContent, column: Column, first: int, count: int) -> Iterator[Cell]:
     """Values ``[first, first + count)`` of a column. The streams that they are read from go on from call to call."""
     if column.dtype in ("jpeg", "png"):
         strips = _strips(content.spec, column)
@@ -57,19 +57,19 @@ def column_cells(content: Content, column: Column, first: int, count: int) -> It
         yield Cell(size, [content.values(column, 1) if column.numeric else content.sized(column, size)])
 
 
-def cells(content: Content, count: int, start: int = 0) -> Iterator[tuple[Cell, ...]]:
+def cells(content: FileContent, count: int, start: int = 0) -> Iterator[tuple[Cell, ...]]:
     """Samples ``[start, start + count)``, each with a cell a column."""
     for first in range(start, start + count, BATCH):
         here = min(BATCH, start + count - first)
         yield from zip(*(column_cells(content, column, first, here) for column in content.columns), strict=True)
 
 
-def one_value(content: Content, column: Column) -> Values:
+def one_value(content: FileContent, column: Column) -> StreamBytes:
     """One value of a column whose values have one size."""
     return content.values(column, 1) if column.numeric else content.sized(column, column.size)
 
 
-def sizes(content: Content, first: int, count: int) -> Ids:
+def sizes(content: FileContent, first: int, count: int) -> Ids:
     """Bytes of all columns of samples ``[first, first + count)``; int64, shape ``(count,)``."""
     total = np.zeros(count, np.int64)
     for begin in range(0, count, BATCH):
@@ -93,5 +93,5 @@ def _strips(spec: DatasetSpec, column: Column) -> Strips:
     return strips_of(column.dtype, column.shape, spec.image_quality, spec.seed)
 
 
-def _draws(content: Content, column: Column, first: int, count: int) -> NDArray[Any]:
+def _draws(content: FileContent, column: Column, first: int, count: int) -> NDArray[Any]:
     return content.drawn(column, first, count, draws_per_image(column.shape) // 2)

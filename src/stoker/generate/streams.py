@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.generate.noise import BLOCK, Noise
 from stoker.generate.words import TEXT_WORDS, text_block, zipf_tokens
 
-__all__ = ["REPEATED", "UNIT", "Stream", "noise_stream", "text_stream", "token_stream"]
+__all__ = ["REPEATED", "UNIT", "ByteStream", "noise_stream", "text_stream", "token_stream"]
 
 UNIT: Final = 4096
 """Bytes of which each run has the compressibility that was asked for."""
@@ -27,7 +27,7 @@ Maker = Callable[[int, int, NDArray[np.uint8], int], None]
 """Writes bytes of a block: its number, the first byte, where to, and the bits of each 8 bytes that may be set."""
 
 
-class Stream:
+class ByteStream:
     """Bytes in a row, of which each block is made by its number alone.
 
     Args:
@@ -81,7 +81,7 @@ def _keep(bits: int, out: NDArray[np.uint8]) -> None:
 
 def noise_stream(
     noise: Noise, file: int, stream: int, size: int, compressibility: float = 1.0, duplication: float = 1.0
-) -> Stream:
+) -> ByteStream:
     """Random bytes.
 
     Args:
@@ -111,10 +111,10 @@ def noise_stream(
             out[:whole].reshape(-1, UNIT)[:, kept:] = 0
             out[whole + kept :] = 0
 
-    return Stream(make, 8 if kept == UNIT else UNIT)
+    return ByteStream(make, 8 if kept == UNIT else UNIT)
 
 
-def token_stream(noise: Noise, file: int, stream: int, dtype: np.dtype[Any], vocabulary: int) -> Stream:
+def token_stream(noise: Noise, file: int, stream: int, dtype: np.dtype[Any], vocabulary: int) -> ByteStream:
     """Token ids by Zipf's law, as integers of ``dtype``."""
     share = BLOCK // dtype.itemsize
 
@@ -129,10 +129,10 @@ def token_stream(noise: Noise, file: int, stream: int, dtype: np.dtype[Any], voc
             done += len(part)
         zipf_tokens(words.view(np.uint32), vocabulary, out.view(dtype))
 
-    return Stream(make, BLOCK)
+    return ByteStream(make, BLOCK)
 
 
-def text_stream(noise: Noise, file: int, stream: int) -> Stream:
+def text_stream(noise: Noise, file: int, stream: int) -> ByteStream:
     """ASCII text."""
 
     def make(number: int, _: int, out: NDArray[np.uint8], __: int) -> None:
@@ -140,4 +140,4 @@ def text_stream(noise: Noise, file: int, stream: int) -> Stream:
         noise.fill(words, file, stream, number)
         text_block(words.view(np.uint16), out)
 
-    return Stream(make, BLOCK)
+    return ByteStream(make, BLOCK)

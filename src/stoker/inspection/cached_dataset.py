@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.index.index import INDEX_NAME, Index
 from stoker.index.version import VersionWatch, opening_time, read_index
-from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
+from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task, first_samples
 from stoker.inspection.problems import Problem, VerifyReport
 from stoker.inspection.repair import fetch_again
 from stoker.storage import open_store
@@ -72,7 +72,7 @@ def verify_cache(
     for number, (info, first) in enumerate(zip(index.shards, first_samples(index.shards), strict=True)):
         groups.setdefault(tuple(file.basename for file in info.raw), []).append((number, first, info))
     held = [group for group in groups.values() if _uses_memory(root, group[0][2])]
-    plan = Plan(name, [Task(_size(root, group[0][2]), partial(_check, checker, root, group)) for group in held])
+    plan = CheckPlan(name, [Task(_size(root, group[0][2]), partial(_check, checker, root, group)) for group in held])
     plan.strange = _strange(root, set(index.file_sizes()))
     plan.notes.append(f"{sum(map(len, held))} of {len(index)} shards are in the cache; only these are checked")
     report = check(plan, checker)

@@ -17,7 +17,7 @@ from stoker.inspection.read_files import Budget, FileReader
 from stoker.inspection.samples import bad_samples, unsafe_columns
 from stoker.types import Buffer
 
-__all__ = ["Checker", "Level", "Outcome", "Plan", "Task", "first_samples"]
+__all__ = ["Checker", "Level", "Outcome", "CheckPlan", "Task", "first_samples"]
 
 Level = Literal["quick", "normal", "deep"]
 
@@ -61,7 +61,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Plan:
+class CheckPlan:
     """What there is to check.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
-from stoker.formats.common.byte_source import MappedSource, SourceFile
+from stoker.formats.common.byte_source import ByteSourceFile, MappedSource
 from stoker.formats.parquet.footer.facts import RowGroup
 from stoker.formats.parquet.pages.page_headers import bad_pages
 from stoker.formats.tfrecord.crc32c import crc32c_function, mask
@@ -42,7 +42,7 @@ def bad_checksums(info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[i
 def _npz(data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:
     """CRC-32 of each member of an archive, as its directory tells it."""
     try:
-        with zipfile.ZipFile(io.BufferedReader(SourceFile(MappedSource(data, where)), _PIECE)) as archive:
+        with zipfile.ZipFile(io.BufferedReader(ByteSourceFile(MappedSource(data, where)), _PIECE)) as archive:
             for info in archive.infolist():
                 try:
                     with archive.open(info) as member:

@@ -13,7 +13,7 @@ from stoker.errors import CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import parse_compression
 from stoker.index.index import INDEX_NAME, Index, load_index
-from stoker.inspection.checks import Checker, Outcome, Plan, Task, first_samples
+from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task, first_samples
 from stoker.inspection.problems import Problem
 from stoker.storage import Store
 from stoker.storage.files import PRIVATE
@@ -24,7 +24,7 @@ __all__ = ["plan_index"]
 _THREADS: Final = 16
 
 
-def plan_index(checker: Checker) -> tuple[Index | None, Plan]:
+def plan_index(checker: Checker) -> tuple[Index | None, CheckPlan]:
     """The index, if it can be read, and what to check."""
     store = checker.files.store
     try:
@@ -32,9 +32,9 @@ def plan_index(checker: Checker) -> tuple[Index | None, Plan]:
     except (FormatError, ObjectNotFoundError) as error:
         where = store.url_of(INDEX_NAME)
         remedy = "--repair (repair=True) makes it anew from the shards"
-        return None, Plan(None, [], [Problem("index", where, f"{str(error).rstrip('.')}. {remedy}", INDEX_NAME)])
+        return None, CheckPlan(None, [], [Problem("index", where, f"{str(error).rstrip('.')}. {remedy}", INDEX_NAME)])
     formats = sorted({info.format for info in index.shards})
-    plan = Plan(", ".join(formats) or None, [])
+    plan = CheckPlan(", ".join(formats) or None, [])
     sizes = _sizes(store, index)
     known = {file.basename for info in index.shards for file in (*info.raw, *info.zip)}
     plan.strange = sorted(key for key in sizes if key not in known and not _is_ours(key, known))

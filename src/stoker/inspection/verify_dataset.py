@@ -19,7 +19,7 @@ from stoker.catalog.unindexed.found_files import source_of
 from stoker.concurrency.threads import Threads
 from stoker.errors import ConfigError, FormatError
 from stoker.inspection.cached_dataset import verify_cache
-from stoker.inspection.checks import Checker, Level, Outcome, Plan, Task
+from stoker.inspection.checks import Checker, CheckPlan, Level, Outcome, Task
 from stoker.inspection.indexed import plan_index
 from stoker.inspection.problems import Problem, VerifyReport
 from stoker.inspection.read_files import FileReader
@@ -110,7 +110,7 @@ def verify(
     count = threads or (_THREADS if remote else len(os.sched_getaffinity(0)))
     options = storage_options if remote else None
 
-    def check(plan: Plan, checker: Checker, **more: Any) -> VerifyReport:
+    def check(plan: CheckPlan, checker: Checker, **more: Any) -> VerifyReport:
         outcomes, stopped = run_tasks(plan, checker, count, max_problems, progress)
         return _report(checker.files.store.url_of(""), level, plan, outcomes, stopped, max_problems, began, **more)
 
@@ -144,7 +144,7 @@ def verify(
 
 
 def run_tasks(
-    plan: Plan, checker: Checker, threads: int, max_problems: int, progress: Progress | None
+    plan: CheckPlan, checker: Checker, threads: int, max_problems: int, progress: Progress | None
 ) -> tuple[list[Outcome], bool]:
     """Do a plan's tasks side by side; their outcomes in order, and whether there were too many problems to go on."""
     total = sum(task.size for task in plan.tasks)
@@ -181,7 +181,7 @@ def _do(task: Task) -> Outcome:
 def _report(
     url: str,
     level: Level,
-    plan: Plan,
+    plan: CheckPlan,
     outcomes: Sequence[Outcome],
     stopped: bool,
     max_problems: int,

@@ -25,9 +25,9 @@ from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.build_order import CourseOptions, make_course
-from stoker.pipeline.data_rank import Seating
-from stoker.pipeline.epoch_reader import Feed, FeedSettings
+from stoker.pipeline.build_order import OrderOptions, make_course
+from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
 from stoker.pipeline.order_sources import needed_columns
 from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.pipeline.stats.stats import StreamStats
@@ -210,7 +210,7 @@ class StreamingDataset(TorchIterable[Any]):
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         self._streams = open_streams(streams, defaults, cache_limit=limit)
         held = in_memory and not self._streams.near
-        self._seating = Seating(world, replication, mesh)
+        self._seating = DataRankFinder(world, replication, mesh)
         self.index = self._streams.index
         self.batch_size = batch_size
         self._table = ShardTable(self.index.sizes)
@@ -221,7 +221,7 @@ class StreamingDataset(TorchIterable[Any]):
         self._check_columns(columns)
         course = make_course(
             self._streams,
-            CourseOptions(
+            OrderOptions(
                 shuffle=shuffle_algo if shuffle else "none",
                 shuffle_algo=shuffle_algo,
                 seed=shuffle_seed,
@@ -239,10 +239,10 @@ class StreamingDataset(TorchIterable[Any]):
                 read=options,
             ),
         )
-        self._feed = Feed(
+        self._feed = EpochReader(
             self._streams.pool(threads=download_threads, options=options),
             course,
-            FeedSettings(
+            EpochReaderSettings(
                 columns=None if columns is None else tuple(columns),
                 transform=transform,
                 predownload=predownload,
@@ -265,7 +265,7 @@ class StreamingDataset(TorchIterable[Any]):
         return self._table.total
 
     @property
-    def feed(self) -> Feed:
+    def feed(self) -> EpochReader:
         """What is opened, and how it is read: for stoker's other loaders, which read it in ways of their own."""
         return self._feed
 

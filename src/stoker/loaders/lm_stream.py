@@ -25,7 +25,7 @@ from stoker.tokens.settings import LabelKind, LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Batch, Ids
 
-__all__ = ["Dataset", "LMStream"]
+__all__ = ["DatasetLike", "LMStream"]
 
 Tokenize: TypeAlias = Callable[[Sequence[str]], Sequence[Any]]
 
@@ -34,7 +34,7 @@ _AT_ONCE = 64
 _MOST_MARKS = 1 << 12
 
 
-class Dataset(Protocol):
+class DatasetLike(Protocol):
     """What is used of :class:`~stoker.StreamingDataset`."""
 
     batch_size: int | None
@@ -87,7 +87,7 @@ class LMStream:
     @checked
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: DatasetLike,
         column: str,
         batch_size: int,
         seq_len: int,

@@ -23,20 +23,20 @@ from stoker.loaders.iterable import TorchIterable
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import Leg, Run, Seat
-from stoker.pipeline.data_rank import Seating
+from stoker.order.sample_order import DataRank, Leg, Run
+from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.state.epoch_counter import StartingPoint
-from stoker.pipeline.state.resume import Session
+from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.state.state import leg_of
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import TooLong
-from stoker.tokens.layouts.layout_spec import LayoutName, Making
-from stoker.tokens.layouts.pad import Block
+from stoker.tokens.layouts.layout_spec import LayoutName, LayoutSpec
+from stoker.tokens.layouts.pad import DocumentBlock
 from stoker.tokens.order.coalesce import join_steps
-from stoker.tokens.order.division import Division, Granularity
+from stoker.tokens.order.division import Granularity, TokenDivision
 from stoker.tokens.order.file_shares import FileShares
 from stoker.tokens.order.prefetch import read_ahead
-from stoker.tokens.order.token_order import Stretch, TokenCourse, TokenOrder, stretches
+from stoker.tokens.order.token_order import BlockSpan, TokenOrder, TokenSampleOrder, stretches
 from stoker.tokens.settings import LabelKind, LMSettings
 from stoker.tokens.shard_config import LoaderStats, ShardConfig
 from stoker.tokens.sources.open_source import open_source
@@ -161,21 +161,21 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         settings = LMSettings(
             seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
         )
-        making = Making(settings, layout, too_long)
+        making = LayoutSpec(settings, layout, too_long)
         self.batch_size = batch_size
         self.decode_threads = decode_threads
         self.stats = LoaderStats()
-        self._seating = Seating(world, replication, mesh)
+        self._seating = DataRankFinder(world, replication, mesh)
         self._seating.seat(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
         self._source = open_source(source, column, local, storage_options, on_bad_files, limit, in_memory=held)
         self._making = making.over(self._source, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
-        self._course: TokenCourse = self._making.course(
+        self._course: TokenSampleOrder = self._making.course(
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
         )
-        self._session = Session(self._course, "begin the next one with reset_epoch()")
+        self._session = ResumeState(self._course, "begin the next one with reset_epoch()")
         self._told: set[int] = set()
         self._known_shares: dict[tuple[int, int], FileShares] = {}
         self._forget()
@@ -378,7 +378,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         if worker.token is None and self._passage is passage:
             self._exhausted = leg.epoch
 
-    def _make(self, stretch: Stretch, blocks: Sequence[Block]) -> LMBatch:
+    def _make(self, stretch: BlockSpan, blocks: Sequence[DocumentBlock]) -> LMBatch:
         return self._making.layout.batch(blocks, stretch.inside, stretch.rows)
 
     @staticmethod
@@ -393,10 +393,10 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         track, block = order.split(order.last_block(place))
         return {int(track[0]): int(block[0])}
 
-    def _seat(self) -> Seat:
+    def _seat(self) -> DataRank:
         return self._seating.seat(self.batch_size)
 
-    def _division(self) -> Division:
+    def _division(self) -> TokenDivision:
         """The parts of the world at hand."""
         seat = self._seat()
         division = self._course.division(seat.world_size)

@@ -9,22 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from stoker.arguments import checked
-from stoker.coordination import Progress, WorkerHealth
+from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
-from stoker.order.sample_order import Course
+from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.chosen import changed_course, course_of_arrays
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_course, planned_course
-from stoker.pipeline.workers.array_source import ArrayRows
+from stoker.pipeline.workers.array_source import ArraySource
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.leased import Leased
 from stoker.pipeline.workers.lockstep import FILLER, Lockstep
 from stoker.pipeline.workers.planned import Planned
 from stoker.pipeline.workers.replayed import Replayed
-from stoker.pipeline.workers.sample_source import PoolRows, Rows
+from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
 from stoker.streams.streams import Stream
 from stoker.types import Transform
 
@@ -65,14 +65,14 @@ class StreamingShardLoader:
         if isinstance(dataset, Stream):
             dataset = [dataset]
         batch_size = config.batch_size or 1
-        rows: Rows
+        rows: SampleSource
         if isinstance(dataset, StreamingDataset):
             if transform is not None:
                 raise ConfigError("give transform= to the StreamingDataset")
             rows, course = _of_dataset(dataset, config)
             batch_size = config.batch_size or dataset.batch_size or 1
         elif isinstance(dataset, Mapping):
-            rows = ArrayRows(dataset, transform)
+            rows = ArraySource(dataset, transform)
             course = course_of_arrays(rows, config)
         elif isinstance(dataset, Sequence) and all(isinstance(one, Stream) for one in dataset):
             rows, course = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
@@ -220,7 +220,7 @@ class StreamingShardLoader:
         """Positions in the epoch of the sample (or batch) that was delivered last; empty before the first."""
         return self._leased("last_positions").last_positions()
 
-    def progress(self) -> Progress:
+    def progress(self) -> EpochProgress:
         """How far the epoch is, of all workers together: what was delivered again included."""
         return self._leased("progress").progress()
 
@@ -374,6 +374,6 @@ def _forget(worker: Leased) -> None:
         worker.close()
 
 
-def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolRows, Course]:
+def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
     feed = dataset.feed  # the loader is a second reader of what the dataset has opened
-    return PoolRows(feed.pool, feed.settings, dataset.world.local_world_size), changed_course(feed.course, config)
+    return PoolSource(feed.pool, feed.settings, dataset.world.local_world_size), changed_course(feed.course, config)

@@ -1,8 +1,8 @@
 """The order of one epoch: the stretch of one endless line that is its.
 
-Epoch e is the numbers ``[e * epoch_size, (e + 1) * epoch_size)`` of a :class:`~stoker.order.shuffle.shuffle.Line`. So with
-an epoch size other than the number of samples, each epoch goes on where the last one ended, and no sample comes twice
-before all came once.
+Epoch e is the numbers ``[e * epoch_size, (e + 1) * epoch_size)`` of a
+:class:`~stoker.order.shuffle.shuffle.ShuffledStream`. So with an epoch size other than the number of samples, each epoch
+goes on where the last one ended, and no sample comes twice before all came once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from stoker.errors import ConfigError
 from stoker.order.shuffle.bijection import mix
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import Line, LineSettings, ShuffleName
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleName, ShuffleSettings
 from stoker.types import Ids
 
 __all__ = ["EpochOrder", "OrderSettings", "ShuffleName"]
@@ -26,7 +26,7 @@ class OrderSettings:
     """Everything beside the shards and the epoch number that the order depends on.
 
     Attributes:
-        shuffle: see :class:`~stoker.order.shuffle.shuffle.LineSettings`, as for the next two.
+        shuffle: see :class:`~stoker.order.shuffle.shuffle.ShuffleSettings`, as for the next two.
         seed: any integer.
         num_canonical_nodes: C.
         block_size: K.
@@ -40,7 +40,7 @@ class OrderSettings:
     epoch_size: int
 
     def __post_init__(self) -> None:
-        LineSettings(self.shuffle, self.num_canonical_nodes, self.block_size)
+        ShuffleSettings(self.shuffle, self.num_canonical_nodes, self.block_size)
         if self.epoch_size < 0:
             raise ConfigError(f"epoch_size must be at least 0, got {self.epoch_size}")
 
@@ -55,20 +55,20 @@ class OrderSettings:
         block_size: int | None = None,
         epoch_size: int | None = None,
     ) -> OrderSettings:
-        """Fill in defaults as :meth:`LineSettings.resolve <stoker.order.shuffle.shuffle.LineSettings.resolve>` does.
+        """Fill in defaults as :meth:`ShuffleSettings.resolve <stoker.order.shuffle.shuffle.ShuffleSettings.resolve>` does.
 
         Without ``epoch_size`` an epoch has as many positions as there are samples.
         """
-        line = LineSettings.resolve(
+        line = ShuffleSettings.resolve(
             table, shuffle=shuffle, num_canonical_nodes=num_canonical_nodes, block_size=block_size
         )
         size = table.total if epoch_size is None else epoch_size
         return cls(line.shuffle, seed, line.num_canonical_nodes, line.block_size, size)
 
-    def line(self, table: ShardTable) -> Line:
+    def line(self, table: ShardTable) -> ShuffledStream:
         """The line that all epochs are stretches of."""
-        settings = LineSettings(self.shuffle, self.num_canonical_nodes, self.block_size)
-        return Line(table, settings, mix(self.seed, _TAG_LINE))
+        settings = ShuffleSettings(self.shuffle, self.num_canonical_nodes, self.block_size)
+        return ShuffledStream(table, settings, mix(self.seed, _TAG_LINE))
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, JSON-serialisable."""

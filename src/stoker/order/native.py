@@ -18,28 +18,28 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.order.device import DevicePlan
 from stoker.order.global_batches import BatchPlan
-from stoker.order.mixture.epoch_mixture import MixedOrder, Pieces
+from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
-from stoker.order.mixture.stream_locator import Lines
+from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, line_settings, make_tracks
-from stoker.order.mixture.timeline import Origin, Timeline
+from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.order.mosaicml.sampling import StreamWeight
 from stoker.order.partition.static_epoch import Divided, check_batch
-from stoker.order.sample_order import Leg, Run, Seat, Terms
-from stoker.order.settings import NativeSettings, Source
+from stoker.order.sample_order import DataRank, Leg, Run, Terms
+from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.bijection import mix
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import LineSettings
+from stoker.order.shuffle.shuffle import ShuffleSettings
 from stoker.types import Ids
 
-__all__ = ["NativeCourse", "NativeSettings", "Source"]
+__all__ = ["NativeOrder", "NativeSettings", "StreamSource"]
 
 _TAG_SECTIONS: Final = 4
 
 
-class NativeCourse:
-    """See :class:`~stoker.order.sample_order.Course`.
+class NativeOrder:
+    """See :class:`~stoker.order.sample_order.SampleOrder`.
 
     Args:
         sources: the streams, at least one.
@@ -52,7 +52,7 @@ class NativeCourse:
     """
 
     def __init__(
-        self, sources: Sequence[Source], settings: NativeSettings, origin: Mapping[str, Any] | None = None
+        self, sources: Sequence[StreamSource], settings: NativeSettings, origin: Mapping[str, Any] | None = None
     ) -> None:
         self.sources = tuple(sources)
         self.settings = settings
@@ -72,7 +72,7 @@ class NativeCourse:
         # Static parts are read by a rank each: nothing has to be interleaved for the sake of nodes.
         self._nodes = 1
         if not settings.partition.static:
-            self._nodes = LineSettings.resolve(
+            self._nodes = ShuffleSettings.resolve(
                 ShardTable(sizes[sizes > 0]), shuffle=settings.shuffle, num_canonical_nodes=settings.num_canonical_nodes
             ).num_canonical_nodes
         self._offsets = np.cumsum([0, *(len(source.table) for source in self.sources)]).tolist()
@@ -113,7 +113,7 @@ class NativeCourse:
 
     def continued(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
-    ) -> NativeCourse:
+    ) -> NativeOrder:
         """The same course begun anew at an epoch, each stream after so many samples.
 
         With fixed sampling it is the course itself: every epoch has the same samples, whatever came before.
@@ -125,9 +125,9 @@ class NativeCourse:
             origin = {"epoch": epoch, "consumed": dict(consumed), "samples": samples}
             if away:
                 origin["away"] = [dict(one) for one in away]
-        return NativeCourse(self.sources, self.settings, origin)
+        return NativeOrder(self.sources, self.settings, origin)
 
-    def ended(self, leg: Leg, seat: Seat) -> bool:  # noqa: ARG002
+    def ended(self, leg: Leg, seat: DataRank) -> bool:  # noqa: ARG002
         """Whether nothing of the epoch is left at the leg's position."""
         return leg.position >= self._epoch_size
 
@@ -179,13 +179,13 @@ class NativeCourse:
             )
         return None
 
-    def write_foreign(self, leg: Leg, seat: Seat) -> dict[str, Any]:  # noqa: ARG002
+    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:  # noqa: ARG002
         """Nothing: no other program knows this order."""
         return {}
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
-    def run(self, leg: Leg, seat: Seat) -> Run:
+    def run(self, leg: Leg, seat: DataRank) -> Run:
         """What a reader reads.
 
         Raises:
@@ -198,7 +198,7 @@ class NativeCourse:
             return self._divided.run(leg, seat, home, batch)
         return self._run_elastic(leg, seat)
 
-    def terms(self, leg: Leg, seat: Seat) -> Terms:
+    def terms(self, leg: Leg, seat: DataRank) -> Terms:
         """The world and the batch size that the epoch was begun with, where its order hangs on them."""
         if not self.settings.partition.static and self._batching not in ("per_stream", "device_per_stream"):
             return 0, 0, 0
@@ -221,7 +221,7 @@ class NativeCourse:
         """How streams are put into batches; a stream alone is not."""
         return self.settings.batching_method if len(self.sources) > 1 else "random"
 
-    def _run_elastic(self, leg: Leg, seat: Seat) -> Run:
+    def _run_elastic(self, leg: Leg, seat: DataRank) -> Run:
         batching = self._batching
         world, batch = self.terms(leg, seat)[:2]
         unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1)
@@ -250,13 +250,13 @@ class NativeCourse:
             )
         return Run(order, BatchPlan(**common))
 
-    def _pieces(self, epoch: int, unit: int, *, shared: bool) -> Pieces:
+    def _pieces(self, epoch: int, unit: int, *, shared: bool) -> EpochMixture:
         """The epoch's mixings."""
         key = mix(self.settings.seed, TAG_MIXING)
         if self._timeline is None:
-            return Pieces([0], [0], [Mixing([0])])
+            return EpochMixture([0], [0], [Mixing([0])])
         stretches = self._timeline.stretches(epoch)
-        return Pieces(
+        return EpochMixture(
             [stretch.first for stretch in stretches],
             [stretch.offset for stretch in stretches],
             [
@@ -276,7 +276,7 @@ class NativeCourse:
     def _make_timeline(self) -> Timeline:
         """How much of each track an epoch has, and what came before it."""
         consumed = self._origin.get("consumed", {})
-        origin = Origin(
+        origin = CountingOrigin(
             epoch=self._origin.get("epoch", 0),
             samples=self._origin.get("samples", 0),
             consumed=tuple(consumed.get(track.source.name, 0) for track in self._tracks),
@@ -291,7 +291,7 @@ class NativeCourse:
         offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
         offsets = [offset[track.source.name] for track in self._tracks]
         tracks, settings, nodes = self._tracks, self.settings, self._nodes
-        self._lines = Lines(lambda number: tracks[number].line(settings, nodes), offsets)
+        self._lines = StreamLocator(lambda number: tracks[number].line(settings, nodes), offsets)
         self._divided = Divided(tracks, settings, offsets, self._origin, self._batching)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from stoker.types import Ids
 
 __all__ = [
     "CacheNeed",
-    "Quality",
+    "ShuffleQuality",
     "batch_mixing",
     "cache_need",
     "download_peak",
@@ -145,7 +145,7 @@ def download_peak(shards: Ids, window: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class ShuffleQuality:
     """All measures of one epoch.
 
     Attributes:
@@ -171,7 +171,7 @@ class Quality:
     download_peak: float
 
 
-def measure(ids: Ids, table: ShardTable, batch_size: int, num_canonical_nodes: int = 1) -> Quality:
+def measure(ids: Ids, table: ShardTable, batch_size: int, num_canonical_nodes: int = 1) -> ShuffleQuality:
     """All measures of a whole epoch.
 
     Args:
@@ -182,7 +182,7 @@ def measure(ids: Ids, table: ShardTable, batch_size: int, num_canonical_nodes: i
     """
     shards, _ = table.locate(ids)
     mean, median = neighbour_distance(ids, table.total)
-    return Quality(
+    return ShuffleQuality(
         position_correlation(ids),
         window_correlation(ids, batch_size),
         mean,

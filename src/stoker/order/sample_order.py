@@ -9,14 +9,14 @@ from typing import Any, Protocol, TypeAlias
 from stoker.errors import ConfigError
 from stoker.order.protocols import Order, Plan
 
-__all__ = ["Course", "Leg", "Run", "Seat", "Terms"]
+__all__ = ["SampleOrder", "Leg", "Run", "DataRank", "Terms"]
 
 Terms: TypeAlias = tuple[int, ...]
 """Three to six numbers from 0 that a state says beside its settings; which ones is the course's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DataRank:
     """Who reads.
 
     Attributes:
@@ -47,7 +47,8 @@ class Leg:
     Attributes:
         epoch: the epoch's number, from 0.
         position: first position that is delivered.
-        terms: what a state says beside its settings, as :meth:`Course.terms` gave it; zeros in a run that is not resumed.
+        terms: what a state says beside its settings, as :meth:`SampleOrder.terms` gave it; zeros in a run that is not
+            resumed.
     """
 
     epoch: int
@@ -68,7 +69,7 @@ class Run:
     plan: Plan
 
 
-class Course(Protocol):
+class SampleOrder(Protocol):
     """Pure: the same arguments give the same samples, in any process."""
 
     @property
@@ -81,15 +82,15 @@ class Course(Protocol):
         """About how many shards are read at once, by all readers together."""
         ...
 
-    def run(self, leg: Leg, seat: Seat) -> Run:
+    def run(self, leg: Leg, seat: DataRank) -> Run:
         """What a reader reads."""
         ...
 
-    def terms(self, leg: Leg, seat: Seat) -> Terms:
+    def terms(self, leg: Leg, seat: DataRank) -> Terms:
         """What a state of this leg must say beside :meth:`as_dict`, for its rest to be delivered as it was begun."""
         ...
 
-    def ended(self, leg: Leg, seat: Seat) -> bool:
+    def ended(self, leg: Leg, seat: DataRank) -> bool:
         """Whether nothing of the epoch is left at the leg's position."""
         ...
 
@@ -121,7 +122,7 @@ class Course(Protocol):
 
     def continued(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
-    ) -> Course:
+    ) -> SampleOrder:
         """The same course begun anew at an epoch.
 
         Args:
@@ -139,6 +140,6 @@ class Course(Protocol):
         """Where to go on from a state that another program left behind, or ``None`` if it is none."""
         ...
 
-    def write_foreign(self, leg: Leg, seat: Seat) -> dict[str, Any]:
+    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:
         """What a state carries for another program to go on with; empty where there is no such program."""
         ...

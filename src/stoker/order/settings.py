@@ -19,11 +19,11 @@ from stoker.order.selection.selection import Selection
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffleName
 
-__all__ = ["NativeSettings", "OrderChoices", "Source"]
+__all__ = ["NativeSettings", "OrderChoices", "StreamSource"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StreamSource:
     """A stream, as the order sees it.
 
     Attributes:

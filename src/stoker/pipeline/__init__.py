@@ -1,8 +1,8 @@
 """The prefetch pipeline, its progress and its state."""
 
 from stoker.pipeline.pipeline import Pipeline, PipelineSettings
-from stoker.pipeline.read_ahead import Sizing
+from stoker.pipeline.read_ahead import ReadAhead
 from stoker.pipeline.state.epoch_counter import StartingPoint
-from stoker.pipeline.state.resume import Session
+from stoker.pipeline.state.resume import ResumeState
 
-__all__ = ["Pipeline", "PipelineSettings", "Session", "Sizing", "StartingPoint"]
+__all__ = ["Pipeline", "PipelineSettings", "ResumeState", "ReadAhead", "StartingPoint"]

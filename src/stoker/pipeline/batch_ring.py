@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.sharedfile import SharedFile, spawning
 
-__all__ = ["Block", "Region", "Ring", "receive"]
+__all__ = ["RingBlock", "Region", "Ring", "receive"]
 
 _REGIONS: Final = 128
 _REGION_BYTES: Final = 512 << 20
@@ -107,7 +107,7 @@ _rings: weakref.WeakValueDictionary[int, Ring] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RingBlock:
     """One block as its worker sees it.
 
     Attributes:
@@ -136,7 +136,7 @@ class Region:
         self._lock = threading.Lock()
         self._kept: set[int] = set()
 
-    def take(self, size: int) -> tuple[Block, NDArray[np.uint8]] | None:
+    def take(self, size: int) -> tuple[RingBlock, NDArray[np.uint8]] | None:
         """A block with room for ``size`` bytes, and those bytes; ``None`` if none is free and there is no room for more.
 
         Give it back with :meth:`drop`, or hand it over with :func:`receive` in the main process. It is not taken again
@@ -150,7 +150,7 @@ class Region:
                 weakref.finalize(taken[1], self._kept.discard, place).atexit = False
             return taken
 
-    def _take(self, size: int) -> tuple[Block, NDArray[np.uint8]] | None:
+    def _take(self, size: int) -> tuple[RingBlock, NDArray[np.uint8]] | None:
         table = self._table
         capacity = table[:, _CAPACITY]
         # A much larger block than needed is left for those who need it.
@@ -172,17 +172,17 @@ class Region:
         row[_GENERATION] += 1
         row[_STATE] = FILLED
         begin = int(row[_OFFSET])
-        block = Block(self._ring.number, self._number, place, int(row[_GENERATION]))
+        block = RingBlock(self._ring.number, self._number, place, int(row[_GENERATION]))
         return block, self._memory[begin : begin + size]
 
-    def drop(self, block: Block) -> None:
+    def drop(self, block: RingBlock) -> None:
         """Give back a block that is not handed over after all."""
         row = self._table[block.place]
         if (int(row[_GENERATION]), int(row[_STATE])) == (block.generation, FILLED):
             row[_STATE] = FREE
 
 
-def receive(block: Block, size: int) -> NDArray[np.uint8]:
+def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
     """The bytes of a block that a worker has filled, to be used in place. The block is free again when they are gone.
 
     Raises:

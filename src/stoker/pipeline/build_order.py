@@ -9,22 +9,22 @@ from stoker.arguments import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.mosaicml import Mixture, StreamWeight
-from stoker.order.mosaicml.sample_order import IncumbentCourse
+from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.mosaicml.shuffles import SHUFFLES
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic
-from stoker.order.sample_order import Course
+from stoker.order.sample_order import SampleOrder
 from stoker.order.settings import NativeSettings, OrderChoices
 from stoker.order.shuffle.shuffle import ShuffleName
 from stoker.pipeline.order_sources import make_sources
 from stoker.streams.streams import Streams
 from stoker.streams.subsets import Subset
 
-__all__ = ["CourseOptions", "make_course"]
+__all__ = ["OrderOptions", "make_course"]
 
 
 @dataclass(frozen=True, slots=True)
-class CourseOptions(OrderChoices):
+class OrderOptions(OrderChoices):
     """What decides which sample comes when; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
 
     subsets: tuple[Subset, ...] = ()
@@ -43,7 +43,7 @@ class CourseOptions(OrderChoices):
         return self.shuffle in SHUFFLES or self.partition_algo is not None
 
 
-def make_course(streams: Streams, options: CourseOptions) -> Course:
+def make_course(streams: Streams, options: OrderOptions) -> SampleOrder:
     """The course of opened streams.
 
     Raises:
@@ -53,10 +53,10 @@ def make_course(streams: Streams, options: CourseOptions) -> Course:
         return _incumbent(streams, options)
     sources = make_sources(streams, options.subsets, options.partition, options.read)
     chosen: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(OrderChoices)}
-    return NativeCourse(sources, NativeSettings(**chosen))
+    return NativeOrder(sources, NativeSettings(**chosen))
 
 
-def _incumbent(streams: Streams, options: CourseOptions) -> IncumbentCourse:
+def _incumbent(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     subsets = options.subsets or any(stream.subsets for stream in streams.streams)
     for name, given in (
         ("partition", options.partition != Elastic()),
@@ -82,7 +82,7 @@ def _incumbent(streams: Streams, options: CourseOptions) -> IncumbentCourse:
         (name, {**place.about, "samples": place.index.samples})
         for name, place in zip(streams.names, streams.places, strict=True)
     ]
-    return IncumbentCourse(
+    return MosaicmlOrder(
         mixture,
         about,
         {

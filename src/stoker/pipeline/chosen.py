@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.errors import ConfigError
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic, Partition, RoundRobin
-from stoker.order.sample_order import Course
+from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.workers.adaptive import Adaptive
-from stoker.pipeline.workers.array_source import ArrayRows, array_course
+from stoker.pipeline.workers.array_source import ArraySource, array_course
 from stoker.pipeline.workers.config import StreamingConfig
 
 __all__ = ["changed_course", "course_of_arrays"]
 
 
-def changed_course(course: Course, config: StreamingConfig) -> Course:
+def changed_course(course: SampleOrder, config: StreamingConfig) -> SampleOrder:
     """A dataset's course, with what the config says instead.
 
     Raises:
@@ -24,7 +24,7 @@ def changed_course(course: Course, config: StreamingConfig) -> Course:
     partition = config.adaptive.base if config.adaptive is not None else config.partition
     if partition is None and config.shuffle_seed is None and config.ends is None:
         return course
-    if not isinstance(course, NativeCourse):
+    if not isinstance(course, NativeOrder):
         raise ConfigError(
             "partition=, shuffle_seed= and ends= change stoker's own orders, not those of mosaicml-streaming: leave them "
             "out of the config, or use shuffle_algo='block'"
@@ -46,10 +46,10 @@ def changed_course(course: Course, config: StreamingConfig) -> Course:
         settings = replace(settings, shuffle=shuffle, seed=config.shuffle_seed)
     if config.ends is not None:
         settings = replace(settings, remainder="uneven" if config.ends == "join" else config.ends)
-    return NativeCourse(course.sources, settings, course.origin)
+    return NativeOrder(course.sources, settings, course.origin)
 
 
-def course_of_arrays(rows: ArrayRows, config: StreamingConfig) -> NativeCourse:
+def course_of_arrays(rows: ArraySource, config: StreamingConfig) -> NativeOrder:
     """The course of arrays in memory, as the config says."""
     given = config.adaptive.base if config.adaptive is not None else config.partition
     assert not isinstance(given, Adaptive)

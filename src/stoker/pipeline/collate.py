@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import ConfigError, TransformError
-from stoker.pipeline.batch_ring import Block, Region, Ring, receive
+from stoker.pipeline.batch_ring import Region, Ring, RingBlock, receive
 from stoker.types import Array, Batch
 
 __all__ = ["as_tensors", "collate", "speed_up_worker"]
@@ -86,7 +86,7 @@ def speed_up_worker(ring: Ring) -> None:
 # What speed_up_worker keeps for this process: the ring's region, and torch's own functions.
 _worker: dict[str, Any] = {}
 # Address of each block that this worker has filled and not yet sent.
-_filled: dict[int, tuple[Block, int]] = {}
+_filled: dict[int, tuple[RingBlock, int]] = {}
 
 
 def _reduce_tensor(tensor: Any) -> Any:
@@ -131,7 +131,7 @@ def _is_plain(tensor: Any) -> bool:
     )
 
 
-def _receive_tensor(block: Block, size: int, dtype: Any, shape: Any) -> Any:
+def _receive_tensor(block: RingBlock, size: int, dtype: Any, shape: Any) -> Any:
     import torch
 
     return torch.from_numpy(receive(block, size)).view(dtype).reshape(shape)
@@ -149,7 +149,7 @@ def _take(region: Region, size: int) -> Array | None:
     return data
 
 
-def _forget(region: Region, address: int, block: Block) -> None:
+def _forget(region: Region, address: int, block: RingBlock) -> None:
     found = _filled.get(address)
     if found is not None and found[0] == block:
         del _filled[address]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.errors import ConfigError
-from stoker.order.sample_order import Seat
+from stoker.order.sample_order import DataRank
 
-__all__ = ["Seating"]
+__all__ = ["DataRankFinder"]
 
 
-class Seating:
+class DataRankFinder:
     """Finds the seat, each time that it is asked for.
 
     Args:
@@ -38,7 +38,7 @@ class Seating:
         """This process among all processes."""
         return self._given or World.detect()
 
-    def seat(self, batch_size: int) -> Seat:
+    def seat(self, batch_size: int) -> DataRank:
         """This process's seat.
 
         Raises:
@@ -47,9 +47,9 @@ class Seating:
         world = self.world
         if self._mesh is not None:
             readers = self._mesh.place(world)
-            return Seat(readers.rank, readers.world_size, readers.local_world_size, batch_size)
+            return DataRank(readers.rank, readers.world_size, readers.local_world_size, batch_size)
         readers = world if self._replication == 1 else world.replicate(self._replication)
-        return Seat(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
+        return DataRank(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
 
     def settle(self) -> None:
         """Keep the world that is found now, for a copy in a process that may not find it."""

@@ -13,25 +13,25 @@ from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import Course, Run, Seat
+from stoker.order.sample_order import DataRank, Run, SampleOrder
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
-from stoker.pipeline.data_rank import Seating
+from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.pipeline import Pipeline, PipelineSettings
-from stoker.pipeline.read_ahead import Sizing
+from stoker.pipeline.read_ahead import ReadAhead
 from stoker.pipeline.state.epoch_counter import StartingPoint
-from stoker.pipeline.state.resume import Session
+from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.state.state import leg_of
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Transform
 
-__all__ = ["Feed", "FeedSettings"]
+__all__ = ["EpochReader", "EpochReaderSettings"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FeedSettings:
+class EpochReaderSettings:
     """How a feed reads; nothing here changes which samples come when.
 
     Attributes:
@@ -57,7 +57,7 @@ class FeedSettings:
     limit: int | None = None
 
 
-class Feed:
+class EpochReader:
     """Batches and samples of one process in the order of a course.
 
     Args:
@@ -70,20 +70,20 @@ class Feed:
     def __init__(
         self,
         pool: ShardPool,
-        course: Course,
-        settings: FeedSettings,
-        seating: Seating,
+        course: SampleOrder,
+        settings: EpochReaderSettings,
+        seating: DataRankFinder,
     ) -> None:
         self.pool = pool
         self.settings = settings
         self._seating = seating
-        self._session = Session(course)
+        self._session = ResumeState(course)
         self._ring = Ring()
         # What lies open by id alone must not keep all of a limited cache from eviction.
         pool.most_open = min(pool.most_open, self._sizing(LoaderWorker()).most_shards)
 
     @property
-    def course(self) -> Course:
+    def course(self) -> SampleOrder:
         """Which sample comes when."""
         return self._session.course
 
@@ -136,11 +136,11 @@ class Feed:
         """This rank's batches from ``point`` on."""
         return self.course.run(leg_of(point), self.seat(batch_size)).plan
 
-    def seat(self, batch_size: int) -> Seat:
+    def seat(self, batch_size: int) -> DataRank:
         """This process's seat."""
         return self._seating.seat(batch_size)
 
-    def _begin(self, worker: LoaderWorker, seat: Seat) -> tuple[StartingPoint, int]:
+    def _begin(self, worker: LoaderWorker, seat: DataRank) -> tuple[StartingPoint, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if worker.token is not None:
             speed_up_worker(self._ring)
@@ -148,7 +148,7 @@ class Feed:
                 load_at_once()
         return self._session.begin(worker, seat)
 
-    def _run(self, point: StartingPoint, seat: Seat) -> Run:
+    def _run(self, point: StartingPoint, seat: DataRank) -> Run:
         run = self._session.run(point, seat)
         if run.plan.padding and run.plan.rank == 0:
             native = "like" not in self.course.as_dict()["order"]  # others' orders always repeat some
@@ -182,9 +182,9 @@ class Feed:
         )
         return Pipeline(self.pool, run.order, run.plan, settings, worker.number, worker.count, begun)
 
-    def _sizing(self, worker: LoaderWorker) -> Sizing:
+    def _sizing(self, worker: LoaderWorker) -> ReadAhead:
         settings = self.settings
-        return Sizing(
+        return ReadAhead(
             sample_bytes=settings.sample_bytes,
             shard_bytes=settings.shard_bytes,
             near=settings.near,

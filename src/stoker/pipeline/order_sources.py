@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.order.mosaicml.sampling import StreamWeight
 from stoker.order.partition.partition import HashBased, Partition, Stratified
 from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without
-from stoker.order.settings import Source
+from stoker.order.settings import StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.streams.conditions import Condition, chosen_ids
 from stoker.streams.labels import LabelKind, column_labels
@@ -39,7 +39,7 @@ def needed_columns(
 
 def make_sources(
     streams: Streams, subsets: Sequence[Subset], partition: Partition, options: ReadOptions
-) -> tuple[Source, ...]:
+) -> tuple[StreamSource, ...]:
     """What the order is made of, a source a stream.
 
     Args:
@@ -68,7 +68,7 @@ def make_sources(
         if described:
             about["subset"] = described
         sources.append(
-            Source(
+            StreamSource(
                 name=name,
                 table=table,
                 selection=_selection(table, place, chosen, name, options),
@@ -81,7 +81,7 @@ def make_sources(
     return tuple(sources)
 
 
-def _labels(place: Place, partition: Partition, options: ReadOptions) -> Any:
+def _labels(place: DatasetLocation, partition: Partition, options: ReadOptions) -> Any:
     if partition.column is None:
         return None
     kind: LabelKind = "classes" if isinstance(partition, Stratified) else "hashes"
@@ -102,7 +102,7 @@ def _of_stream(subset: Subset, first: int, end: int) -> Subset:
 
 
 def _selection(
-    table: ShardTable, place: Place, subsets: Sequence[Subset], name: str, options: ReadOptions
+    table: ShardTable, place: DatasetLocation, subsets: Sequence[Subset], name: str, options: ReadOptions
 ) -> Selection:
     splits = [subset for subset in subsets if isinstance(subset, HashSplit)]
     if len(splits) > 1:
@@ -122,5 +122,5 @@ def _selection(
     return Listed(base, ids, checked=True)  # sorted and different, as all subsets' ids are
 
 
-def _sorted_ids(subset: KeepIds | Condition, place: Place, options: ReadOptions) -> Ids:
+def _sorted_ids(subset: KeepIds | Condition, place: DatasetLocation, options: ReadOptions) -> Ids:
     return subset.ids if isinstance(subset, KeepIds) else chosen_ids(place, subset, options=options)

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from stoker.concurrency.shared_counters import Count, Counts
 
-__all__ = ["END", "Ahead", "NothingYet"]
+__all__ = ["END", "PrefetchBuffer", "NothingYet"]
 
 END: Final = object()
 """What a worker's ``next`` returns at the end of an epoch. ``None`` may be a sample: a transform may return it."""
@@ -37,7 +37,7 @@ class _Shared(Generic[_T]):
         self.error: BaseException | None = None
 
 
-class Ahead(Generic[_T]):
+class PrefetchBuffer(Generic[_T]):
     """Takes items from an iterator ahead of need, in a thread of its own.
 
     Args:
@@ -189,7 +189,7 @@ def _end(items: Iterator[object]) -> None:
         close()
 
 
-_open: weakref.WeakSet[Ahead[Any]] = weakref.WeakSet()
+_open: weakref.WeakSet[PrefetchBuffer[Any]] = weakref.WeakSet()
 
 
 @atexit.register

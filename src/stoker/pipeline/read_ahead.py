@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-__all__ = ["Sizing"]
+__all__ = ["ReadAhead"]
 
 # What is read in one step: enough that NumPy's per-call costs vanish, little enough to stay in the processor's cache.
 _CHUNK_BYTES = 2 << 20
@@ -20,7 +20,7 @@ _AHEAD_SAMPLES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class ReadAhead:
     """What the sizes depend on.
 
     Attributes:

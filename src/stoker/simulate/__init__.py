@@ -2,6 +2,6 @@
 
 from stoker.simulate.report import NodeReport, Report
 from stoker.simulate.run import simulate
-from stoker.simulate.settings import Cluster, Model, Shards
+from stoker.simulate.settings import Cluster, CostModel, Shards
 
-__all__ = ["Cluster", "Model", "NodeReport", "Report", "Shards", "simulate"]
+__all__ = ["Cluster", "CostModel", "NodeReport", "Report", "Shards", "simulate"]

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.simulate.cache import NodeCache
-from stoker.simulate.settings import Model
+from stoker.simulate.settings import CostModel
 from stoker.types import Ids
 
-__all__ = ["Clock", "Ticks", "first_batches", "least_bandwidth", "run_clock"]
+__all__ = ["StepClock", "Ticks", "first_batches", "least_bandwidth", "run_clock"]
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Ticks:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class StepClock:
     """How a run goes.
 
     Attributes:
@@ -89,7 +89,7 @@ class Clock:
         return float(self.stall[1:].sum())
 
 
-def run_clock(caches: Sequence[NodeCache], stored: Ids, steps: int, model: Model) -> Clock:
+def run_clock(caches: Sequence[NodeCache], stored: Ids, steps: int, model: CostModel) -> StepClock:
     """Let the nodes fetch and the ranks step.
 
     Args:
@@ -123,10 +123,10 @@ def run_clock(caches: Sequence[NodeCache], stored: Ids, steps: int, model: Model
         fetched[tick] = link
         arrived = float((link + model.latency)[needed].max(initial=0.0))
         begin[tick] = max(asked[tick], arrived)
-    return Clock(ticks, begin, begin - asked, fetched, busy, float(begin[-1] + lasts[-1]))
+    return StepClock(ticks, begin, begin - asked, fetched, busy, float(begin[-1] + lasts[-1]))
 
 
-def first_batches(own: Sequence[Ids], stored: Ids, model: Model) -> Floats:
+def first_batches(own: Sequence[Ids], stored: Ids, model: CostModel) -> Floats:
     """When each of a node's ranks has its first batch; float64, shape ``(ranks,)``.
 
     The ranks' shards are fetched in turn: the first of each rank, the second of each rank, and so on.
@@ -150,7 +150,7 @@ def first_batches(own: Sequence[Ids], stored: Ids, model: Model) -> Floats:
     return ready
 
 
-def least_bandwidth(caches: Sequence[NodeCache], stored: Ids, steps: int, model: Model) -> float | None:
+def least_bandwidth(caches: Sequence[NodeCache], stored: Ids, steps: int, model: CostModel) -> float | None:
     """Bytes a second of a node's link with which no step after the first waits, to a thousandth; 0 if nothing is fetched
     after the first step, ``None`` if no bandwidth is enough."""
     ticks = Ticks.of(steps, len(caches))
@@ -172,7 +172,9 @@ def least_bandwidth(caches: Sequence[NodeCache], stored: Ids, steps: int, model:
     return high
 
 
-def _never_waits(caches: Sequence[NodeCache], stored: Ids, ticks: Ticks, model: Model, bandwidth: float | None) -> bool:
+def _never_waits(
+    caches: Sequence[NodeCache], stored: Ids, ticks: Ticks, model: CostModel, bandwidth: float | None
+) -> bool:
     """Whether no step after the first waits. Then it is known when each step begins, so links can be followed at once."""
     busy = _link_time(caches, stored, ticks, model, bandwidth)
     needed = busy > 0
@@ -188,7 +190,9 @@ def _never_waits(caches: Sequence[NodeCache], stored: Ids, ticks: Ticks, model: 
     return not bool((late & needed)[1:].any())
 
 
-def _link_time(caches: Sequence[NodeCache], stored: Ids, ticks: Ticks, model: Model, bandwidth: float | None) -> Floats:
+def _link_time(
+    caches: Sequence[NodeCache], stored: Ids, ticks: Ticks, model: CostModel, bandwidth: float | None
+) -> Floats:
     """Seconds that each node's link is held by the shards that are needed first in each tick; ``(ticks, nodes)``."""
     columns = []
     for cache in caches:

@@ -12,7 +12,7 @@ from stoker.order.protocols import Order, Plan
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
-__all__ = ["Quality", "measure_quality"]
+__all__ = ["StepQuality", "measure_quality"]
 
 # Samples that are looked at, in so many windows; each look of a rank into a window has a cost of its own.
 _SAMPLES = 1 << 18
@@ -21,7 +21,7 @@ _LOOKS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class StepQuality:
     """Measures of the order in which samples come, over all ranks.
 
     Attributes:
@@ -43,7 +43,7 @@ class Quality:
     shards_if_random: float
 
 
-def measure_quality(made: Sequence[tuple[Order, Plan]], table: ShardTable) -> Quality:
+def measure_quality(made: Sequence[tuple[Order, Plan]], table: ShardTable) -> StepQuality:
     """Look at windows of steps, evenly spaced from the first to the last.
 
     Args:
@@ -67,7 +67,7 @@ def measure_quality(made: Sequence[tuple[Order, Plan]], table: ShardTable) -> Qu
     full = [batch for batch in batches if len(batch) == len(batches[0])]
     shards = [np.unique(table.locate(batch)[0]).size for batch in full]
     share = table.sizes / max(1, table.total)
-    return Quality(
+    return StepQuality(
         samples=len(ids),
         steps=len(batches),
         position_correlation=_correlation(places, ids),

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.simulate.cache import NodeCache
-from stoker.simulate.clock import Clock
-from stoker.simulate.quality import Quality
-from stoker.simulate.settings import Cluster, Model
+from stoker.simulate.clock import StepClock
+from stoker.simulate.quality import StepQuality
+from stoker.simulate.settings import Cluster, CostModel
 from stoker.simulate.shard_access import Sampling
 from stoker.types import Ids
 
@@ -97,7 +97,7 @@ class Report:
     """
 
     cluster: Cluster
-    model: Model
+    model: CostModel
     sampling: Sampling
     batch_size: int
     lookahead: int
@@ -106,8 +106,8 @@ class Report:
     nodes: tuple[NodeReport, ...]
     sharing: Sharing
     balance: Balance
-    quality: Quality
-    clock: Clock
+    quality: StepQuality
+    clock: StepClock
     first_batches: NDArray[np.float64]
     least_bandwidth: float | None
     stored: Ids = field(repr=False)

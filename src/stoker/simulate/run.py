@@ -9,7 +9,7 @@ from stoker.simulate.cache import NodeCache, run_cache
 from stoker.simulate.clock import first_batches, least_bandwidth, run_clock
 from stoker.simulate.quality import measure_quality
 from stoker.simulate.report import Balance, NodeReport, Report, Sharing
-from stoker.simulate.settings import Cluster, Make, Model, Shards
+from stoker.simulate.settings import Cluster, CostModel, Make, Shards
 from stoker.simulate.shard_access import cluster_ranks, node_uses, survey
 from stoker.types import Ids
 
@@ -19,7 +19,7 @@ _BUDGET = 1 << 24
 
 
 def simulate(
-    make: Make, shards: Shards, cluster: Cluster, model: Model, *, budget: int = _BUDGET, search: bool = True
+    make: Make, shards: Shards, cluster: Cluster, model: CostModel, *, budget: int = _BUDGET, search: bool = True
 ) -> Report:
     """Follow an epoch, or what is left of one, on a cluster.
 

@@ -16,7 +16,7 @@ from stoker.index.index import Index
 from stoker.order.protocols import Order, Plan
 from stoker.types import Ids
 
-__all__ = ["Cluster", "Make", "Model", "Shards"]
+__all__ = ["Cluster", "Make", "CostModel", "Shards"]
 
 
 Make: TypeAlias = Callable[[int, int], tuple[Order, Plan]]
@@ -78,7 +78,7 @@ class Cluster:
 
 @checked
 @dataclass(frozen=True, slots=True)
-class Model:
+class CostModel:
     """What takes how long, and what fits.
 
     A node fetches shards in the order in which its ranks need them first. A shard holds the link for

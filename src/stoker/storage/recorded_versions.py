@@ -76,7 +76,7 @@ def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict
     After this, both can be compared as they are.
 
     Args:
-        theirs: has ``streams``, as :meth:`stoker.order.sample_order.Course.as_dict` gives them.
+        theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
         ours: the same of this course.
     """
     streams = theirs.get("streams")
@@ -94,7 +94,7 @@ def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Map
     """See that no stream was rewritten since.
 
     Args:
-        theirs: has ``streams``, as :meth:`stoker.order.sample_order.Course.as_dict` gives them.
+        theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
         ours: the same of this course.
         urls: where this course's streams are, by name.
         what: the user's expression for ``theirs``, such as ``checkpoint.state``.
@@ -118,7 +118,7 @@ def host_versions(described: Mapping[str, Any], urls: Mapping[str, str]) -> dict
     Workers on several machines may each have a copy of their own under one path, whose files have other times.
 
     Args:
-        described: what :meth:`stoker.order.sample_order.Course.as_dict` gave.
+        described: what :meth:`stoker.order.sample_order.SampleOrder.as_dict` gave.
         urls: where its streams are, by name.
     """
     streams = {}

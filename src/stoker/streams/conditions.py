@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.arguments import checked, unknown_operator
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.concurrency.usercode import pass_exits
 from stoker.errors import ConfigError, TransformError
 from stoker.formats.base import ReadOptions
 from stoker.streams.compare import OPERATORS, compare, plain_operand
-from stoker.streams.derived_arrays import Sink, keep
+from stoker.streams.derived_arrays import ArraySink, keep
 from stoker.streams.function_hash import hash_function
 from stoker.streams.scan import check_column, scan
 from stoker.types import Batch, Ids
@@ -263,7 +263,7 @@ class _Not(Condition):
         return ~holds if unknown is None else ~(holds | unknown), unknown
 
 
-def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
+def chosen_ids(place: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
     """Ids of the samples that a condition holds for.
 
     The first call reads the condition's columns of all samples; later ones, in any process, map the file.
@@ -286,7 +286,7 @@ def chosen_ids(place: Place, where: Condition, *, options: ReadOptions = ReadOpt
         check_column(place, column)
     description = where.as_dict()
 
-    def make(sink: Sink) -> tuple[DTypeLike, bytes]:
+    def make(sink: ArraySink) -> tuple[DTypeLike, bytes]:
         logger.info(
             "reading %s of all %d samples of %s, once, for a filter: %s",
             ", ".join(where.columns),

@@ -28,13 +28,13 @@ from numpy.typing import DTypeLike
 
 from stoker.cache.origin import make_private
 from stoker.cache.quota import claim, part_name, release
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.errors import CacheError, StorageFullError
 from stoker.storage.files import PRIVATE, open_regular
 from stoker.storage.versions import stable_version
 from stoker.types import Array
 
-__all__ = ["Kept", "Sink", "keep"]
+__all__ = ["Kept", "ArraySink", "keep"]
 
 _MAGIC: Final = b"stoker\0\1"
 _HEADER: Final = 512
@@ -62,7 +62,7 @@ class Kept:
             return file.read()
 
 
-class Sink:
+class ArraySink:
     """Takes the array while it is made, from its first element on.
 
     Attributes:
@@ -103,11 +103,11 @@ class Sink:
 
 
 def keep(
-    place: Place,
+    place: DatasetLocation,
     kind: str,
     label: str,
     recipe: Mapping[str, Any],
-    make: Callable[[Sink], tuple[DTypeLike, bytes]],
+    make: Callable[[ArraySink], tuple[DTypeLike, bytes]],
 ) -> Kept:
     """The kept array of a recipe; it is made first if need be.
 
@@ -140,7 +140,7 @@ def keep(
     )
 
 
-def _digest(place: Place, kind: str, recipe: Mapping[str, Any]) -> str:
+def _digest(place: DatasetLocation, kind: str, recipe: Mapping[str, Any]) -> str:
     """What a file was made of: the recipe, and the data set as far as its index tells.
 
     The fingerprint knows names and sizes, not contents. So the files' hashes are added where the index has any, and the
@@ -158,7 +158,7 @@ def _digest(place: Place, kind: str, recipe: Mapping[str, Any]) -> str:
 
 
 def _make(
-    private: Path, name: str, digest: str, patience: float, make: Callable[[Sink], tuple[DTypeLike, bytes]]
+    private: Path, name: str, digest: str, patience: float, make: Callable[[ArraySink], tuple[DTypeLike, bytes]]
 ) -> Kept:
     path, part = private / name, private / part_name(name)
     seen: tuple[int, int, int] | None = None
@@ -182,7 +182,7 @@ def _make(
         try:
             if found is None:
                 os.ftruncate(held, 0)
-                sink = Sink(held, private)
+                sink = ArraySink(held, private)
                 dtype, extra = make(sink)
                 sink.finish(digest, np.dtype(dtype), extra)
                 os.rename(part, path)

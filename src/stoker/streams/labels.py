@@ -18,11 +18,11 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.streams.compare import null_mask, without_nulls
-from stoker.streams.derived_arrays import Kept, Sink, keep
+from stoker.streams.derived_arrays import ArraySink, Kept, keep
 from stoker.streams.scan import check_column, scan
 from stoker.types import Array, Column, Ids, Nulls
 
@@ -50,7 +50,12 @@ _WORKS: Final = {
 
 
 def column_labels(
-    place: Place, column: str, kind: LabelKind, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
+    place: DatasetLocation,
+    column: str,
+    kind: LabelKind,
+    *,
+    nulls: Nulls = "error",
+    options: ReadOptions = ReadOptions(),
 ) -> NDArray[np.integer[Any]]:
     """A label for every sample of a dataset, in the order of ids.
 
@@ -80,7 +85,7 @@ def column_labels(
 
 
 def label_values(
-    place: Place, column: str, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
+    place: DatasetLocation, column: str, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
 ) -> tuple[Any, ...] | None:
     """The values that ``"classes"`` of a column of text or bytes number, sorted, and ``None`` last where nulls are a group.
 
@@ -168,13 +173,13 @@ def _rotate(words: U64, bits: int) -> U64:
     return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
-def _labels(place: Place, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions) -> Kept:
+def _labels(place: DatasetLocation, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions) -> Kept:
     if kind not in get_args(LabelKind):
         raise ConfigError(f"kind={kind!r}: expected {' or '.join(map(repr, get_args(LabelKind)))}")
     check_column(place, column)
     where = f"{place.cache.root}: column {column!r}"
 
-    def make(sink: Sink) -> tuple[DTypeLike, bytes]:
+    def make(sink: ArraySink) -> tuple[DTypeLike, bytes]:
         logger.info(
             "reading column %r of all %d samples of %s, once, for its %s",
             column,
@@ -189,7 +194,7 @@ def _labels(place: Place, column: str, kind: LabelKind, nulls: Nulls, options: R
     return keep(place, kind, column, {"column": column, "nulls": nulls}, make)
 
 
-def _sample(place: Place, number: int) -> str:
+def _sample(place: DatasetLocation, number: int) -> str:
     """A sample by its number, its row and its shard."""
     starts = np.cumsum([0, *place.index.sizes])
     shard = int(np.searchsorted(starts, number, side="right")) - 1
@@ -197,7 +202,7 @@ def _sample(place: Place, number: int) -> str:
 
 
 def _make_hashes(
-    pieces: Iterator[tuple[int, Column]], sink: Sink, where: str, nulls: Nulls, sample: Callable[[int], str]
+    pieces: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
 ) -> tuple[DTypeLike, bytes]:
     for first, values in pieces:
         hashes = hash_column(values, where, nulls, lambda at, first=first: sample(first + at))  # type: ignore[misc]
@@ -206,7 +211,7 @@ def _make_hashes(
 
 
 def _make_classes(
-    pieces: Iterator[tuple[int, Column]], sink: Sink, where: str, nulls: Nulls, sample: Callable[[int], str]
+    pieces: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
 ) -> tuple[DTypeLike, bytes]:
     """Two passes, as the final type and codes are known only at the end; the first goes to a file without a name."""
     codes: defaultdict[str | bytes, int] = defaultdict(itertools.count().__next__)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.reading.samples import read_samples
@@ -22,7 +22,7 @@ _PIECE_ROWS: Final = 1 << 16
 _THREADS: Final = 8
 
 
-def check_column(place: Place, column: str) -> None:
+def check_column(place: DatasetLocation, column: str) -> None:
     """See that every shard has the column.
 
     Raises:
@@ -34,7 +34,7 @@ def check_column(place: Place, column: str) -> None:
 
 
 def scan(
-    place: Place, columns: Sequence[str], options: ReadOptions = ReadOptions()
+    place: DatasetLocation, columns: Sequence[str], options: ReadOptions = ReadOptions()
 ) -> Iterator[tuple[int, int, Batch]]:
     """All samples of a dataset in the order of their ids.
 

@@ -15,7 +15,7 @@ from stoker.arguments import checked
 from stoker.cache.base import CacheSettings
 from stoker.cache.open_cache import check_memory
 from stoker.cache.quota_shares import share_limit
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.open_format import check_format, is_made, open_format
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
 from stoker.display import redact_url
@@ -144,7 +144,11 @@ class Streams:
     """
 
     def __init__(
-        self, streams: Sequence[Stream], names: Sequence[str], places: Sequence[Place], limit: int | None = None
+        self,
+        streams: Sequence[Stream],
+        names: Sequence[str],
+        places: Sequence[DatasetLocation],
+        limit: int | None = None,
     ) -> None:
         self.streams = tuple(streams)
         self.names = tuple(names)
@@ -255,7 +259,7 @@ class _Opener:
             for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip")
         }
 
-    def open(self) -> Place:
+    def open(self) -> DatasetLocation:
         one, chosen = self.stream, self._chosen()
         check_memory(self.defaults.in_memory, one.remote, one.local, chosen["keep_zip"])
         # As for a dataset: False never validates, and what is empty is not given.
@@ -282,9 +286,9 @@ class _Opener:
         )
 
 
-def _limited(places: Sequence[Place], limit: int) -> list[Place]:
+def _limited(places: Sequence[DatasetLocation], limit: int) -> list[DatasetLocation]:
     """The places, each cache directory with its part of the limit."""
-    roots: dict[str, Place] = {}
+    roots: dict[str, DatasetLocation] = {}
     for place in places:
         if place.cache.store is not None:
             roots.setdefault(os.path.realpath(place.cache.root), place)
@@ -305,7 +309,7 @@ def _limited(places: Sequence[Place], limit: int) -> list[Place]:
     ]
 
 
-def _stored_bytes(place: Place) -> Ids:
+def _stored_bytes(place: DatasetLocation) -> Ids:
     """Bytes that each shard may take in the cache."""
     zipped = place.cache.settings.keep_zip
     return np.array(

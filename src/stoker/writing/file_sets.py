@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ClassVar, Final, TypeVar
 
-from stoker.catalog.unfinished import NOTE, Unfinished, read_note
+from stoker.catalog.unfinished import NOTE, UnfinishedOutput, read_note
 from stoker.catalog.unindexed.found_files import is_hidden
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError
@@ -19,8 +19,8 @@ from stoker.formats.common.checks import MAX_OFFSET
 from stoker.storage import Store
 from stoker.storage.types import PutData
 from stoker.writing.destination import OutPath, open_destination
-from stoker.writing.progress import Progress
-from stoker.writing.upload_pool import Storing, StoringWriter
+from stoker.writing.progress import ProgressLine
+from stoker.writing.upload_pool import StoringWriter, UploadPool
 from stoker.writing.writer import WriterOptions, check_size_limit
 
 __all__ = ["FileSetWriter", "size_of"]
@@ -68,8 +68,8 @@ class FileSetWriter(StoringWriter):
         self._number = 0
         self._samples = 0
         self._prepare(options)
-        self._progress = Progress(self._destination.main.url) if options.get("progress_bar") else None
-        self._storing = Storing(threads, 1)
+        self._progress = ProgressLine(self._destination.main.url) if options.get("progress_bar") else None
+        self._storing = UploadPool(threads, 1)
         reset_in_children(self)
 
     @property
@@ -163,10 +163,10 @@ class FileSetWriter(StoringWriter):
         """Remove what is there. Wherever we are killed, whoever resumes knows that what is left is not its own."""
         for store in self._destination.stores:
             numbered = self._numbered(store)
-            store.put(NOTE, Unfinished(_REPLACING, ()).to_json())
+            store.put(NOTE, UnfinishedOutput(_REPLACING, ()).to_json())
             self._delete(store, [name for names in numbered.values() for name in names])
 
-    def _go_on(self, note: Unfinished | None) -> list[int]:
+    def _go_on(self, note: UnfinishedOutput | None) -> list[int]:
         """Count what is there; numbers of the files that count already. The rest is gone on from."""
         main = self._destination.main
         there = self._numbered(main)
@@ -233,7 +233,7 @@ class FileSetWriter(StoringWriter):
 
     def _note(self, files: Iterable[str]) -> None:
         """Say that from now on only these files count."""
-        data = Unfinished(self._settings, tuple(files)).to_json()
+        data = UnfinishedOutput(self._settings, tuple(files)).to_json()
         for store in self._destination.stores:
             store.put(NOTE, data)
 

@@ -23,8 +23,8 @@ from stoker.formats.one_file import LABEL
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store
 from stoker.writing.destination import OutPath, open_destination
-from stoker.writing.progress import Progress
-from stoker.writing.upload_pool import Storing, StoringWriter
+from stoker.writing.progress import ProgressLine
+from stoker.writing.upload_pool import StoringWriter, UploadPool
 from stoker.writing.writer import WriterOptions, check_hash_names
 
 __all__ = ["ImageWriter", "JPEGWriter", "PNGWriter"]
@@ -98,8 +98,8 @@ class ImageWriter(StoringWriter):
         self._extra: Mapping[str, Any] = {}
         self._entries: list[dict[str, Any]] = []
         self._prepare(options)
-        self._progress = Progress(self._destination.main.url) if options.get("progress_bar") else None
-        self._storing = Storing(threads, threads * (_WAITING - 1))
+        self._progress = ProgressLine(self._destination.main.url) if options.get("progress_bar") else None
+        self._storing = UploadPool(threads, threads * (_WAITING - 1))
         reset_in_children(self)
 
     @property

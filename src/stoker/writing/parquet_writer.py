@@ -10,7 +10,7 @@ from typing import Any, Final, Unpack
 from stoker.arguments import checked
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.errors import ConfigError, CorruptDataError, EncodingError, FormatError, MissingPackageError, StokerError
-from stoker.formats.common.byte_source import SourceFile
+from stoker.formats.common.byte_source import ByteSourceFile
 from stoker.formats.common.records import batch_length, blame
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
@@ -153,7 +153,7 @@ class ParquetWriter(FileSetWriter):
 
     def _look(self, store: Store, number: int, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
         key = f"part-{number:05}.parquet"
-        file = SourceFile(StoreSource(store, key, sizes[".parquet"], store.url_of(key)))
+        file = ByteSourceFile(StoreSource(store, key, sizes[".parquet"], store.url_of(key)))
         pa = pyarrow()
         try:
             found = pyarrow_parquet().ParquetFile(pa.PythonFile(file, "r"))

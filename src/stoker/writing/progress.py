@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Progress"]
+__all__ = ["ProgressLine"]
 
 
-class Progress:
+class ProgressLine:
     """A line that counts stored samples, shards and bytes. Threads may advance it.
 
     Args:

@@ -18,10 +18,10 @@ from stoker.formats.registry import get_format
 from stoker.index.shard_files import shard_name
 from stoker.writing.destination import Destination
 
-__all__ = ["Press"]
+__all__ = ["ShardUploader"]
 
 
-class Press:
+class ShardUploader:
     """Threads that finish shards.
 
     Memory is bounded by the buffers: there is one for each thread and one that the caller fills; asking for another

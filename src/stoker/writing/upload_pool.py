@@ -7,12 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from stoker.writing.finishing import Finishing
-from stoker.writing.progress import Progress
+from stoker.writing.progress import ProgressLine
 
-__all__ = ["Storing", "StoringWriter"]
+__all__ = ["UploadPool", "StoringWriter"]
 
 
-class Storing:
+class UploadPool:
     """Threads that store files.
 
     Args:
@@ -64,8 +64,8 @@ class Storing:
 class StoringWriter(Finishing):
     """A writer whose files are stored on threads; has ``_storing`` and ``_progress``, which is ``None`` if nobody looks."""
 
-    _storing: Storing
-    _progress: Progress | None
+    _storing: UploadPool
+    _progress: ProgressLine | None
 
     def abort(self) -> None:
         """Stop. Files that are stored stay, and do not count, for a writer with ``resume=True``."""

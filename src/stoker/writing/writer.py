@@ -21,8 +21,8 @@ from stoker.types import StorageOptions
 from stoker.units import parse_bytes
 from stoker.writing.destination import OutPath, open_destination
 from stoker.writing.finishing import Finishing
-from stoker.writing.progress import Progress
-from stoker.writing.shard_uploader import Press
+from stoker.writing.progress import ProgressLine
+from stoker.writing.shard_uploader import ShardUploader
 
 __all__ = ["DatasetWriter", "WriterOptions", "check_hash_names", "check_size_limit"]
 
@@ -104,8 +104,8 @@ class DatasetWriter(Finishing):
         self._before = self._prepare(options)
         self._written = sum(shard.samples for shard in self._before)
         self._number = len(self._before)
-        self._progress = Progress(self._destination.main.url) if options.get("progress_bar") else None
-        self._press = Press(
+        self._progress = ProgressLine(self._destination.main.url) if options.get("progress_bar") else None
+        self._press = ShardUploader(
             self._encoder,
             self._destination,
             compression=codec,

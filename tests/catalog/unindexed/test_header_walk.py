@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s3server import Bucket
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed import header_walk as stepping
 from stoker.catalog.unindexed.open_files import open_foreign
 from stoker.errors import CorruptDataError
@@ -91,7 +91,7 @@ def put(name: str, sizes: list[int], url: str = "", **options: Any) -> tuple[str
     return url, 3 * len(data)
 
 
-def texts(place: Place) -> list[str]:
+def texts(place: DatasetLocation) -> list[str]:
     shards, rows = np.repeat(np.arange(3), SAMPLES), np.tile(np.arange(SAMPLES), 3)
     pool = ShardPool(place.index, place.cache)
     values = list(read_samples(pool, shards, rows, ["txt"])["txt"])

@@ -20,7 +20,7 @@ from packed_cases import tiny_image
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.open_files import open_foreign
 from stoker.errors import (
     ConfigError,
@@ -118,7 +118,7 @@ def into(root: Path) -> Callable[[str, bytes], None]:
     return put
 
 
-def read(place: Place, column: str, options: ReadOptions = ReadOptions()) -> list[Any]:
+def read(place: DatasetLocation, column: str, options: ReadOptions = ReadOptions()) -> list[Any]:
     pool = ShardPool(place.index, place.cache, options=options)
     shards = np.repeat(np.arange(len(place.index)), place.index.sizes)
     rows = np.concatenate([np.arange(size) for size in place.index.sizes.tolist()])

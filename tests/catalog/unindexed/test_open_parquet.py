@@ -24,7 +24,7 @@ from cases import OPERATORS
 from s3server import Bucket
 from stoker.cache.base import CacheSettings
 from stoker.cache.range_fetch import plan_requests
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.open_parquet import index_parquet, open_parquet
 from stoker.errors import (
     ConfigError,
@@ -62,7 +62,7 @@ def write(path: Path, first: int = 0, rows: int = ROWS, **options: Any) -> Path:
     return path
 
 
-def read_ids(place: Place, column: str = "id") -> list[Any]:
+def read_ids(place: DatasetLocation, column: str = "id") -> list[Any]:
     """A column of every row, in the index's order."""
     pool = ShardPool(place.index, place.cache)
     sizes = place.index.sizes.tolist()
@@ -491,7 +491,7 @@ def test_row_groups_in_place_are_mapped_one_by_one(tmp_path: Path) -> None:
     assert read_ids(place, "text") == [f"text {i}" for i in range(rows)]
 
 
-def _ids_in_child(place: Place, results: Any) -> None:
+def _ids_in_child(place: DatasetLocation, results: Any) -> None:
     results.put(read_ids(place))
 
 

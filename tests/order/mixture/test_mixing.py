@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.order.mixture.epoch_mixture import Pieces
+from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stream_locator import NUMBER_BITS
@@ -237,7 +237,7 @@ def test_pieces_are_their_mixings_one_after_the_other(phases: list[list[int]], s
     firsts = (np.cumsum([0, *lengths[:-1]]) - skipped).clip(0).tolist()
     offsets = [skipped] + [0] * (len(phases) - 1)
     total = sum(lengths) - skipped
-    pieces = Pieces(firsts, offsets, mixings)
+    pieces = EpochMixture(firsts, offsets, mixings)
     literal = np.concatenate([mixing.codes(np.arange(mixing.total)) for mixing in mixings])[skipped:]
     assert np.array_equal(pieces.codes(np.arange(total)), literal)
     end = max(0, total - cut)
@@ -252,4 +252,4 @@ def test_pieces_are_their_mixings_one_after_the_other(phases: list[list[int]], s
 
 def test_pieces_of_unequal_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="1 mixings have 2 first positions and 1 offsets"):
-        Pieces([0, 1], [0], [Mixing([1])])
+        EpochMixture([0, 1], [0], [Mixing([1])])

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.order.mixture.epoch_mixture import Pieces
+from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.schedule import Schedule
-from stoker.order.mixture.timeline import Origin, Stretch, Timeline
+from stoker.order.mixture.timeline import CountingOrigin, EpochPhase, Timeline
 
 NAMES = ["web", "books", "code"]
 WEIGHT = st.sampled_from([0, 0.1, 0.3, 1, 2.5])
@@ -28,8 +28,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule.parse(dict(zip(times, weights, strict=True)), draw(st.integers(0, 5)))
 
 
-def pieces_of(stretches: list[Stretch]) -> Pieces:
-    return Pieces(
+def pieces_of(stretches: list[EpochPhase]) -> EpochMixture:
+    return EpochMixture(
         [stretch.first for stretch in stretches],
         [stretch.offset for stretch in stretches],
         [Mixing(stretch.counts, stretch.begun, window=8, key=stretch.start) for stretch in stretches],
@@ -92,24 +92,27 @@ def test_times_may_be_counts_and_epochs() -> None:
 def test_an_epoch_has_the_stretches_that_fall_into_it() -> None:
     schedule = Schedule.parse({0: {"a": 1, "b": 1}, 150: {"a": 3, "b": 1}})
     timeline = schedule.timeline(["a", "b"], 100)
-    assert timeline.stretches(0) == [Stretch(0, 0, (75, 75), (0, 0), 0)]
-    assert timeline.stretches(1) == [Stretch(0, 100, (75, 75), (0, 0), 0), Stretch(50, 0, (75, 25), (75, 75), 150)]
+    assert timeline.stretches(0) == [EpochPhase(0, 0, (75, 75), (0, 0), 0)]
+    assert timeline.stretches(1) == [
+        EpochPhase(0, 100, (75, 75), (0, 0), 0),
+        EpochPhase(50, 0, (75, 25), (75, 75), 150),
+    ]
     assert timeline.stretches(2) == [
-        Stretch(0, 50, (75, 25), (75, 75), 150),
-        Stretch(50, 0, (75, 25), (150, 100), 250),
+        EpochPhase(0, 50, (75, 25), (75, 75), 150),
+        EpochPhase(50, 0, (75, 25), (150, 100), 250),
     ]
 
 
 def test_a_far_epoch_is_as_cheap_as_the_first() -> None:
     far = 10**9
     stretch = Timeline.constant([600, 400]).stretches(far)
-    assert stretch == [Stretch(0, 0, (600, 400), (600 * far, 400 * far), 1000 * far)]
+    assert stretch == [EpochPhase(0, 0, (600, 400), (600 * far, 400 * far), 1000 * far)]
 
 
 @given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any), epoch=st.integers(0, 50))
 def test_without_a_schedule_an_epoch_is_one_stretch(counts: list[int], epoch: int) -> None:
     begun = tuple(epoch * count for count in counts)
-    assert Timeline.constant(counts).stretches(epoch) == [Stretch(0, 0, tuple(counts), begun, epoch * sum(counts))]
+    assert Timeline.constant(counts).stretches(epoch) == [EpochPhase(0, 0, tuple(counts), begun, epoch * sum(counts))]
 
 
 @given(
@@ -122,7 +125,7 @@ def test_without_a_schedule_an_epoch_is_one_stretch(counts: list[int], epoch: in
 def test_a_run_with_changed_streams_goes_on_from_what_each_has_had(
     schedule: Schedule, epoch: int, position: int, samples: int, consumed: tuple[int, int, int]
 ) -> None:
-    origin = Origin(epoch, position, samples, consumed)
+    origin = CountingOrigin(epoch, position, samples, consumed)
     timeline = schedule.timeline(NAMES, 20, origin)
     first = timeline.stretches(epoch)
     if position < 20:
@@ -144,7 +147,7 @@ def test_a_run_with_changed_streams_goes_on_from_what_each_has_had(
 
 
 def test_what_came_before_the_origin_is_not_known() -> None:
-    timeline = Timeline.constant([5, 5], Origin(3, 4, 34, (17, 17)))
+    timeline = Timeline.constant([5, 5], CountingOrigin(3, 4, 34, (17, 17)))
     assert timeline.samples_before(3, 4) == 34
     assert timeline.samples_before(4, 2) == 42
     with pytest.raises(ConfigError, match="position 3 of epoch 3 comes before position 4 of epoch 3"):
@@ -159,8 +162,8 @@ def test_a_schedule_goes_through_json(schedule: Schedule) -> None:
 
 
 def test_an_origin_goes_through_json() -> None:
-    origin = Origin(3, 7, 10**12, (5, 6))
-    assert Origin.from_dict(json.loads(json.dumps(origin.as_dict()))) == origin
+    origin = CountingOrigin(3, 7, 10**12, (5, 6))
+    assert CountingOrigin.from_dict(json.loads(json.dumps(origin.as_dict()))) == origin
 
 
 @given(size=st.integers(1, 10**12), weights=st.tuples(WEIGHT, WEIGHT, WEIGHT).filter(any))
@@ -204,8 +207,8 @@ def test_interpolation_in_no_number_of_steps_is_refused() -> None:
     [
         (((0,), ((0, 0),), 0), "can not be mixed in an epoch of 0 samples"),
         (((0,), ((1, 1),), 3), r"phases of \[3\] samples have \[2\]"),
-        (((0,), ((1, 1),), 2, Origin(consumed=(1,))), "1 of 2 streams have a number of samples consumed"),
-        (((0,), ((1, 1),), 2, Origin(position=3)), "position 3 is not in an epoch of 2"),
+        (((0,), ((1, 1),), 2, CountingOrigin(consumed=(1,))), "1 of 2 streams have a number of samples consumed"),
+        (((0,), ((1, 1),), 2, CountingOrigin(position=3)), "position 3 is not in an epoch of 2"),
     ],
 )
 def test_a_timeline_that_contradicts_itself_is_refused(arguments: tuple[object, ...], message: str) -> None:

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.order.global_batches import BatchPlan
-from stoker.order.mixture.epoch_mixture import MixedOrder, Pieces
+from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
 from stoker.order.mixture.mixing import Mixing
-from stoker.order.mixture.stream_locator import NUMBER_BITS, LineLike, Lines
+from stoker.order.mixture.stream_locator import NUMBER_BITS, LineLike, StreamLocator
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import Line, LineSettings
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids
 
 
@@ -46,7 +46,7 @@ def test_each_code_is_located_by_its_line(lines: list[int], picks: list[tuple[in
     wanted = [(lines[pick % len(lines)], number) for pick, number in picks]
     offsets = [100 * stream for stream in range(streams)]
     codes = np.array([line << NUMBER_BITS | number for line, number in wanted], dtype=np.int64)
-    shards, rows = Lines(Rows, offsets).locate(codes)
+    shards, rows = StreamLocator(Rows, offsets).locate(codes)
     assert shards.tolist() == [number // 10 + 1000 * line + offsets[line % streams] for line, number in wanted]
     assert rows.tolist() == [number % 10 for _, number in wanted]
 
@@ -54,13 +54,13 @@ def test_each_code_is_located_by_its_line(lines: list[int], picks: list[tuple[in
 @pytest.mark.parametrize("count", [3, 300, 70_000])
 def test_any_number_of_lines_is_told_apart(count: int) -> None:
     lines = np.random.default_rng(0).permutation(count)[:300]
-    shards, _ = Lines(Rows, [0]).locate((lines << NUMBER_BITS) | 25)
+    shards, _ = StreamLocator(Rows, [0]).locate((lines << NUMBER_BITS) | 25)
     assert np.array_equal(shards, 1000 * lines + 2)
 
 
 def test_lines_are_made_when_read_and_the_last_used_are_kept() -> None:
     make = Counted()
-    lines = Lines(make, [0], keep=2)
+    lines = StreamLocator(make, [0], keep=2)
 
     def read(*numbers: int) -> None:
         lines.locate(np.array([number << NUMBER_BITS for number in numbers], dtype=np.int64))
@@ -78,15 +78,15 @@ def test_lines_are_made_when_read_and_the_last_used_are_kept() -> None:
 
 def test_all_streams_of_a_data_set_are_kept() -> None:
     make = Counted()
-    lines = Lines(make, [0] * 100)
+    lines = StreamLocator(make, [0] * 100)
     for _ in range(2):
         lines.locate(np.arange(100, dtype=np.int64) << NUMBER_BITS)
     assert len(make.made) == 100
 
 
 def test_a_mixed_order_locates_positions() -> None:
-    pieces = Pieces([0], [0], [Mixing([20, 10], nodes=2, window=8, key=1)])
-    order = MixedOrder(Lines(Rows, [0, 2]), pieces)
+    pieces = EpochMixture([0], [0], [Mixing([20, 10], nodes=2, window=8, key=1)])
+    order = MixedOrder(StreamLocator(Rows, [0, 2]), pieces)
     shards, rows = order.locate(np.arange(30))
     assert np.bincount(shards, minlength=1003).nonzero()[0].tolist() == [0, 1, 1002]
     assert len(set(zip(shards.tolist(), rows.tolist(), strict=True))) == 30
@@ -96,11 +96,11 @@ def test_a_mixed_order_locates_positions() -> None:
 
 def test_no_sample_comes_twice_before_all_of_its_stream_came_once() -> None:
     tables = [ShardTable(np.array([7, 0, 5, 9])), ShardTable(np.array([11, 4]))]
-    lines = Lines(lambda number: Line(tables[number], LineSettings("block", 2, 8), number), [0, 4])
+    lines = StreamLocator(lambda number: ShuffledStream(tables[number], ShuffleSettings("block", 2, 8), number), [0, 4])
     counts, seen = [30, 10], np.zeros((6, 11), dtype=np.int64)
     for epoch in range(7):
         mixing = Mixing(counts, [epoch * count for count in counts], nodes=2, window=16, key=epoch)
-        shards, rows = MixedOrder(lines, Pieces([0], [0], [mixing])).locate(np.arange(40))
+        shards, rows = MixedOrder(lines, EpochMixture([0], [0], [mixing])).locate(np.arange(40))
         np.add.at(seen, (shards, rows), 1)
         for first, last, table, count in ((0, 4, tables[0], counts[0]), (4, 6, tables[1], counts[1])):
             times = np.concatenate([seen[first + i, :size] for i, size in enumerate(table.sizes[: last - first])])
@@ -111,8 +111,8 @@ def test_no_sample_comes_twice_before_all_of_its_stream_came_once() -> None:
 def test_a_node_reads_the_shards_of_its_canonical_nodes_of_every_stream() -> None:
     # 4 nodes of a rank, 4 canonical nodes, each with 8 whole shards of both streams.
     table = ShardTable(np.full(32, 64))
-    lines = Lines(lambda number: Line(table, LineSettings("block", 4, 128), number), [0, 32])
-    order = MixedOrder(lines, Pieces([0], [0], [Mixing([2048, 2048], nodes=4, window=64, key=3)]))
+    lines = StreamLocator(lambda number: ShuffledStream(table, ShuffleSettings("block", 4, 128), number), [0, 32])
+    order = MixedOrder(lines, EpochMixture([0], [0], [Mixing([2048, 2048], nodes=4, window=64, key=3)]))
     for rank in range(4):
         positions = np.concatenate([batch for chunk in BatchPlan(0, 4096, 8, rank, 4, 4).chunks(64) for batch in chunk])
         shards, _ = order.locate(positions)

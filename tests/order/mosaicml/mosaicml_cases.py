@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.order.mosaicml import IncumbentPlan, IncumbentSettings, IncumbentWorld, Mixture, StreamWeight
+from stoker.order.mosaicml import Mixture, MosaicmlPlan, MosaicmlSettings, MosaicmlWorld, StreamWeight
 from stoker.order.mosaicml.batching import BATCHING_METHODS
 from stoker.order.mosaicml.shuffles import SHUFFLES
 from stoker.types import Ids
@@ -68,7 +68,7 @@ def work_case(rng: random.Random) -> Case:
     """A dataset, a world, settings, and a position in an epoch."""
     nodes, ranks = rng.randint(1, 4), rng.randint(1, 4)
     replication = rng.choice([1, 1, rng.choice([k for k in range(1, nodes * ranks + 1) if not nodes * ranks % k])])
-    seen = IncumbentWorld(0, nodes, ranks).replicate(replication)
+    seen = MosaicmlWorld(0, nodes, ranks).replicate(replication)
     streams = rng.choice([1, 2, 2, 3, 3, rng.randint(4, 9)])
     most = rng.choice([4, 40, 120])
     sizes = [[rng.randint(1, most) for _ in range(rng.randint(1, 8))] for _ in range(streams)]
@@ -125,14 +125,14 @@ def mixture_of(case: Case) -> Mixture:
     return Mixture.resolve(sizes, weights, case["epoch_size"], case["weights_seed"])
 
 
-def plan_of(case: Case, rank: int = 0) -> IncumbentPlan:
+def plan_of(case: Case, rank: int = 0) -> MosaicmlPlan:
     """The plan of a :func:`work_case`, of a rank of its world."""
-    world = IncumbentWorld(rank, case["nodes"], case["ranks_per_node"]).replicate(case["replication"])
-    settings = IncumbentSettings(**case["settings"])
-    return IncumbentPlan(mixture_of(case), settings, world, case["epoch"], case["sample_in_epoch"])
+    world = MosaicmlWorld(rank, case["nodes"], case["ranks_per_node"]).replicate(case["replication"])
+    settings = MosaicmlSettings(**case["settings"])
+    return MosaicmlPlan(mixture_of(case), settings, world, case["epoch"], case["sample_in_epoch"])
 
 
-def worker_ids(plan: IncumbentPlan, worker: int, workers: int, together: int) -> Ids:
+def worker_ids(plan: MosaicmlPlan, worker: int, workers: int, together: int) -> Ids:
     """All that one loader worker reads, in order."""
     batches = [batch for chunk in plan.chunks(together, worker, workers) for batch in chunk]
     return np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)

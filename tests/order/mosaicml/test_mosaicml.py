@@ -18,16 +18,16 @@ from mosaicml_cases import ALGOS, METHODS, mixture_of, plan_of, work_case
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, StateError
 from stoker.order.mosaicml import (
-    IncumbentPlan,
-    IncumbentSettings,
-    IncumbentState,
-    IncumbentWorld,
     Mixture,
+    MosaicmlPlan,
+    MosaicmlSettings,
+    MosaicmlState,
+    MosaicmlWorld,
     StreamWeight,
     read_incumbent_state,
     shuffle_ids,
 )
-from stoker.order.mosaicml.partition import Partition
+from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.order.mosaicml.sampling import choose_units, sample_counts
 from stoker.pipeline import Pipeline, PipelineSettings
 from stoker.types import Array
@@ -55,7 +55,7 @@ def test_recorded_shuffles(record: dict[str, Any]) -> None:
 def test_recorded_partitions(record: dict[str, Any]) -> None:
     case = dict(record["case"])
     workers = case.pop("workers_per_rank")
-    check(record, Partition(**case).array(workers))
+    check(record, MosaicmlPartition(**case).array(workers))
 
 
 @pytest.mark.parametrize("record", GOLDEN["sampling"])
@@ -83,7 +83,7 @@ def test_the_record_has_something_of_everything() -> None:
 def test_each_node_reads_its_canonical_nodes_side_by_side() -> None:
     # 10 samples, 4 canonical nodes: 0 1 | 2 3 4 | 5 6 | 7 8 9, short ones repeating their last. Read side by side:
     # 0 2 5 7, 1 3 6 8, 1 4 6 9. Of two nodes, one takes every other entry.
-    partition = Partition("orig", 10, 4, 2, 1, batch_size=4)
+    partition = MosaicmlPartition("orig", 10, 4, 2, 1, batch_size=4)
     assert partition.array(1).reshape(2, -1).tolist() == [[0, 5, 1, 6, 1, 6, -1, -1], [2, 7, 3, 8, 4, 9, -1, -1]]
     assert (partition.batches, partition.full_batches, partition.count(0)) == (2, 1, 6)
 
@@ -111,7 +111,7 @@ def test_what_is_sampled_of_a_shard() -> None:
 # -- what plans promise --------------------------------------------------------------------------------------------
 
 
-def plans(seed: int) -> tuple[dict[str, Any], list[IncumbentPlan]]:
+def plans(seed: int) -> tuple[dict[str, Any], list[MosaicmlPlan]]:
     case = work_case(random.Random(seed))
     groups = case["nodes"] * case["ranks_per_node"] // case["replication"]
     try:
@@ -121,7 +121,7 @@ def plans(seed: int) -> tuple[dict[str, Any], list[IncumbentPlan]]:
         raise
 
 
-def delivered(plan: IncumbentPlan, **options: int) -> list[list[int]]:
+def delivered(plan: MosaicmlPlan, **options: int) -> list[list[int]]:
     try:
         return [batch.tolist() for chunk in plan.chunks(**{"samples": 50, **options}) for batch in chunk]
     except ConfigError:
@@ -153,7 +153,7 @@ def test_a_resume_goes_on_where_a_run_stopped(seed: int, data: st.DataObject) ->
     state = read_incumbent_state(json.loads(json.dumps(ranks[0].state_after(stop).as_dict())))
     assert state.sample_in_epoch == case["sample_in_epoch"] + stop * ranks[0].global_batch_size
     for plan in ranks:
-        rest = IncumbentPlan(plan.mixture, plan.settings.resumed(state), plan.world, state.epoch, state.sample_in_epoch)
+        rest = MosaicmlPlan(plan.mixture, plan.settings.resumed(state), plan.world, state.epoch, state.sample_in_epoch)
         whole, remaining = delivered(plan), delivered(rest)
         assert len(remaining) == max(0, len(whole) - stop)
         # What fills up the last batches may be other samples: those are repeated from what is left.
@@ -206,8 +206,8 @@ def test_another_world_reads_the_same_global_batches() -> None:
     mixture = Mixture.resolve([np.full(40, 25)])
     batches: list[list[tuple[int, ...]]] = []
     for nodes, ranks, batch in [(1, 1, 16), (2, 2, 4), (4, 1, 4), (2, 4, 2)]:
-        settings = IncumbentSettings(batch, 4, shuffle=True, shuffle_block_size=200)
-        plans = [IncumbentPlan(mixture, settings, IncumbentWorld(r, nodes, ranks)) for r in range(nodes * ranks)]
+        settings = MosaicmlSettings(batch, 4, shuffle=True, shuffle_block_size=200)
+        plans = [MosaicmlPlan(mixture, settings, MosaicmlWorld(r, nodes, ranks)) for r in range(nodes * ranks)]
         parts = [delivered(plan) for plan in plans]
         batches.append([tuple(sorted(i for part in parts for i in part[k])) for k in range(1000 // 16)])
     assert batches.count(batches[0]) == len(batches)
@@ -215,14 +215,14 @@ def test_another_world_reads_the_same_global_batches() -> None:
 
 def test_an_order_that_draws_nothing_costs_nothing_to_start() -> None:
     mixture = Mixture.resolve([np.full(1000, 10**9)])
-    settings = IncumbentSettings(64, 16)
-    plan = IncumbentPlan(mixture, settings, IncumbentWorld(1023, 256, 8), start=10**11)
+    settings = MosaicmlSettings(64, 16)
+    plan = MosaicmlPlan(mixture, settings, MosaicmlWorld(1023, 256, 8), start=10**11)
     chunk = next(plan.chunks(640))
     assert [len(batch) for batch in chunk] == [64] * 10
     assert plan.samples == (10**12 - 10**11) // 2048
     shards, rows = mixture.table().locate(chunk[0])
     assert np.array_equal(shards * 10**9 + rows, chunk[0])
-    alone = IncumbentPlan(mixture, settings)
+    alone = MosaicmlPlan(mixture, settings)
     (batch,) = next(alone.chunks(64, skip=len(alone) // 2))
     # 64 positions are 4 of each of 16 canonical nodes.
     first = len(alone) // 2 * 64 // 16
@@ -235,7 +235,7 @@ def test_a_plan_drives_the_loader(tmp_path: Path) -> None:
             sink.write({"id": number})
     dataset = StreamingDataset(local=tmp_path)
     mixture = Mixture.resolve([dataset.index.sizes], None, 400)
-    plan = IncumbentPlan(mixture, IncumbentSettings(7, 2, shuffle=True, shuffle_block_size=90), start=70)
+    plan = MosaicmlPlan(mixture, MosaicmlSettings(7, 2, shuffle=True, shuffle_block_size=90), start=70)
     pipeline = Pipeline(dataset._feed.pool, mixture.table(), plan, PipelineSettings(chunk=30))
     assert [np.asarray(batch["id"]).tolist() for batch in pipeline.batches()] == delivered(plan)
     dataset.close()
@@ -248,12 +248,12 @@ def test_empty_shards_change_nothing_but_the_draws() -> None:
 
 
 def test_replication_makes_groups() -> None:
-    assert IncumbentWorld(13, 2, 8).replicate(2) == IncumbentWorld(6, 1, 8)
-    assert IncumbentWorld(13, 4, 4).replicate(2) == IncumbentWorld(6, 2, 4)
-    assert IncumbentWorld(7, 2, 4).replicate(8) == IncumbentWorld(0, 1, 1)
-    assert IncumbentWorld(11, 3, 4).replicate(2) == IncumbentWorld(5, 1, 6)
+    assert MosaicmlWorld(13, 2, 8).replicate(2) == MosaicmlWorld(6, 1, 8)
+    assert MosaicmlWorld(13, 4, 4).replicate(2) == MosaicmlWorld(6, 2, 4)
+    assert MosaicmlWorld(7, 2, 4).replicate(8) == MosaicmlWorld(0, 1, 1)
+    assert MosaicmlWorld(11, 3, 4).replicate(2) == MosaicmlWorld(5, 1, 6)
     with pytest.raises(ConfigError, match="replication=3 must divide the 8 ranks"):
-        IncumbentWorld(7, 2, 4).replicate(3)
+        MosaicmlWorld(7, 2, 4).replicate(3)
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_states_that_are_none(state: Any, said: str) -> None:
 
 def test_states_of_old_versions_lack_the_first_run_s_nodes() -> None:
     state = {"epoch": 1, "sample_in_epoch": 2, "num_canonical_nodes": 3, "shuffle_seed": 4}
-    assert read_incumbent_state(state) == IncumbentState(1, 2, 3, 4, None)
+    assert read_incumbent_state(state) == MosaicmlState(1, 2, 3, 4, None)
 
 
 @pytest.mark.parametrize(
@@ -290,15 +290,15 @@ def test_states_of_old_versions_lack_the_first_run_s_nodes() -> None:
         (lambda: shuffle_ids("py1e", np.array([3]), 4, 0, 0), "one would have none"),
         (lambda: shuffle_ids("py1br", np.array([3]), 1, 0, 0, 1), "at least 2 samples, got 1"),
         (lambda: shuffle_ids("py1s", np.array([3]), 1, -1, 0), "must not be negative"),
-        (lambda: Partition("orig", 100, 4, 3, 1, 1), "multiple of the 3 nodes"),
-        (lambda: Partition("orig", 10, 1, 1, 1, 1, 20), "resume at sample 20"),
-        (lambda: Partition("relaxed", 100, 4, 3, 1, 1, 0, 2), "global batch of 3"),
+        (lambda: MosaicmlPartition("orig", 100, 4, 3, 1, 1), "multiple of the 3 nodes"),
+        (lambda: MosaicmlPartition("orig", 10, 1, 1, 1, 1, 20), "resume at sample 20"),
+        (lambda: MosaicmlPartition("relaxed", 100, 4, 3, 1, 1, 0, 2), "global batch of 3"),
         (lambda: StreamWeight(proportion=1, repeat=2), "proportion and repeat"),
         (lambda: Mixture.resolve([np.array([3])] * 2, [StreamWeight(1), StreamWeight()]), "can not be mixed"),
         (lambda: Mixture.resolve([np.array([3])], [StreamWeight(choose=2)], 5), "goes with proportions"),
         (lambda: Mixture.resolve([np.array([3]), np.array([0])]), "stream 1 has no samples"),
-        (lambda: IncumbentSettings(4, 1, batching_method="any"), "batching_method='any' is unknown"),
-        (lambda: IncumbentWorld(4, 2, 2), "rank 4 is not in a world of 2 x 2"),
+        (lambda: MosaicmlSettings(4, 1, batching_method="any"), "batching_method='any' is unknown"),
+        (lambda: MosaicmlWorld(4, 2, 2), "rank 4 is not in a world of 2 x 2"),
     ],
 )
 def test_refusals_say_why(make: Any, said: str) -> None:

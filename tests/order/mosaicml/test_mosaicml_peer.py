@@ -29,7 +29,7 @@ from mosaicml_cases import (
 from peer import PYTHON, Peer, needs_peer
 from stoker.errors import ConfigError
 from stoker.order.mosaicml import shuffle_ids
-from stoker.order.mosaicml.partition import Partition
+from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.order.mosaicml.sampling import sample_counts
 
 pytestmark = needs_peer
@@ -100,10 +100,10 @@ def test_partitions(peer: Peer) -> None:
             continue  # the reference can not go on where some of its repeats were read; this can, or says why not
         if theirs is None:
             with pytest.raises(ConfigError):
-                Partition(**ours)
+                MosaicmlPartition(**ours)
             seen["refused"] += 1
             continue
-        partition = Partition(**ours)
+        partition = MosaicmlPartition(**ours)
         array = partition.array(case["workers_per_rank"])
         assert array.shape == theirs.shape, case
         assert np.array_equal(array, theirs), case

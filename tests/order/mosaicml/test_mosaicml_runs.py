@@ -16,10 +16,10 @@ from peer import needs_peer
 from stoker import MDSWriter
 from stoker.index.index import load_index
 from stoker.order.mosaicml import (
-    IncumbentPlan,
-    IncumbentSettings,
-    IncumbentWorld,
     Mixture,
+    MosaicmlPlan,
+    MosaicmlSettings,
+    MosaicmlWorld,
     StreamWeight,
     read_incumbent_state,
 )
@@ -64,13 +64,13 @@ def running_world(tmp: Path, ranks: int) -> Iterator[Callable[[dict[str, Any]], 
         yield lambda case: list(pool.map(lambda peer: peer.call("iterate", case=case), peers))
 
 
-def batches_of(plan: IncumbentPlan, workers: int) -> list[list[int]]:
+def batches_of(plan: MosaicmlPlan, workers: int) -> list[list[int]]:
     """A rank's batches in the order in which a loader with this many workers gives them."""
     parts = [[batch.tolist() for chunk in plan.chunks(20, w, workers) for batch in chunk] for w in range(workers)]
     return [parts[k % workers][k // workers] for k in range(sum(map(len, parts)))]
 
 
-def check_pass(plan: IncumbentPlan, workers: int, batches: list[list[int]], states: list[dict[str, Any]]) -> None:
+def check_pass(plan: MosaicmlPlan, workers: int, batches: list[list[int]], states: list[dict[str, Any]]) -> None:
     """A pass of the reference's is the plan's beginning."""
     assert batches_of(plan, workers)[: len(batches)] == batches
     for number, state in enumerate(states, 1):
@@ -101,16 +101,16 @@ def test_one_process(tmp_path: Path, options: dict[str, Any], workers: int) -> N
         state = stopped[1][-1]
         ((resumed, after),) = read_in({**case, "state": state, "passes": [0, 3]})
     mixture = Mixture.resolve([sizes], None, options.pop("epoch_size", None), 11)
-    settings = IncumbentSettings.resolve(IncumbentWorld(), **options)
-    check_pass(IncumbentPlan(mixture, settings), max(1, workers), *whole)
-    assert len(whole[0]) == len(IncumbentPlan(mixture, settings))
-    check_pass(IncumbentPlan(mixture, settings, epoch=1), max(1, workers), *stopped)
+    settings = MosaicmlSettings.resolve(MosaicmlWorld(), **options)
+    check_pass(MosaicmlPlan(mixture, settings), max(1, workers), *whole)
+    assert len(whole[0]) == len(MosaicmlPlan(mixture, settings))
+    check_pass(MosaicmlPlan(mixture, settings, epoch=1), max(1, workers), *stopped)
     read = read_incumbent_state(state)
-    plan = IncumbentPlan(mixture, settings.resumed(read), epoch=read.epoch, start=read.sample_in_epoch)
+    plan = MosaicmlPlan(mixture, settings.resumed(read), epoch=read.epoch, start=read.sample_in_epoch)
     check_pass(plan, max(1, workers), *resumed)
     assert len(resumed[0]) == len(plan)
-    assert stopped[0] + resumed[0] == batches_of(IncumbentPlan(mixture, settings, epoch=1), 1)
-    check_pass(IncumbentPlan(mixture, settings.resumed(read), epoch=2), max(1, workers), *after)
+    assert stopped[0] + resumed[0] == batches_of(MosaicmlPlan(mixture, settings, epoch=1), 1)
+    check_pass(MosaicmlPlan(mixture, settings.resumed(read), epoch=2), max(1, workers), *after)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_mixture_on_ranks(tmp_path: Path, options: dict[str, Any], ranks: int)
     read = read_incumbent_state(state)
     replication = options.pop("replication", 1)
     for rank in range(ranks):
-        world = IncumbentWorld(rank, 1, ranks).replicate(replication)
-        settings = IncumbentSettings.resolve(world, **options)
-        check_pass(IncumbentPlan(mixture, settings, world), 2, *first[rank][0])
-        plan = IncumbentPlan(mixture, settings.resumed(read), world, read.epoch, read.sample_in_epoch)
+        world = MosaicmlWorld(rank, 1, ranks).replicate(replication)
+        settings = MosaicmlSettings.resolve(world, **options)
+        check_pass(MosaicmlPlan(mixture, settings, world), 2, *first[rank][0])
+        plan = MosaicmlPlan(mixture, settings.resumed(read), world, read.epoch, read.sample_in_epoch)
         batches, states = second[rank][0]
         ours = batches_of(plan, 2)
         assert ours[: len(batches)] == batches

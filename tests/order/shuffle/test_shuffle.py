@@ -15,8 +15,8 @@ from stoker.errors import ConfigError
 from stoker.order import ShardTable
 from stoker.order.quality import cache_need, download_peak
 from stoker.order.shuffle.blocks import cut_blocks
-from stoker.order.shuffle.interval_lookup import Runs
-from stoker.order.shuffle.shuffle import Line, LineSettings, ShuffleName
+from stoker.order.shuffle.interval_lookup import IntervalLookup
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleName, ShuffleSettings
 from stoker.types import Ids
 
 SHUFFLES: tuple[ShuffleName, ...] = get_args(ShuffleName)
@@ -43,8 +43,8 @@ class EveryOther:
         return 2 * numbers + 1
 
 
-def settings_of(table: ShardTable, data: st.DataObject, shuffle: ShuffleName) -> LineSettings:
-    return LineSettings.resolve(
+def settings_of(table: ShardTable, data: st.DataObject, shuffle: ShuffleName) -> ShuffleSettings:
+    return ShuffleSettings.resolve(
         table,
         shuffle=shuffle,
         num_canonical_nodes=data.draw(st.none() | st.integers(1, 9)),
@@ -52,16 +52,16 @@ def settings_of(table: ShardTable, data: st.DataObject, shuffle: ShuffleName) ->
     )
 
 
-def ids_of(line: Line, table: ShardTable, numbers: Ids) -> Ids:
+def ids_of(line: ShuffledStream, table: ShardTable, numbers: Ids) -> Ids:
     shards, rows = line.locate(numbers)
     assert (rows >= 0).all()
     assert (rows < table.sizes[shards]).all()
     return table.starts[shards] + rows
 
 
-def whole_pass(table: ShardTable, settings: LineSettings, key: int, number: int = 0) -> Ids:
+def whole_pass(table: ShardTable, settings: ShuffleSettings, key: int, number: int = 0) -> Ids:
     numbers = np.arange(number * table.total, (number + 1) * table.total)
-    return ids_of(Line(table, settings, key), table, numbers)
+    return ids_of(ShuffledStream(table, settings, key), table, numbers)
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -71,7 +71,7 @@ def test_each_pass_has_every_sample_once(
     shuffle: ShuffleName, table: ShardTable, data: st.DataObject, key: int
 ) -> None:
     settings = settings_of(table, data, shuffle)
-    ids = ids_of(Line(table, settings, key), table, np.arange(3 * table.total))
+    ids = ids_of(ShuffledStream(table, settings, key), table, np.arange(3 * table.total))
     for start in range(0, ids.size, table.total):
         assert np.array_equal(np.sort(ids[start : start + table.total]), np.arange(table.total))
 
@@ -83,9 +83,9 @@ def test_a_number_does_not_depend_on_what_is_asked_with_it(
     shuffle: ShuffleName, table: ShardTable, data: st.DataObject
 ) -> None:
     settings = settings_of(table, data, shuffle)
-    whole = ids_of(Line(table, settings, 3), table, np.arange(5 * table.total))
+    whole = ids_of(ShuffledStream(table, settings, 3), table, np.arange(5 * table.total))
     asked = np.array(data.draw(st.lists(st.integers(0, 5 * table.total - 1), min_size=1, max_size=50)))
-    line = Line(table, settings, 3)
+    line = ShuffledStream(table, settings, 3)
     assert np.array_equal(ids_of(line, table, asked), whole[asked])
     assert [int(ids_of(line, table, asked[i : i + 1])[0]) for i in range(asked.size)] == whole[asked].tolist()
 
@@ -94,10 +94,10 @@ def test_a_number_does_not_depend_on_what_is_asked_with_it(
 def test_many_numbers_at_once_are_as_one_by_one(shuffle: ShuffleName) -> None:
     # More than are done at a time inside, with a pass that ends among them.
     table = ShardTable(np.random.default_rng(0).integers(1, 400, 150))
-    settings = LineSettings.resolve(table, shuffle=shuffle)
+    settings = ShuffleSettings.resolve(table, shuffle=shuffle)
     numbers = np.arange(table.total // 2, 2 * table.total)
-    together = ids_of(Line(table, settings, 9), table, numbers)
-    apart = [ids_of(Line(table, settings, 9), table, part) for part in np.array_split(numbers, 37)]
+    together = ids_of(ShuffledStream(table, settings, 9), table, numbers)
+    apart = [ids_of(ShuffledStream(table, settings, 9), table, part) for part in np.array_split(numbers, 37)]
     assert np.array_equal(together, np.concatenate(apart))
 
 
@@ -110,7 +110,7 @@ def test_a_selection_is_gone_through_as_if_there_were_no_other_rows(
     chosen = EveryOther(table)
     virtual = ShardTable(chosen.sizes)
     settings = settings_of(virtual, data, shuffle)
-    line = Line(table, settings, 5, chosen)
+    line = ShuffledStream(table, settings, 5, chosen)
     assert line.total == virtual.total
     if not line.total:
         with pytest.raises(ConfigError, match="no sample is chosen"):
@@ -118,7 +118,7 @@ def test_a_selection_is_gone_through_as_if_there_were_no_other_rows(
         return
     numbers = np.arange(2 * line.total)
     shards, rows = line.locate(numbers)
-    expected_shards, expected_numbers = Line(virtual, settings, 5).locate(numbers)
+    expected_shards, expected_numbers = ShuffledStream(virtual, settings, 5).locate(numbers)
     assert np.array_equal(shards, expected_shards)
     assert np.array_equal(rows, 2 * expected_numbers + 1)
 
@@ -126,21 +126,21 @@ def test_a_selection_is_gone_through_as_if_there_were_no_other_rows(
 @given(table=tables, passes=st.integers(1, 3))
 @settings(deadline=None)
 def test_without_shuffling_samples_come_in_id_order(table: ShardTable, passes: int) -> None:
-    settings = LineSettings.resolve(table, shuffle="none")
-    ids = ids_of(Line(table, settings, 1), table, np.arange(passes * table.total))
+    settings = ShuffleSettings.resolve(table, shuffle="none")
+    ids = ids_of(ShuffledStream(table, settings, 1), table, np.arange(passes * table.total))
     assert np.array_equal(ids, np.tile(np.arange(table.total), passes))
 
 
 def test_without_shuffling_canonical_nodes_read_spans_side_by_side() -> None:
     table = ShardTable(np.array([4, 4, 2]))
-    ids = whole_pass(table, LineSettings("none", 3, 1), 0)
+    ids = whole_pass(table, ShuffleSettings("none", 3, 1), 0)
     assert ids.tolist() == [0, 4, 7, 1, 5, 8, 2, 6, 9, 3]
 
 
 @given(table=tables, key=st.integers(0, 1000))
 @settings(deadline=None)
 def test_shard_shuffle_reads_each_shard_from_its_first_row_to_its_last(table: ShardTable, key: int) -> None:
-    shards, rows = Line(table, LineSettings("shard", 1, 1), key).locate(np.arange(table.total))
+    shards, rows = ShuffledStream(table, ShuffleSettings("shard", 1, 1), key).locate(np.arange(table.total))
     # Shards one after the other: each change of shard begins a new one, at its first row.
     begins = np.flatnonzero(np.diff(shards, prepend=-1))
     assert len(set(shards[begins].tolist())) == begins.size
@@ -150,7 +150,7 @@ def test_shard_shuffle_reads_each_shard_from_its_first_row_to_its_last(table: Sh
 @pytest.mark.parametrize("shuffle", ["shard", "block", "global"])
 def test_passes_and_keys_differ(shuffle: ShuffleName) -> None:
     table = ShardTable(np.full(40, 50))
-    settings = LineSettings.resolve(table, shuffle=shuffle)
+    settings = ShuffleSettings.resolve(table, shuffle=shuffle)
     orders = {whole_pass(table, settings, key, number).tobytes() for key in range(4) for number in range(4)}
     assert len(orders) == 16
 
@@ -159,11 +159,11 @@ def test_values_are_fixed_for_ever() -> None:
     # A change here would reorder every run that is under way: it needs a new state version.
     table = ShardTable(np.array([5, 0, 7, 3, 9]))
     for shuffle, expected in EXPECTED.items():
-        assert whole_pass(table, LineSettings(shuffle, 2, 4), 11, 1).tolist() == expected
+        assert whole_pass(table, ShuffleSettings(shuffle, 2, 4), 11, 1).tolist() == expected
     large = ShardTable(np.arange(10**6, 2 * 10**6, 10**3))
     numbers = np.array([0, 1, 10**9, 10**12, 2**61])
     for shuffle, expected in EXPECTED_LARGE.items():
-        line = Line(large, LineSettings.resolve(large, shuffle=shuffle), 11)
+        line = ShuffledStream(large, ShuffleSettings.resolve(large, shuffle=shuffle), 11)
         assert ids_of(line, large, numbers).tolist() == expected
 
 
@@ -171,7 +171,9 @@ def test_values_are_fixed_for_ever() -> None:
 def test_a_shard_is_read_by_one_canonical_node_or_by_two_at_a_border(shuffle: ShuffleName) -> None:
     table = ShardTable(np.full(64, 100))
     numbers = np.arange(table.total)
-    shards, _ = Line(table, LineSettings.resolve(table, shuffle=shuffle, num_canonical_nodes=8), 5).locate(numbers)
+    shards, _ = ShuffledStream(table, ShuffleSettings.resolve(table, shuffle=shuffle, num_canonical_nodes=8), 5).locate(
+        numbers
+    )
     readers = [len(np.unique(numbers[shards == shard] % 8)) for shard in range(64)]
     assert max(readers) <= 2
     assert sum(count == 2 for count in readers) <= 7
@@ -181,8 +183,8 @@ def test_a_shard_is_read_by_one_canonical_node_or_by_two_at_a_border(shuffle: Sh
 def test_few_shards_are_in_use_at_once(per_block: int) -> None:
     rng = np.random.default_rng(per_block)
     table = ShardTable(rng.integers(100, 156, 256))
-    settings = LineSettings.resolve(table, shuffle="block", block_size=128 * per_block)
-    shards, _ = Line(table, settings, 5).locate(np.arange(table.total))
+    settings = ShuffleSettings.resolve(table, shuffle="block", block_size=128 * per_block)
+    shards, _ = ShuffledStream(table, settings, 5).locate(np.arange(table.total))
     # As many as a block has: one more where shards are smaller. And those at borders between spans, all the time.
     nodes = settings.num_canonical_nodes
     assert cache_need(shards, table.sizes).shards <= nodes * (per_block + 1) + nodes - 1
@@ -231,7 +233,7 @@ def test_blocks_have_the_shards_that_come_nearest_to_their_size() -> None:
 )
 @settings(deadline=None)
 def test_runs_are_found_however_long_they_are(lengths: Ids, data: st.DataObject) -> None:
-    runs = Runs(lengths)
+    runs = IntervalLookup(lengths)
     total = int(lengths.sum())
     places = np.array(data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=50)))
     places = np.concatenate([places, runs.starts[:-1], runs.starts[1:] - 1])
@@ -241,24 +243,24 @@ def test_runs_are_found_however_long_they_are(lengths: Ids, data: st.DataObject)
 def test_bad_settings_say_what_is_wrong() -> None:
     table = ShardTable(np.array([4, 4]))
     with pytest.raises(ConfigError, match=r"'py9'.*known: none, block, shard, global"):
-        LineSettings.resolve(table, shuffle="py9")  # type: ignore[arg-type]
+        ShuffleSettings.resolve(table, shuffle="py9")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="num_canonical_nodes must be at least 1, got 0"):
-        LineSettings.resolve(table, shuffle="block", num_canonical_nodes=0)
+        ShuffleSettings.resolve(table, shuffle="block", num_canonical_nodes=0)
     with pytest.raises(ConfigError, match="block_size must be at least 1, got -3"):
-        LineSettings.resolve(table, shuffle="block", block_size=-3)
+        ShuffleSettings.resolve(table, shuffle="block", block_size=-3)
     with pytest.raises(ConfigError, match="shards are empty"):
-        Line(ShardTable(np.array([0])), LineSettings("none", 1, 1), 0).locate(np.array([0]))
+        ShuffledStream(ShardTable(np.array([0])), ShuffleSettings("none", 1, 1), 0).locate(np.array([0]))
 
 
 SCALE = """
 import resource, sys
 import numpy as np
 from stoker.order import ShardTable
-from stoker.order.shuffle.shuffle import Line, LineSettings
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 shards, total, shuffle = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 table = ShardTable(np.full(shards, total // shards))
-line = Line(table, LineSettings.resolve(table, shuffle=shuffle), 1)
+line = ShuffledStream(table, ShuffleSettings.resolve(table, shuffle=shuffle), 1)
 places = set()
 for start in (0, total // 2, 7 * total):
     found, rows = line.locate(np.arange(start, start + 4096))

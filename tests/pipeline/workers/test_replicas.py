@@ -15,16 +15,16 @@ from stoker.cache.base import CacheSettings
 from stoker.catalog.location import open_place
 from stoker.concurrency.shared_counters import Count
 from stoker.coordination import Coordination
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Contiguous
 from stoker.order.selection.selection import Everything
-from stoker.order.settings import NativeSettings, Source
+from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.epoch_reader import FeedSettings
+from stoker.pipeline.epoch_reader import EpochReaderSettings
 from stoker.pipeline.workers.adaptive import Adaptive, Splits, adaptive_course
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.replicas import Replicas
-from stoker.pipeline.workers.sample_source import PoolRows, in_order
+from stoker.pipeline.workers.sample_source import PoolSource, in_order
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import ObjectInfo, Store
 from support import make_dataset
@@ -75,7 +75,7 @@ def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, 
     place = open_place(folder / "data", folder / "cache", None, settings=CacheSettings(limit=limit))
     pool = ShardPool(place.index, place.cache)
     table = ShardTable(place.index.sizes)
-    course = NativeCourse([Source("data", table, Everything(table))], NativeSettings(partition=LEASED.base))
+    course = NativeOrder([StreamSource("data", table, Everything(table))], NativeSettings(partition=LEASED.base))
     splits = Splits(adaptive_course(course, LEASED), 0, 2)
     url = f"memory://{folder}"
     config = StreamingConfig(2, 0, LEASED, coordinator=url, fault_tolerant=True, replication_factor=2)
@@ -83,7 +83,7 @@ def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, 
     with Coordination(url, "run", rank=0, world_size=2, positions=splits.parts, settings=run) as coordination:
         coordination.begin_epoch(0)
         lane = in_order(splits.locate(splits.parts[0], splits.total)[0])
-        yield pool, lane, lambda: Replicas(PoolRows(pool, FeedSettings()), splits, config, coordination)
+        yield pool, lane, lambda: Replicas(PoolSource(pool, EpochReaderSettings()), splits, config, coordination)
     pool.close()
 
 

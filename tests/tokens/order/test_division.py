@@ -8,21 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.tokens.order.division import Cells, Division, Granularity, Groups, Track, divide, join_groups
+from stoker.tokens.order.division import (
+    Granularity,
+    Groups,
+    ReadSequence,
+    RowGroupRuns,
+    TokenDivision,
+    divide,
+    join_groups,
+)
 from stoker.types import Ids
 
 SIZES = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=5), min_size=1, max_size=12)
 """Tokens of each group of each file."""
 
 
-def cells_of(files: list[list[int]]) -> tuple[Cells, list[str]]:
+def cells_of(files: list[list[int]]) -> tuple[RowGroupRuns, list[str]]:
     tokens = np.array([size for file in files for size in file], dtype=np.int64)
     owners = np.repeat(np.arange(len(files), dtype=np.int64), [len(file) for file in files])
-    cells = Cells(np.arange(tokens.size + 1, dtype=np.int64), owners, tokens, tokens)
+    cells = RowGroupRuns(np.arange(tokens.size + 1, dtype=np.int64), owners, tokens, tokens)
     return cells, [f"{number:02}.parquet" for number in range(len(files))]
 
 
-def units_of(division: Division, cells: Cells, step: int, seed: int | None, epoch: int) -> list[tuple[int, int]]:
+def units_of(
+    division: TokenDivision, cells: RowGroupRuns, step: int, seed: int | None, epoch: int
+) -> list[tuple[int, int]]:
     """Track and number of every unit of every part."""
     found = []
     for part in range(division.rounds.parts):
@@ -146,7 +156,7 @@ def test_seed_and_epoch_are_not_added() -> None:
 def test_files_are_mixed_across_each_other() -> None:
     """Row groups of one file hardly ever follow each other."""
     cells, names = cells_of([[5] * 20 for _ in range(20)])
-    track: Track = divide(cells, names, 1, None).track(cells, 0, 1, 0, 1)
+    track: ReadSequence = divide(cells, names, 1, None).track(cells, 0, 1, 0, 1)
     owners = cells.file[track.cells]
     assert np.mean(owners[1:] == owners[:-1]) < 0.12
 

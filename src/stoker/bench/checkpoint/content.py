@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.generate.noise import BLOCK, noise_of
 
-__all__ = ["PART", "Content", "draw_seed"]
+__all__ = ["PART", "CheckpointContent", "draw_seed"]
 
 PART: Final = 8 * BLOCK
 """Bytes that are made, written and read at once."""
@@ -21,7 +21,7 @@ def draw_seed(run: str, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{run} {seed}".encode()).digest()[:6], "little")
 
 
-class Content:
+class CheckpointContent:
     """The bytes of one rank's part of one checkpoint. Threads may share it.
 
     Args:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from stoker.bench.settings.workload import WIDTHS, Model
+from stoker.bench.settings.workload import WIDTHS, ModelSettings
 from stoker.errors import ConfigError
 
-__all__ = ["Layout", "StateFile", "layout_of", "parameters"]
+__all__ = ["CheckpointLayout", "StateFile", "layout_of", "parameters"]
 
 _STATES: Final = 3
 """Copies of the parameters in an optimizer's state: the master weights, and Adam's two moments."""
@@ -37,7 +37,7 @@ class StateFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CheckpointLayout:
     """A whole checkpoint.
 
     Attributes:
@@ -54,7 +54,7 @@ class Layout:
         return sum(one.bytes for files in mine for one in files if kind in (None, one.kind))
 
 
-def layout_of(model: Model, ranks: int, *, all_write: bool = True) -> Layout:
+def layout_of(model: ModelSettings, ranks: int, *, all_write: bool = True) -> CheckpointLayout:
     """The files of each rank.
 
     Args:
@@ -80,10 +80,10 @@ def layout_of(model: Model, ranks: int, *, all_write: bool = True) -> Layout:
     files = tuple(tuple(_files(model, rank, whole, all_write)) for rank in range(whole))
     if not any(one.bytes for mine in files for one in mine):
         raise ConfigError("there is nothing to save: give model.layers and the model's shape, or model.size_bytes")
-    return Layout(whole, files)
+    return CheckpointLayout(whole, files)
 
 
-def _files(model: Model, rank: int, whole: int, all_write: bool) -> Iterator[StateFile]:
+def _files(model: ModelSettings, rank: int, whole: int, all_write: bool) -> Iterator[StateFile]:
     across = model.tensor * model.pipeline
     shares, place = divmod(rank, across)
     if model.size_bytes and model.type != "transformer":
@@ -107,7 +107,7 @@ def _files(model: Model, rank: int, whole: int, all_write: bool) -> Iterator[Sta
         yield StateFile(f"zero_pp_rank_{shares}_mp_rank_{place}_optim_states", optimizer, "optimizer")
 
 
-def parameters(model: Model) -> int:
+def parameters(model: ModelSettings) -> int:
     """Of the whole model: embedding, layers with gated feed-forward parts, last norm, and output."""
     if not model.layers:
         return 0
@@ -116,13 +116,13 @@ def parameters(model: Model) -> int:
     return 2 * model.vocab_size * hidden + model.layers * layer + hidden
 
 
-def _attention(model: Model) -> int:
+def _attention(model: ModelSettings) -> int:
     """Parameters that make queries, keys and values of a layer."""
     keys = model.hidden_size // model.attention_heads * model.kv_heads
     return model.hidden_size * (model.hidden_size + 2 * keys)
 
 
-def _layers(model: Model, data: int, stage: int) -> dict[int, int]:
+def _layers(model: ModelSettings, data: int, stage: int) -> dict[int, int]:
     """Bytes of each layer that a rank of a pipeline stage has.
 
     Layers 1 to n are shared out among the stages, the first ones getting one more; 0 is the embedding, of the first stage,
@@ -143,7 +143,7 @@ def _layers(model: Model, data: int, stage: int) -> dict[int, int]:
     return {layer: _layer_bytes(model, layer, data) for layer in range(first, last + 1)}
 
 
-def _layer_bytes(model: Model, layer: int, data: int) -> int:
+def _layer_bytes(model: ModelSettings, layer: int, data: int) -> int:
     hidden, shares = model.hidden_size, data if model.zero_stage == 3 else 1
     # Norms are on every tensor-parallel rank; all other tensors are divided.
     if layer == model.layers + 2:
@@ -158,7 +158,7 @@ def _layer_bytes(model: Model, layer: int, data: int) -> int:
     return count * WIDTHS[model.model_dtype]
 
 
-def _optimizer(model: Model, whole: int) -> int:
+def _optimizer(model: ModelSettings, whole: int) -> int:
     """Bytes of optimizer states of a rank."""
     if model.optimization_groups:
         return 3 * sum(model.optimization_groups)

@@ -14,7 +14,18 @@ from typing import Any, Final
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.storage import Store, check_key, is_local
 
-__all__ = ["NAME", "Manifest", "SavedFile", "Unfinished", "find", "folder_of", "read", "remove", "unfinished", "write"]
+__all__ = [
+    "NAME",
+    "Manifest",
+    "SavedFile",
+    "UnfinishedCheckpoint",
+    "find",
+    "folder_of",
+    "read",
+    "remove",
+    "unfinished",
+    "write",
+]
 
 NAME: Final = "checkpoint.json"
 _MOST: Final = 1 << 28
@@ -68,7 +79,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedCheckpoint:
     """A checkpoint that does not count.
 
     Attributes:
@@ -136,7 +147,7 @@ def find(store: Store) -> list[str]:
     return [folder for _, folder in sorted(saved)]
 
 
-def unfinished(store: Store) -> list[Unfinished]:
+def unfinished(store: Store) -> list[UnfinishedCheckpoint]:
     """Checkpoints without a manifest: what runs left that were killed, or those that another run is just saving."""
     sizes: dict[str, list[int]] = {}
     whole: set[str] = set()
@@ -148,7 +159,7 @@ def unfinished(store: Store) -> list[Unfinished]:
             whole.add(match[1])
         else:
             sizes.setdefault(match[1], []).append(one.size)
-    return [Unfinished(name, len(some), sum(some)) for name, some in sizes.items() if name not in whole]
+    return [UnfinishedCheckpoint(name, len(some), sum(some)) for name, some in sizes.items() if name not in whole]
 
 
 def remove(store: Store, folder: str, names: Sequence[str], *, all_: bool) -> None:

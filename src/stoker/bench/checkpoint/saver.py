@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from stoker.bench.checkpoint import manifest as manifests
-from stoker.bench.checkpoint.content import Content, blocks, draw_seed
-from stoker.bench.checkpoint.layout import Layout, layout_of
+from stoker.bench.checkpoint.content import CheckpointContent, blocks, draw_seed
+from stoker.bench.checkpoint.layout import CheckpointLayout, layout_of
 from stoker.bench.checkpoint.manifest import Manifest, SavedFile, folder_of
 from stoker.bench.checkpoint.transfer import Mover, Moving
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.cluster import World
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
@@ -26,7 +26,7 @@ __all__ = ["Saver", "open_place"]
 _NAP: Final = 0.05
 
 
-def open_place(plan: Plan, *, retry: RetryPolicy | None = None) -> Store:
+def open_place(plan: RunPlan, *, retry: RetryPolicy | None = None) -> Store:
     """Where a run's checkpoints are."""
     settings, storage = plan.workload.checkpoint, plan.workload.storage
     place = settings.url or f"{plan.url.rstrip('/')}/checkpoints"
@@ -50,7 +50,7 @@ class Saver:
     """
 
     def __init__(
-        self, plan: Plan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
+        self, plan: RunPlan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
     ) -> None:
         self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, note
         settings = plan.workload.checkpoint
@@ -157,7 +157,7 @@ class Saver:
         folder = folder_of(self._plan.run, number)
         files = self._saved_files(rank)
         entry = self._entry("save", number, where, sum(file.bytes for file in files), len(files))
-        content = Content(self._seed, number, self._layout.ranks, rank)
+        content = CheckpointContent(self._seed, number, self._layout.ranks, rank)
         # Who has said that its part is saved no longer removes it: the manifest may be there. Rank 0 knows.
         removes = True
         try:
@@ -235,7 +235,7 @@ class Saver:
         files = found.of_rank(source)
         where = {"place": "stage", "source_rank": source}
         entry = self._entry("load", found.number, where, sum(file.bytes for file in files), len(files))
-        content = Content(found.seed, found.number, found.whole, source)
+        content = CheckpointContent(found.seed, found.number, found.whole, source)
         try:
             entry["cache"] = self._drop(folder)
             self._link.barrier("load")
@@ -292,7 +292,7 @@ def source_rank(shift: int | str, world: World) -> int:
     return (world.rank + by) % world.world_size
 
 
-def _described(layout: Layout, ranks: int) -> dict[str, Any]:
+def _described(layout: CheckpointLayout, ranks: int) -> dict[str, Any]:
     sizes = [sum(one.bytes for one in files) for files in layout.files[:ranks]]
     return {
         "ranks": ranks,

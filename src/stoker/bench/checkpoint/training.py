@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.bench.checkpoint.saver import Saver
-from stoker.bench.settings.workload import Checkpoint
+from stoker.bench.settings.workload import CheckpointSettings
 
 __all__ = ["InEpoch"]
 
@@ -24,7 +24,7 @@ class InEpoch:
         seconds: all of them took, with waiting for other ranks.
     """
 
-    def __init__(self, saver: Saver, settings: Checkpoint, repeat: int, epoch: int) -> None:
+    def __init__(self, saver: Saver, settings: CheckpointSettings, repeat: int, epoch: int) -> None:
         self._saver, self._settings = saver, settings
         self._where = {"place": "train", "repeat": repeat, "epoch": epoch}
         self._epoch, self._last, self._saved = epoch, 0, 0

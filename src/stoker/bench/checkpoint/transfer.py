@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.bench.checkpoint.content import PART, Content
+from stoker.bench.checkpoint.content import PART, CheckpointContent
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import Store, is_local
 from stoker.storage.local import file_errors
@@ -51,7 +51,7 @@ class Moving(NamedTuple):
 
     key: str
     bytes: int
-    content: Content
+    content: CheckpointContent
     first_block: int
 
 

@@ -6,11 +6,11 @@ import importlib
 from typing import Any, Final
 
 from stoker.arguments import nearest
-from stoker.bench.clients.base import Client, ClientMaker, Place
+from stoker.bench.clients.base import Client, ClientLocation, ClientMaker
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage import is_local
 
-__all__ = ["CLIENTS", "CLIENT_PACKAGES", "Client", "ClientMaker", "Place", "find_client", "open_client"]
+__all__ = ["CLIENTS", "CLIENT_PACKAGES", "Client", "ClientMaker", "ClientLocation", "find_client", "open_client"]
 
 CLIENTS: Final[dict[str, tuple[str, str]]] = {
     "buffered": ("stoker.bench.clients.files", "Buffered"),
@@ -54,7 +54,7 @@ def find_client(name: str, url: str) -> ClientMaker:
     return found
 
 
-def open_client(name: str, place: Place) -> Client:
+def open_client(name: str, place: ClientLocation) -> Client:
     """Open a client; errors are those of :func:`find_client`."""
     return find_client(name, place.url).open(place)
 

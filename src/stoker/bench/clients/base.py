@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Client", "ClientMaker", "Data", "Place"]
+__all__ = ["Client", "ClientMaker", "Data", "ClientLocation"]
 
 Data: TypeAlias = bytes | memoryview | mmap
 """What a client reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClientLocation:
     """Where a client reads.
 
     Attributes:
@@ -65,5 +65,5 @@ class ClientMaker(Protocol):
     def reads(self, url: str) -> bool:
         """Whether it can read there at all."""
 
-    def open(self, place: Place) -> Client:
+    def open(self, place: ClientLocation) -> Client:
         """Open it."""

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from stoker.bench.clients.base import Data, Place
+from stoker.bench.clients.base import ClientLocation, Data
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage import is_local
 from stoker.storage.files import map_file, open_regular, read_regular
@@ -31,7 +31,7 @@ def _gone(path: Path, error: OSError) -> Exception:
 
 
 class _Files:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClientLocation) -> None:
         self._folder = _folder(place.url)
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class _BufferedFiles(_Files):
 class Buffered(_Kind):
     """``read()``: through the page cache, with a copy."""
 
-    def open(self, place: Place) -> _BufferedFiles:
+    def open(self, place: ClientLocation) -> _BufferedFiles:
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return _BufferedFiles(place)
 
@@ -111,7 +111,7 @@ class Direct(_Kind):
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return None if hasattr(os, "O_DIRECT") else "this operating system has no O_DIRECT: use buffered"
 
-    def open(self, place: Place) -> _DirectFiles:
+    def open(self, place: ClientLocation) -> _DirectFiles:
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return _DirectFiles(place)
 
@@ -128,6 +128,6 @@ class _MappedFiles(_Files):
 class Mapped(_Kind):
     """Maps the file: pages are read as they are touched, by decoding, or by the copy of bytes that are not decoded."""
 
-    def open(self, place: Place) -> _MappedFiles:
+    def open(self, place: ClientLocation) -> _MappedFiles:
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return _MappedFiles(place)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from stoker.bench.clients.base import Data, Place
+from stoker.bench.clients.base import ClientLocation, Data
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import is_local, open_store
 
@@ -23,7 +23,7 @@ def _missing(module: str) -> str | None:
 
 
 class _Objects:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClientLocation) -> None:
         self._place = place
 
     def _told(self, name: str, read: Callable[[], Any]) -> Any:
@@ -56,7 +56,7 @@ class _Kind:
 
 
 class _ObstoreObjects(_Objects):
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClientLocation) -> None:
         super().__init__(place)
         self._store = open_store(place.url, dict(place.options) or None)
 
@@ -73,13 +73,13 @@ class Obstore(_Kind):
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return not is_local(url)
 
-    def open(self, place: Place) -> _ObstoreObjects:
+    def open(self, place: ClientLocation) -> _ObstoreObjects:
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return _ObstoreObjects(place)
 
 
 class _S3dlioObjects(_Objects):
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClientLocation) -> None:
         super().__init__(place)
         _give_keys(place, endpoint="AWS_ENDPOINT_URL")
         import s3dlio
@@ -97,13 +97,13 @@ class S3dlio(_Kind):
 
     module = "s3dlio"
 
-    def open(self, place: Place) -> _S3dlioObjects:
+    def open(self, place: ClientLocation) -> _S3dlioObjects:
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return _S3dlioObjects(place)
 
 
 class _S3TorchObjects(_Objects):
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClientLocation) -> None:
         super().__init__(place)
         _give_keys(place)
         from s3torchconnector import S3Checkpoint, S3ClientConfig
@@ -132,13 +132,13 @@ class S3Torch(_Kind):
 
     module = "s3torchconnector"
 
-    def open(self, place: Place) -> _S3TorchObjects:
+    def open(self, place: ClientLocation) -> _S3TorchObjects:
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return _S3TorchObjects(place)
 
 
 class _MinioObjects(_Objects):
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClientLocation) -> None:
         super().__init__(place)
         import minio
         import urllib3
@@ -180,12 +180,12 @@ class Minio(_Kind):
 
     module = "minio"
 
-    def open(self, place: Place) -> _MinioObjects:
+    def open(self, place: ClientLocation) -> _MinioObjects:
         """See :class:`~stoker.bench.clients.base.ClientMaker`."""
         return _MinioObjects(place)
 
 
-def _give_keys(place: Place, endpoint: str | None = None) -> None:
+def _give_keys(place: ClientLocation, endpoint: str | None = None) -> None:
     """Credentials for packages that take them from the environment alone: of this process, which is a rank's own.
 
     Raises:

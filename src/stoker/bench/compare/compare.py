@@ -12,7 +12,7 @@ from stoker.bench.compare.statistics import Difference, holm, welch
 from stoker.bench.results.report_files import RunFiles
 from stoker.errors import ConfigError
 
-__all__ = ["METRICS", "Change", "Comparison", "Level", "Metric", "compare_runs"]
+__all__ = ["METRICS", "Change", "Comparison", "Level", "ComparedMetric", "compare_runs"]
 
 Level = Literal["repeats", "epochs", "blocks", "none"]
 """What counts as one value: a repetition of the training, an epoch, a block; ``none``: there are too few of any."""
@@ -34,7 +34,7 @@ _METHOD: Final = (
 )
 
 
-class Metric(NamedTuple):
+class ComparedMetric(NamedTuple):
     """Something that is compared.
 
     Attributes:
@@ -57,17 +57,17 @@ class Metric(NamedTuple):
 
 
 METRICS: Final = (
-    Metric("au", "utilization", True, "part", True),
-    Metric("samples_per_second", "samples/s", True, "number", True, True),
-    Metric("bytes_per_second", "bytes/s", True, "bytes", True, True),
-    Metric("tokens_per_second", "tokens/s", True, "number"),
-    Metric("stall_part", "stall", False, "part", True),
-    Metric("stall_p99", "stall, 99th percentile", False, "seconds"),
-    Metric("time_to_first_batch", "time to first batch", False, "seconds"),
-    Metric("cpu_seconds_per_gb", "CPU seconds a GB", False, "seconds"),
-    Metric("peak_memory_bytes", "peak memory", False, "bytes"),
-    Metric("checkpoint_save", "checkpoints saved, bytes/s", True, "bytes", checkpoints="saves"),
-    Metric("checkpoint_load", "checkpoints loaded, bytes/s", True, "bytes", checkpoints="loads"),
+    ComparedMetric("au", "utilization", True, "part", True),
+    ComparedMetric("samples_per_second", "samples/s", True, "number", True, True),
+    ComparedMetric("bytes_per_second", "bytes/s", True, "bytes", True, True),
+    ComparedMetric("tokens_per_second", "tokens/s", True, "number"),
+    ComparedMetric("stall_part", "stall", False, "part", True),
+    ComparedMetric("stall_p99", "stall, 99th percentile", False, "seconds"),
+    ComparedMetric("time_to_first_batch", "time to first batch", False, "seconds"),
+    ComparedMetric("cpu_seconds_per_gb", "CPU seconds a GB", False, "seconds"),
+    ComparedMetric("peak_memory_bytes", "peak memory", False, "bytes"),
+    ComparedMetric("checkpoint_save", "checkpoints saved, bytes/s", True, "bytes", checkpoints="saves"),
+    ComparedMetric("checkpoint_load", "checkpoints loaded, bytes/s", True, "bytes", checkpoints="loads"),
 )
 """In the order in which they are shown."""
 
@@ -163,7 +163,7 @@ def compare_runs(
         raise ConfigError(f"a confidence is from 0.5 to below 1, got {confidence}")
     said = [*apart(a, b, force), *warnings([*a, *b], force)]
     level = _level(a, b)
-    tested: list[tuple[Metric, list[float], list[float], Difference | None]] = []
+    tested: list[tuple[ComparedMetric, list[float], list[float], Difference | None]] = []
     for metric in METRICS:
         left, right = (_values(side, metric, level if level != "none" else "epochs") for side in (a, b))
         if left and right:
@@ -187,7 +187,7 @@ def compare_runs(
 
 
 def _method(
-    level: Level, tested: Sequence[tuple[Metric, list[float], list[float], Difference | None]]
+    level: Level, tested: Sequence[tuple[ComparedMetric, list[float], list[float], Difference | None]]
 ) -> Iterator[str]:
     if any(found is not None for _, _, _, found in tested):
         yield _METHOD
@@ -198,7 +198,7 @@ def _method(
 
 
 def _change(
-    metric: Metric, a: list[float], b: list[float], found: Difference | None, p: float | None, confidence: float
+    metric: ComparedMetric, a: list[float], b: list[float], found: Difference | None, p: float | None, confidence: float
 ) -> Change:
     means = math.fsum(a) / len(a), math.fsum(b) / len(b)
     relative: Callable[[float], float | None] = lambda value: value / abs(means[0]) if means[0] else None  # noqa: E731
@@ -239,7 +239,7 @@ def _level(a: Sequence[RunFiles], b: Sequence[RunFiles]) -> Level:
     return "none"
 
 
-def _values(runs: Sequence[RunFiles], metric: Metric, level: str) -> list[float]:
+def _values(runs: Sequence[RunFiles], metric: ComparedMetric, level: str) -> list[float]:
     """A metric's values: of all repetitions, epochs or blocks in which something counts."""
     found: list[float] = []
     for run in runs:
@@ -263,14 +263,14 @@ def _known(values: Iterator[float | None]) -> list[float]:
     return [float(value) for value in values if value is not None]
 
 
-def _of_epoch(epoch: Mapping[str, Any], metric: Metric) -> float | None:
+def _of_epoch(epoch: Mapping[str, Any], metric: ComparedMetric) -> float | None:
     if metric.name == "stall_p99":
         return None if epoch["stall_seconds"] is None else float(epoch["stall_seconds"]["p99"])
     value = epoch[metric.name]
     return None if value is None else float(value)
 
 
-def _of_blocks(epoch: Mapping[str, Any], metric: Metric) -> list[float]:
+def _of_blocks(epoch: Mapping[str, Any], metric: ComparedMetric) -> list[float]:
     """Of each block that all ranks have; ranks' values added or their mean, as it is in an epoch."""
     count = min((len(rank["blocks"]) for rank in epoch["ranks"]), default=0)
     found = []

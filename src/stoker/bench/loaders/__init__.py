@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arguments import nearest
 from stoker.bench.clients import find_client
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport, LoaderUnderTest, OpenLoader
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, LoaderUnderTest, OpenLoader
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, MissingPackageError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP",
-    "Job",
+    "LoaderJob",
     "LoadedBatch",
     "LoaderReport",
     "LoaderUnderTest",

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 
-__all__ = ["Job", "LoadedBatch", "LoaderReport", "LoaderUnderTest", "OpenLoader", "Split"]
+__all__ = ["LoaderJob", "LoadedBatch", "LoaderReport", "LoaderUnderTest", "OpenLoader", "Split"]
 
 Split = Literal["train", "valid"]
 
@@ -29,7 +29,7 @@ class LoadedBatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LoaderJob:
     """What a rank is to read.
 
     Attributes:
@@ -109,7 +109,7 @@ class LoaderUnderTest(Protocol):
     def available(self) -> str | None:
         """``None`` where it can be used, else what is missing and how to get it. Imports nothing that takes long."""
 
-    def open(self, job: Job) -> OpenLoader:
+    def open(self, job: LoaderJob) -> OpenLoader:
         """Open it. What the loader can not do of the job is an error here, never something else done silently.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
 from stoker.bench.loaders.peers import (
     array_of,
     data_files,
@@ -19,7 +19,7 @@ from stoker.bench.loaders.peers import (
     versions,
 )
 from stoker.bench.loaders.torchloading import collate, data_loader, loaded, stop_workers
-from stoker.bench.settings.workload import Dataset
+from stoker.bench.settings.workload import DatasetSettings
 
 __all__ = ["HuggingFaceLoader"]
 
@@ -27,12 +27,12 @@ _WINDOW = 1000
 """Samples that are shuffled at once: what the package has by default."""
 
 
-def collate_values(samples: list[dict[str, Any]], *, dataset: Dataset) -> Any:
+def collate_values(samples: list[dict[str, Any]], *, dataset: DatasetSettings) -> Any:
     """Values as the package has them: bytes are those of arrays, lists those of numbers."""
     return collate([{name: _value(value, dataset, name) for name, value in sample.items()} for sample in samples])
 
 
-def _value(value: Any, dataset: Dataset, name: str) -> Any:
+def _value(value: Any, dataset: DatasetSettings, name: str) -> Any:
     if isinstance(value, bytes):
         return array_of(value, dataset, name)
     return np.asarray(value) if isinstance(value, list) else value
@@ -52,7 +52,7 @@ def _features(file: str, columns: tuple[str, ...] | None) -> Any:
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         import datasets
         from datasets.distributed import split_dataset_by_node
 
@@ -125,6 +125,6 @@ class HuggingFaceLoader:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return missing({"datasets": "datasets", "torch": "torch"})
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

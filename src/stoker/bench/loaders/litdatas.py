@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport, Split
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, Split
 from stoker.bench.loaders.decode import FORMATS, open_samples, suffixes
 from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, refuse_settings, versions
 from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
@@ -57,7 +57,7 @@ def _convert(workload: Workload, files: Path, out: Path) -> None:
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         import litdata
 
         refuse_settings(job, "litdata", decodes=True)
@@ -137,6 +137,6 @@ class LitDataLoader:
                 assert files is not None  # _folder has seen to it
                 _convert(workload, files / split, out)
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
 from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, need_format, refuse_settings, versions
 from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
 from stoker.errors import ConfigError
@@ -24,7 +24,7 @@ _KEYS = {
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         need_format(job, "mosaicml", "mds")
         refuse_settings(job, "mosaicml", decodes=True)
         self._job = job
@@ -108,6 +108,6 @@ class MosaicLoader:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return missing({"streaming": "mosaicml-streaming", "torch": "torch"})
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
-from stoker.bench.loaders.base import Job
+from stoker.bench.loaders.base import LoaderJob
 from stoker.bench.loaders.decode import suffixes
-from stoker.bench.settings.workload import Dataset
+from stoker.bench.settings.workload import DatasetSettings
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local, open_store
 from stoker.types import Array
@@ -56,7 +56,7 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def need_format(job: Job, loader: str, *formats: str) -> None:
+def need_format(job: LoaderJob, loader: str, *formats: str) -> None:
     """Check that the loader reads the data set's format.
 
     Raises:
@@ -69,7 +69,7 @@ def need_format(job: Job, loader: str, *formats: str) -> None:
         )
 
 
-def refuse_settings(job: Job, loader: str, *, decodes: bool) -> None:
+def refuse_settings(job: LoaderJob, loader: str, *, decodes: bool) -> None:
     """Refuse settings that a package has nothing like.
 
     Args:
@@ -86,7 +86,7 @@ def refuse_settings(job: Job, loader: str, *, decodes: bool) -> None:
         raise ConfigError(f"dataset.resize_bytes: the loader {loader} hands samples over as they are")
 
 
-def data_files(job: Job) -> list[str]:
+def data_files(job: LoaderJob) -> list[str]:
     """Names of the split's files, sorted, below ``job.place``: as many as the workload says.
 
     Raises:
@@ -105,7 +105,7 @@ def data_files(job: Job) -> list[str]:
     return names[:wanted]
 
 
-def local_folder(job: Job, loader: str) -> str:
+def local_folder(job: LoaderJob, loader: str) -> str:
     """The split's directory.
 
     Raises:
@@ -117,7 +117,7 @@ def local_folder(job: Job, loader: str) -> str:
     return str(folder)
 
 
-def array_of(data: bytes, dataset: Dataset, column: str) -> Array:
+def array_of(data: bytes, dataset: DatasetSettings, column: str) -> Array:
     """Bytes of a generated value: an array of the column's dtype and shape, or uint8 where columns are not given."""
     found = next((one for one in dataset.columns if one.name == column), None)
     if found is None or found.dtype in {"string", "bytes"}:
@@ -125,7 +125,7 @@ def array_of(data: bytes, dataset: Dataset, column: str) -> Array:
     return np.frombuffer(data, found.dtype).reshape(found.shape)
 
 
-def set_rank_variables(job: Job) -> None:
+def set_rank_variables(job: LoaderJob) -> None:
     """What torchrun sets, where it has not: packages read there which rank this process is.
 
     A rank is a process of its own, so this is seen by the loader and its workers alone.
@@ -142,7 +142,7 @@ def set_rank_variables(job: Job) -> None:
         os.environ[name] = str(value)
 
 
-def meet_in_torch(job: Job) -> bool:
+def meet_in_torch(job: LoaderJob) -> bool:
     """Connect ``torch.distributed``, as packages do that let ranks wait for each other; whether this made the connection.
 
     Raises:

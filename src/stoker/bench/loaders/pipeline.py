@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
 from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resized, samples_last, suffixes
 from stoker.bench.loaders.npzviews import npz_views
 from stoker.errors import ConfigError, ObjectNotFoundError
@@ -44,7 +44,7 @@ def _resize(sample: Sample, *, size: int) -> Sample:
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         self._job = job
         self._fetched = 0
         self._notes: list[str] = []
@@ -190,6 +190,6 @@ class StokerLoader:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return None
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
 from stoker.bench.loaders.decode import byte_count
 from stoker.bench.loaders.peers import (
     array_of,
@@ -19,7 +19,7 @@ from stoker.bench.loaders.peers import (
     refuse_settings,
     versions,
 )
-from stoker.bench.settings.workload import Dataset
+from stoker.bench.settings.workload import DatasetSettings
 from stoker.errors import ConfigError
 
 __all__ = ["RayDataLoader"]
@@ -29,7 +29,7 @@ _WINDOW = 1000
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         import ray
 
         need_format(job, "ray", "parquet")
@@ -110,7 +110,7 @@ class _Open:
             ray.shutdown()
 
 
-def _stacked(column: Any, dataset: Dataset, name: str) -> Any:
+def _stacked(column: Any, dataset: DatasetSettings, name: str) -> Any:
     """A batch's column: an array where all values have one size, else a list of arrays."""
     import pyarrow as pa
 
@@ -130,6 +130,6 @@ class RayDataLoader:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return missing({"ray": "'ray[data]'", "pandas": "'ray[data]'"})
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

@@ -7,13 +7,13 @@ from itertools import repeat
 
 import numpy as np
 
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
 
 __all__ = ["SyntheticLoader"]
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         dataset = job.workload.dataset
         files = dataset.files if job.split == "train" else dataset.files_eval
         size = dataset.resize_bytes or dataset.used_bytes
@@ -46,6 +46,6 @@ class SyntheticLoader:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return None
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bench.clients import CLIENT_PACKAGES, Client, Place, find_client, open_client
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.clients import CLIENT_PACKAGES, Client, ClientLocation, find_client, open_client
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
 from stoker.bench.loaders.decode import FORMATS, FileSamples, open_samples, resized
 from stoker.bench.loaders.peers import data_files, missing, versions
 from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
@@ -21,11 +21,11 @@ __all__ = ["TorchLoader"]
 class _Files:
     """A map-style dataset. The file that was opened last stays decoded, in each worker of its own."""
 
-    def __init__(self, names: list[str], job: Job) -> None:
+    def __init__(self, names: list[str], job: LoaderJob) -> None:
         dataset, reader, storage = job.workload.dataset, job.workload.reader, job.workload.storage
         self._names = names
         self._client_name = storage.client
-        self._place = Place(job.place, storage.options, 1)
+        self._place = ClientLocation(job.place, storage.options, 1)
         self._client: Client | None = None
         self._format = dataset.format if reader.decode else "files"
         self._per_file = dataset.samples_per_file
@@ -63,7 +63,7 @@ class _Files:
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         dataset, reader = job.workload.dataset, job.workload.reader
         if dataset.format not in FORMATS:
             raise ConfigError(f"the loader torch reads plain files of {', '.join(FORMATS)}, not {dataset.format!r}")
@@ -124,6 +124,6 @@ class TorchLoader:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return missing({"torch": "'stoker[torch]'"})
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bench.loaders.base import Job, LoadedBatch
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import byte_count
 from stoker.errors import ConfigError
 
@@ -16,7 +16,7 @@ __all__ = ["collate", "data_loader", "loaded", "stop_workers"]
 
 def data_loader(
     dataset: Any,
-    job: Job,
+    job: LoaderJob,
     *,
     kind: Any = None,
     workers: int | None = None,

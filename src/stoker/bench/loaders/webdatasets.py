@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from stoker.bench.loaders.base import Job, LoadedBatch, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
 from stoker.bench.loaders.peers import (
     array_of,
     data_files,
@@ -17,7 +17,7 @@ from stoker.bench.loaders.peers import (
     versions,
 )
 from stoker.bench.loaders.torchloading import collate, data_loader, loaded, stop_workers
-from stoker.bench.settings.workload import Dataset
+from stoker.bench.settings.workload import DatasetSettings
 from stoker.errors import ConfigError
 
 __all__ = ["WebDatasetLoader"]
@@ -26,7 +26,7 @@ _WINDOW = 1000
 """Samples that are shuffled at once: what webdataset's own examples have."""
 
 
-def _batch(samples: list[dict[str, Any]], *, dataset: Dataset, decode: bool) -> Any:
+def _batch(samples: list[dict[str, Any]], *, dataset: DatasetSettings, decode: bool) -> Any:
     """Fields of samples: what webdataset has not decoded itself is an array's bytes. Its own fields are left out."""
     wanted = dataset.read_columns
 
@@ -46,7 +46,7 @@ def _batch(samples: list[dict[str, Any]], *, dataset: Dataset, decode: bool) -> 
 
 
 class _Open:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LoaderJob) -> None:
         import webdataset as wds
 
         need_format(job, "webdataset", "tar")
@@ -123,6 +123,6 @@ class WebDatasetLoader:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return missing({"webdataset": "webdataset", "torch": "torch"})
 
-    def open(self, job: Job) -> _Open:
+    def open(self, job: LoaderJob) -> _Open:
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return _Open(job)

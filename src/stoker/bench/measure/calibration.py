@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.cluster import World
 from stoker.errors import StokerError
 from stoker.storage import open_store
@@ -16,7 +16,7 @@ from stoker.storage import open_store
 __all__ = ["copy_files"]
 
 
-def copy_files(plan: Plan, world: World) -> dict[str, Any]:
+def copy_files(plan: RunPlan, world: World) -> dict[str, Any]:
     """Copy the first training files into memory of this host, up to ``metric.calibrate_bytes``; for JSON.
 
     Returns:

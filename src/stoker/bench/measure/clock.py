@@ -6,7 +6,7 @@ import ctypes
 import time
 from typing import Final
 
-__all__ = ["Clock", "fine_timers"]
+__all__ = ["BenchClock", "fine_timers"]
 
 _PR_SET_TIMERSLACK: Final = 29
 _SPIN: Final = 80_000
@@ -23,7 +23,7 @@ def fine_timers() -> bool:
         return False
 
 
-class Clock:
+class BenchClock:
     """Waits until moments of :func:`time.perf_counter_ns`.
 
     Attributes:

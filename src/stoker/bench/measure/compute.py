@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stoker.bench.measure.clock import Clock
+from stoker.bench.measure.clock import BenchClock
 from stoker.bench.settings.duration import Duration
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
@@ -44,7 +44,7 @@ class SimulatedStep:
     def __init__(self, duration: Duration, seed: int, rank: int) -> None:
         self._duration = duration
         self._seed = (seed, rank)
-        self._clock = Clock()
+        self._clock = BenchClock()
         self._random = np.random.default_rng(0)
         self._drawn: list[int] = []
 

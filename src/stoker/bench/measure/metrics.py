@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.bench.measure.steps import Block, Steps
+from stoker.bench.measure.steps import StepBlock, Steps
 
 __all__ = ["PERCENTILES", "BlockMetrics", "block_metrics", "epoch_metrics", "spread", "stall_percentiles"]
 
@@ -59,13 +59,13 @@ class BlockMetrics:
         }
 
 
-def window(block: Block, exclude_start: int, exclude_end: int) -> slice:
+def window(block: StepBlock, exclude_start: int, exclude_end: int) -> slice:
     """The steps of a block that count, as a slice of the epoch's."""
     first = min(block.first + exclude_start, block.last)
     return slice(first, max(first, block.last - exclude_end))
 
 
-def block_metrics(steps: Steps, block: Block, exclude_start: int, exclude_end: int) -> BlockMetrics:
+def block_metrics(steps: Steps, block: StepBlock, exclude_start: int, exclude_end: int) -> BlockMetrics:
     """What a block comes to."""
     all_ = slice(block.first, block.last)
     kept = window(block, exclude_start, exclude_end)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.bench.loaders.base import LoadedBatch
 from stoker.bench.measure.compute import ComputeStep
 
-__all__ = ["Block", "Steps", "run_steps"]
+__all__ = ["StepBlock", "Steps", "run_steps"]
 
 _FIRST: Final = 1024
 _TOGETHER: Final = 2_000
@@ -27,7 +27,7 @@ _END: Final = LoadedBatch(0, 0, None)
 
 
 @dataclass(slots=True)
-class Block:
+class StepBlock:
     """Steps from one checkpoint to the next, or of a whole epoch. Times are of ``time.perf_counter_ns``, but ``wall``.
 
     Attributes:
@@ -66,7 +66,7 @@ class Steps:
         for name in self._NAMES:
             setattr(self, name, np.zeros(max(1, expected), np.int64))
         self.count = 0
-        self.blocks: list[Block] = []
+        self.blocks: list[StepBlock] = []
         self.complete = False
 
     asked: NDArray[np.int64]
@@ -123,7 +123,7 @@ def run_steps(
     count = steps.count
     # next() without an exception at the end, which would take as long as many steps.
     begin, outer = _both_clocks()
-    block = Block(count, count, begin)
+    block = StepBlock(count, count, begin)
     steps.blocks.append(block)
     try:
         while limit is None or count < limit:
@@ -156,7 +156,7 @@ def run_steps(
                 _close(block, outer)
                 at_block_end(count)
                 begin, outer = _both_clocks()
-                block = Block(count, count, begin)
+                block = StepBlock(count, count, begin)
                 steps.blocks.append(block)
         steps.complete = True
     finally:
@@ -166,7 +166,7 @@ def run_steps(
     return first
 
 
-def _close(block: Block, outer: int) -> None:
+def _close(block: StepBlock, outer: int) -> None:
     block.ended, now = _both_clocks()
     block.wall = now - outer
 

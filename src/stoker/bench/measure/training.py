@@ -15,7 +15,7 @@ import numpy as np
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.training import InEpoch
 from stoker.bench.loaders import get_loader
-from stoker.bench.loaders.base import Job, OpenLoader, Split
+from stoker.bench.loaders.base import LoaderJob, OpenLoader, Split
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.measure.calibration import copy_files
@@ -24,7 +24,7 @@ from stoker.bench.measure.fingerprint import fingerprint
 from stoker.bench.measure.metrics import block_metrics, epoch_metrics, stall_percentiles, stalls
 from stoker.bench.measure.steps import Steps, run_steps
 from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.record import save_steps
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
@@ -52,7 +52,7 @@ class Training:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         world: World,
         link: Link,
         record: dict[str, Any],
@@ -77,7 +77,7 @@ class Training:
     def _open(self, split: Split, batch_size: int, url: str, workload: Workload) -> OpenLoader:
         loader = get_loader(workload.reader.loader)
         return loader.open(
-            Job(workload, split, url, self.world, self.record["read_threads"], batch_size, self.plan.scratch)
+            LoaderJob(workload, split, url, self.world, self.record["read_threads"], batch_size, self.plan.scratch)
         )
 
     def _begin(self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split) -> _Run:

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker.bench.checkpoint import manifest as manifests
 from stoker.bench.checkpoint.saver import open_place
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import collect, write_results
 from stoker.errors import StorageError
 from stoker.storage import RetryPolicy
@@ -20,7 +20,7 @@ _SOON: Final = RetryPolicy(attempts=2, deadline=10.0)
 """Of what is done after a failure, which may be that of the store."""
 
 
-def clear_unfinished(plan: Plan) -> None:
+def clear_unfinished(plan: RunPlan) -> None:
     """Remove this run's checkpoints that never counted, once no rank is left that writes them.
 
     Those of other runs stay: they may be under way. What can not be removed stays, too, and is said by the next run there.
@@ -35,7 +35,7 @@ def clear_unfinished(plan: Plan) -> None:
                 manifests.remove(store, one.folder, [], all_=True)
 
 
-def finish_without(plan: Plan, ranks: int, *, failure: str, began: float, launcher: str) -> None:
+def finish_without(plan: RunPlan, ranks: int, *, failure: str, began: float, launcher: str) -> None:
     """Write the results of a run whose leader is gone, marked as invalid, of all ranks that have told; on each that is left.
 
     Args:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from stoker.bench.ranks.control_server import Server
-from stoker.bench.ranks.plan import NAME, Plan, save_plan
+from stoker.bench.ranks.plan import NAME, RunPlan, save_plan
 
 __all__ = ["Launch", "LocalRanks", "await_ranks"]
 
@@ -41,7 +41,7 @@ class Launch(Protocol):
             StokerError: says why they can not. Nothing is held then.
         """
 
-    def start(self, plan: Plan, port: int, token: str) -> None:
+    def start(self, plan: RunPlan, port: int, token: str) -> None:
         """Start all ranks, which connect to ``port`` with the token."""
 
     def ended(self) -> Sequence[str | None]:
@@ -84,7 +84,7 @@ class LocalRanks:
     def prepare(self) -> None:
         """See :class:`Launch`."""
 
-    def start(self, plan: Plan, port: int, token: str) -> None:
+    def start(self, plan: RunPlan, port: int, token: str) -> None:
         """See :class:`Launch`."""
         self._scratch = tempfile.mkdtemp(prefix="stoker-bench-")
         path = Path(self._scratch) / NAME

@@ -15,13 +15,13 @@ from stoker.bench.settings.workload import Workload, as_plain
 from stoker.display import is_secret
 from stoker.errors import ConfigError
 
-__all__ = ["NAME", "Plan", "load_plan", "save_plan"]
+__all__ = ["NAME", "RunPlan", "load_plan", "save_plan"]
 
 NAME: Final = "plan.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """A run.
 
     Attributes:
@@ -73,14 +73,14 @@ def _hidden_argument(argument: str) -> str:
     return f"{name}=(not recorded)" if equals and is_secret(name) else argument
 
 
-def save_plan(plan: Plan, path: Path) -> None:
+def save_plan(plan: RunPlan, path: Path) -> None:
     """Write a plan with its credentials, for this user's processes alone."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(plan.as_dict(secrets=True), file)
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: Path) -> RunPlan:
     """Read what :func:`save_plan` wrote."""
     try:
         given = json.loads(path.read_text())
@@ -88,4 +88,4 @@ def load_plan(path: Path) -> Plan:
         raise ConfigError(f"{path}: not a plan of a run: {error}") from None
     given["workload"] = build(Workload, tree_of(given["workload"], str(path)))
     given["notes"], given["command"] = tuple(given["notes"]), tuple(given["command"])
-    return Plan(**given)
+    return RunPlan(**given)

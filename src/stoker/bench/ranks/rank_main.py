@@ -17,7 +17,7 @@ from stoker.bench.measure.generation import make_data
 from stoker.bench.measure.training import Training
 from stoker.bench.ranks.abort import finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
-from stoker.bench.ranks.plan import Plan, load_plan
+from stoker.bench.ranks.plan import RunPlan, load_plan
 from stoker.bench.ranks.world import processors, read_threads
 from stoker.bench.results.record import save_record
 from stoker.cluster import World
@@ -35,7 +35,7 @@ class Member:
         link: to the other ranks.
     """
 
-    def __init__(self, plan: Plan, world: World, link: Link) -> None:
+    def __init__(self, plan: RunPlan, world: World, link: Link) -> None:
         self.plan, self.world, self.link = plan, world, link
         self.record: dict[str, Any] = {
             "rank": world.rank,
@@ -89,7 +89,7 @@ class Member:
         save_record(self.record, Path(self.plan.results))
 
 
-def run_member(plan: Plan, world: World, link: Link) -> list[dict[str, Any]]:
+def run_member(plan: RunPlan, world: World, link: Link) -> list[dict[str, Any]]:
     """Run a rank; whatever goes wrong is told to all others and kept in its record.
 
     Returns:

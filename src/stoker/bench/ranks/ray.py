@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.bench.ranks.control_client import Link
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
@@ -149,7 +149,7 @@ class RayRanks:
         finally:
             self._leave()
 
-    def start(self, plan: Plan, port: int, token: str) -> None:
+    def start(self, plan: RunPlan, port: int, token: str) -> None:
         """See :class:`~stoker.bench.ranks.launch.Launch`."""
         ray = self._ray
         on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
@@ -209,7 +209,7 @@ class RayRanks:
             self._connected = False
 
 
-def _rank(plan: Plan, world: World, meeting: tuple[str, int, str]) -> _Left:
+def _rank(plan: RunPlan, world: World, meeting: tuple[str, int, str]) -> _Left:
     """The task: one rank, in a process of Ray's on the node that it belongs to."""
     scratch = os.path.join(tempfile.gettempdir(), f"stoker-bench-{plan.run}")  # of all ranks of the host
     name, error = f"rank{world.rank:05d}", ""

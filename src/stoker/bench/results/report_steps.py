@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.bench.measure.step_files import RankSteps, counted_waits, read_steps, steps_path
 from stoker.bench.results.report_files import RunFiles
 
-__all__ = ["Histogram", "Timeline", "stall_histogram", "timeline"]
+__all__ = ["Histogram", "StepTimeline", "stall_histogram", "timeline"]
 
 _BINS_PER_DECADE: Final = 5
 _LEAST: Final = 1e-6
@@ -20,7 +20,7 @@ _LEAST: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class StepTimeline:
     """Training over time; what lies between epochs is left out.
 
     Attributes:
@@ -63,7 +63,7 @@ def _epochs(run: RunFiles) -> Iterator[list[RankSteps]]:
             yield [steps for steps in found if steps is not None and len(steps.asked)]
 
 
-def timeline(run: RunFiles, spans: int) -> Timeline | None:
+def timeline(run: RunFiles, spans: int) -> StepTimeline | None:
     """Utilization over time, in ``spans`` of equal length; ``None`` where no steps are there.
 
     Ranks begin an epoch together, which is where their clocks are set to each other. All steps are in it, those of the
@@ -94,7 +94,7 @@ def timeline(run: RunFiles, spans: int) -> Timeline | None:
     mean = np.where(known > 0, busy.sum(axis=0) / np.where(known > 0, known, 1), 0)
     low, high = np.fmin.reduce(parts, axis=0), np.fmax.reduce(parts, axis=0)
     mean, low, high = (np.clip(np.nan_to_num(one), 0, 1) for one in (mean, low, high))
-    return Timeline(edges, mean, low, high, tuple(begins[:-1].tolist()), ranks)
+    return StepTimeline(edges, mean, low, high, tuple(begins[:-1].tolist()), ranks)
 
 
 def stall_histogram(run: RunFiles) -> Histogram | None:

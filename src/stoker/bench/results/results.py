@@ -14,7 +14,7 @@ import numpy as np
 from stoker.bench.checkpoint.outcome import checkpoint_result
 from stoker.bench.measure.metrics import spread
 from stoker.bench.measure.page_cache import file_system
-from stoker.bench.ranks.plan import Plan
+from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.environment import describe
 from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
@@ -37,7 +37,7 @@ def schema() -> dict[str, Any]:
 
 
 def collect(
-    plan: Plan, folder: Path, ranks: int, *, failure: str | None, began: float, launcher: str
+    plan: RunPlan, folder: Path, ranks: int, *, failure: str | None, began: float, launcher: str
 ) -> dict[str, Any]:
     """All that was measured, judged.
 
@@ -159,7 +159,7 @@ def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping
     }
 
 
-def _storage(plan: Plan) -> dict[str, Any]:
+def _storage(plan: RunPlan) -> dict[str, Any]:
     local = bool(is_local(plan.url))
     kind, memory = file_system(plan.url) if local else (plan.url.partition(":")[0], False)
     return {"url": plan.url, "local": local, "kind": kind, "in_memory": memory}

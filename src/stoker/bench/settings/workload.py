@@ -12,21 +12,21 @@ from typing import Any, Literal
 
 from stoker.bench.settings.duration import Duration, parse_duration
 from stoker.bench.settings.schema import ContradictionError, at_least, setting
-from stoker.bench.settings.workload_data import ColumnSpec, Dataset
-from stoker.bench.settings.workload_model import WIDTHS, Checkpoint, Model
+from stoker.bench.settings.workload_data import ColumnSpec, DatasetSettings
+from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, ModelSettings
 from stoker.errors import ConfigError
 
 __all__ = [
     "STAGES",
     "WIDTHS",
-    "Checkpoint",
+    "CheckpointSettings",
     "ColumnSpec",
     "Compute",
-    "Dataset",
+    "DatasetSettings",
     "Evaluation",
-    "Metric",
-    "Model",
-    "Reader",
+    "MetricSettings",
+    "ModelSettings",
+    "ReaderSettings",
     "Stage",
     "Storage",
     "Train",
@@ -59,7 +59,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ReaderSettings:
     """The loader under test, and its settings."""
 
     loader: str = setting("stoker", "stoker, torch, synthetic, another package's (stoker bench list), or module:Class")
@@ -133,7 +133,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricSettings:
     """What counts."""
 
     au: float = setting(0.9, "least accelerator utilization, 0 to 1, for the result to be a pass")
@@ -158,14 +158,14 @@ class Workload:
     accelerator: str = setting("none", "what compute.seconds was measured on; for the results alone")
     stages: tuple[Stage, ...] = setting(("train",), "which of generate, train, evaluate, checkpoint are run")
     compute: Compute = setting(Compute, "what an accelerator does with a batch")
-    dataset: Dataset = setting(Dataset, "the files")
-    reader: Reader = setting(Reader, "the loader under test")
+    dataset: DatasetSettings = setting(DatasetSettings, "the files")
+    reader: ReaderSettings = setting(ReaderSettings, "the loader under test")
     storage: Storage = setting(Storage, "where the data is")
     train: Train = setting(Train, "the training loop")
     evaluation: Evaluation = setting(Evaluation, "evaluation between epochs; needs dataset.files_eval")
-    model: Model = setting(Model, "the model whose state a checkpoint holds")
-    checkpoint: Checkpoint = setting(Checkpoint, "saving and loading of checkpoints")
-    metric: Metric = setting(Metric, "what counts")
+    model: ModelSettings = setting(ModelSettings, "the model whose state a checkpoint holds")
+    checkpoint: CheckpointSettings = setting(CheckpointSettings, "saving and loading of checkpoints")
+    metric: MetricSettings = setting(MetricSettings, "what counts")
 
     def __post_init__(self) -> None:
         if len(set(self.stages)) != len(self.stages) or not self.stages:

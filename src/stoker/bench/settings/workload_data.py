@@ -10,7 +10,7 @@ from typing import Any
 from stoker.bench.settings.schema import ContradictionError, at_least, setting
 from stoker.errors import ConfigError
 
-__all__ = ["ColumnSpec", "Dataset"]
+__all__ = ["ColumnSpec", "DatasetSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ColumnSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class DatasetSettings:
     """The files, as ``generate`` makes them and as training expects them."""
 
     format: str = setting(

@@ -9,14 +9,14 @@ from typing import Any, Final, Literal
 from stoker.bench.settings.schema import ContradictionError, at_least, setting
 from stoker.errors import ConfigError
 
-__all__ = ["WIDTHS", "Checkpoint", "Model"]
+__all__ = ["WIDTHS", "CheckpointSettings", "ModelSettings"]
 
 WIDTHS: Final = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "int8": 1, "uint8": 1}
 """Bytes of a parameter, by DLIO's name of its type."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSettings:
     """The model whose state a checkpoint holds."""
 
     size_bytes: int = setting(0, "bytes of a checkpoint where no layers are given", unit="bytes")
@@ -53,7 +53,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointSettings:
     """Saving and loading of checkpoints."""
 
     url: str | None = setting(None, "where to; null: below the data's URL, in checkpoints/")

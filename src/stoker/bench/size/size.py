@@ -19,7 +19,7 @@ from stoker.bench.size.rules import Demand
 from stoker.bench.size.search import CONFIDENCE, Border, find_border
 from stoker.errors import ConfigError
 
-__all__ = ["FILE", "Point", "Sizing", "find_size", "probe_steps"]
+__all__ = ["FILE", "Point", "DatasetSize", "find_size", "probe_steps"]
 
 FILE: Final = "size.json"
 _SECONDS: Final = 15.0
@@ -55,7 +55,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class DatasetSize:
     """The answer.
 
     Attributes:
@@ -132,7 +132,7 @@ def find_size(
     launcher: Literal["ray"] | None = None,
     on_run: Callable[[int, Mapping[str, Any]], None] | None = None,
     command: Sequence[str] = (),
-) -> Sizing:
+) -> DatasetSize:
     """Search for the number of accelerators that a storage feeds.
 
     Each run is one epoch of some steps, of which the first third does not count, with the files out of the page cache before
@@ -223,7 +223,7 @@ def find_size(
             ceiling = None if found is None else found["au_ceiling"]
         if ceiling is not None:
             limited = "storage" if ceiling >= workload.metric.au else "host"
-    made = Sizing(
+    made = DatasetSize(
         workload.name,
         url or workload.storage.url or "",
         workload.metric.au,

@@ -24,7 +24,7 @@ from stoker.storage.versions import local_version, stable_version
 __all__ = [
     "SUFFIXES",
     "FoundFile",
-    "Source",
+    "FilesLocation",
     "check_exists",
     "find_files",
     "is_hidden",
@@ -67,7 +67,7 @@ class FoundFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FilesLocation:
     """Where the files are.
 
     Attributes:
@@ -83,7 +83,7 @@ class Source:
     given: str | None = None
 
 
-def source_of(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Source:
+def source_of(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> FilesLocation:
     """What the caller means.
 
     Args:
@@ -121,7 +121,7 @@ def source_of(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     twice = {key for key in keys if keys.count(key) > 1} if len(set(keys)) != len(keys) else set()
     if twice:
         raise ConfigError(f"the list of Parquet files has {min(twice)!r} twice")
-    return Source(root, keys=tuple(keys))
+    return FilesLocation(root, keys=tuple(keys))
 
 
 def check_exists(given: str | os.PathLike[str]) -> None:
@@ -141,7 +141,9 @@ def check_exists(given: str | os.PathLike[str]) -> None:
     raise ObjectNotFoundError(f"{path} does not exist{meant}", url=str(path))
 
 
-def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Source, Store, list[FoundFile]]:
+def find_files(
+    source: FilesLocation, open_root: Callable[[str], Store]
+) -> tuple[FilesLocation, Store, list[FoundFile]]:
     """The files, in the order of their keys; a list's in its own.
 
     In directories and by patterns, what Spark and others leave beside the data is passed over: names that begin with
@@ -187,7 +189,7 @@ def find_files(source: Source, open_root: Callable[[str], Store]) -> tuple[Sourc
         # Only a listing tells a file from a directory that is named like one, as Spark names them.
         head, _, name = source.root.rpartition("/")
         if name.lower().endswith(SUFFIXES) and not head.endswith("/"):
-            return Source(head, keys=(name,)), open_root(head), [FoundFile(name, -1, "")]
+            return FilesLocation(head, keys=(name,)), open_root(head), [FoundFile(name, -1, "")]
     what = f"match {source.given!r}" if source.pattern is not None else f"end with {', '.join(SUFFIXES)}"
     raise ObjectNotFoundError(
         f"{source.root}: no Parquet files there: of its {others} files, none does {what}, or it is hidden "
@@ -228,15 +230,15 @@ def kinds_of(partitions: Sequence[tuple[tuple[str, Any], ...]]) -> Mapping[str, 
     return {name: "int64" if name in whole else "string" for name in first}
 
 
-def _one(text: str) -> Source:
+def _one(text: str) -> FilesLocation:
     local = is_local(text)
     if local is not None:
         path = str(local)
         if _WILD.search(path) and not os.path.exists(path):
             return _wild(path)
         if os.path.isfile(path):
-            return Source(os.path.dirname(path), keys=(os.path.basename(path),))
-        return Source(path)
+            return FilesLocation(os.path.dirname(path), keys=(os.path.basename(path),))
+        return FilesLocation(path)
     head, tail = _split(text)
     if _WILD.search(tail):
         return _wild(text)
@@ -246,15 +248,15 @@ def _one(text: str) -> Source:
             raise ConfigError(
                 f"{redact_url(text)}: plain HTTP can not list a directory. Name the files, in a list if several"
             )
-        return Source(parent, keys=(name,))
-    return Source(text.rstrip("/"))
+        return FilesLocation(parent, keys=(name,))
+    return FilesLocation(text.rstrip("/"))
 
 
-def _wild(text: str) -> Source:
+def _wild(text: str) -> FilesLocation:
     first = _WILD.search(text)
     assert first is not None
     root, _, pattern = text[: first.start()].rpartition("/")
-    return Source(root or "/", pattern=_regular(pattern + text[first.start() :]), given=text)
+    return FilesLocation(root or "/", pattern=_regular(pattern + text[first.start() :]), given=text)
 
 
 def _regular(pattern: str) -> str:
@@ -295,7 +297,7 @@ def _split(url: str) -> tuple[str, str]:
     return f"{scheme}://{host}", path
 
 
-def list_files(source: Source, store: Store) -> Iterator[FoundFile]:
+def list_files(source: FilesLocation, store: Store) -> Iterator[FoundFile]:
     """All files below the source's root, of whatever kind."""
     directory = is_local(source.root)
     if directory is None:
@@ -325,7 +327,7 @@ def read_listed(store: Store, read: Callable[[], _T]) -> _T:
     return read()
 
 
-def look_at(source: Source, key: str) -> FoundFile:
+def look_at(source: FilesLocation, key: str) -> FoundFile:
     """A named file; of a remote one nothing is known yet."""
     directory = is_local(source.root)
     if directory is None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unfinished import NOTE, counted_files
-from stoker.catalog.unindexed.found_files import FoundFile, Source, is_hidden, list_files, look_at
+from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile, is_hidden, list_files, look_at
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files
 from stoker.errors import IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
@@ -23,8 +23,12 @@ _SAMPLE_FILES: Final = ("files", "images", "jpeg", "png")
 
 
 def find_foreign(
-    source: Source, open_root: Callable[[str], Store], suffixes: Sequence[str], name: str, beside: Sequence[str] = ()
-) -> tuple[Source, Store, list[FoundFile], dict[str, tuple[FoundFile, ...]]]:
+    source: FilesLocation,
+    open_root: Callable[[str], Store],
+    suffixes: Sequence[str],
+    name: str,
+    beside: Sequence[str] = (),
+) -> tuple[FilesLocation, Store, list[FoundFile], dict[str, tuple[FoundFile, ...]]]:
     """The files, in the order of their keys; a list's in its own.
 
     In directories and by patterns, hidden files are passed over: names that begin with ``_`` or ``.``, in any directory below
@@ -87,7 +91,7 @@ def find_foreign(
         # Only a listing tells a file from a directory that is named like one.
         head, _, last = source.root.rpartition("/")
         if not head.endswith("/") and (not suffixes or last.lower().endswith(tuple(suffixes))):
-            alone = Source(head, keys=(last,))
+            alone = FilesLocation(head, keys=(last,))
             above = open_root(head)
             named = [_sized(above, FoundFile(last, -1, ""))]
             return alone, above, named, _beside(named, beside, lambda key: _sized(above, FoundFile(key, -1, "")))

@@ -19,11 +19,11 @@ from typing import Any
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.open_cache import make_cache
-from stoker.catalog.location import Address, Place, address_of, default_cache, origin_of
+from stoker.catalog.location import Address, DatasetLocation, address_of, default_cache, origin_of
 from stoker.catalog.source_args import files_asked_for, files_directory, side_places
 from stoker.catalog.unindexed.file_facts import ForeignFile, load_facts, save_facts
 from stoker.catalog.unindexed.file_shards import describe_file, packed_file, whole_file
-from stoker.catalog.unindexed.found_files import FoundFile, Source
+from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile
 from stoker.catalog.unindexed.inspect_headers import FetchedFiles, survey_files
 from stoker.catalog.unindexed.listing import find_foreign
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
@@ -54,7 +54,7 @@ def open_foreign(
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
     **format_settings: Any,
-) -> Place:
+) -> DatasetLocation:
     """Index files of one format, and set up the cache.
 
     Local files are mapped where they lie, unless both ``remote`` and ``local`` are given; they must not be written to while
@@ -153,7 +153,9 @@ def open_foreign(
     filled = [one for one in facts if one.samples]
     listed = [(one.key, one.size, one.version) for one in filled]
     listed += [(one.key, one.size, one.version) for owner in filled for one in owner.beside]
-    return Place(index, place, keep, origin=origin_of(source.root, storage_options), listed=version_of_files(listed))
+    return DatasetLocation(
+        index, place, keep, origin=origin_of(source.root, storage_options), listed=version_of_files(listed)
+    )
 
 
 def _packed_files(reader: Any, files: Sequence[FoundFile], store: Store) -> list[FoundFile]:
@@ -251,6 +253,6 @@ def cached_names(name: str, facts: Sequence[ForeignFile]) -> Iterator[str]:
                 yield from (file.basename for file in shard.raw)
 
 
-def _side_name(source: Source, name: str, settings: Mapping[str, Any]) -> str:
+def _side_name(source: FilesLocation, name: str, settings: Mapping[str, Any]) -> str:
     recipe = [source.root, source.pattern, source.keys, name, settings]
     return f"{name}.{hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:24]}.json"

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.open_cache import make_cache
-from stoker.catalog.location import Place, address_of, origin_of
+from stoker.catalog.location import DatasetLocation, address_of, origin_of
 from stoker.catalog.source_args import files_asked_for, files_directory, side_places
-from stoker.catalog.unindexed.found_files import FoundFile, Source, find_files, kinds_of, partitions_of
+from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile, find_files, kinds_of, partitions_of
 from stoker.catalog.unindexed.parquet_facts import load_facts, save_facts
 from stoker.catalog.unindexed.parquet_footers import BadFile, FooterReader
 from stoker.catalog.unindexed.parquet_shards import describe_row_groups
@@ -65,7 +65,7 @@ def open_parquet(
     storage_options: StorageOptions | None = None,
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
-) -> Place:
+) -> DatasetLocation:
     """Index Parquet files from their footers, and set up the cache.
 
     Footers are read side by side, and what an index needs of them is kept in the cache (beside the data, where only
@@ -146,7 +146,7 @@ def open_parquet(
         with contextlib.suppress(OSError):
             cache.sweep()
     listed = version_of_files((one.key, one.size, one.version) for one in facts if len(one.rows))
-    return Place(index, cache, keep, origin=origin_of(source.root, storage_options), listed=listed)
+    return DatasetLocation(index, cache, keep, origin=origin_of(source.root, storage_options), listed=listed)
 
 
 def index_parquet(remote: Files, **options: Any) -> Index:
@@ -247,7 +247,7 @@ def _remove_replaced(
                     path.unlink(missing_ok=True)
 
 
-def _side_name(source: Source, wanted: _Wanted) -> str:
+def _side_name(source: FilesLocation, wanted: _Wanted) -> str:
     """Name of the file that keeps the facts: of these files, read in this way."""
     # The second meaning of filters: by that of nulls, and of numbers that a column rounds.
     filters = repr(wanted.filters) if wanted.filters is None else f"2 {wanted.filters!r}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.running import ExitCode, add_json, print_json
 
 if TYPE_CHECKING:
-    from stoker.bench.compare.compare import Change, Comparison, Metric
+    from stoker.bench.compare.compare import Change, ComparedMetric, Comparison
 
 __all__ = ["add", "metric_text", "run"]
 
@@ -137,7 +137,7 @@ def _show(found: Comparison, failed: list[Change]) -> None:
         console.print(Text(f"regression: {metrics[change.metric].words}", style="bold red"))
 
 
-def metric_text(metric: Metric, value: float) -> str:
+def metric_text(metric: ComparedMetric, value: float) -> str:
     """A value in words."""
     from stoker.cli.render.amounts import decimal_bytes_text, seconds_text
 
@@ -148,5 +148,5 @@ def metric_text(metric: Metric, value: float) -> str:
     return decimal_bytes_text(value) if metric.unit == "bytes" else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
-def _scatter(metric: Metric, stdev: float | None, count: int) -> str:
+def _scatter(metric: ComparedMetric, stdev: float | None, count: int) -> str:
     return f"(of {count})" if stdev is None else f"± {metric_text(metric, stdev)} (of {count})"

@@ -14,7 +14,7 @@ from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
     from stoker.bench.size.rules import Demand
-    from stoker.bench.size.size import Sizing
+    from stoker.bench.size.size import DatasetSize
 
 __all__ = ["add", "run"]
 
@@ -121,7 +121,7 @@ def _tell(accelerators: int, result: Mapping[str, Any]) -> None:
     sys.stderr.write(f"{accelerators} accelerator{'' if accelerators == 1 else 's'}: utilization {au}\n")
 
 
-def _show(found: Sizing) -> None:
+def _show(found: DatasetSize) -> None:
     from rich.table import Table
     from rich.text import Text
 

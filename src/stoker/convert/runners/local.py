@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from multiprocessing import connection
 from typing import Any, Final
 
-from stoker.concurrency.processes import Worker, sendable, stop_workers
-from stoker.convert.job import Job
+from stoker.concurrency.processes import WorkerProcess, sendable, stop_workers
+from stoker.convert.job import ConversionJob
 from stoker.errors import ConfigError, StokerError
 
 __all__ = ["Done", "Processes", "run_here", "run_processes"]
@@ -21,7 +21,7 @@ Done = tuple[int, dict[str, Any]]
 """A task and its note."""
 
 
-def run_here(job: Job, tasks: Sequence[int], advance: Callable[[int], None]) -> Generator[Done]:
+def run_here(job: ConversionJob, tasks: Sequence[int], advance: Callable[[int], None]) -> Generator[Done]:
     """Tasks one after the other, in this process."""
     from stoker.convert.task import run_task
 
@@ -64,7 +64,11 @@ class Processes:
 
 
 def run_processes(
-    job: Job, tasks: Sequence[int], processes: Processes, advance: Callable[[int], None], killed: Callable[[], None]
+    job: ConversionJob,
+    tasks: Sequence[int],
+    processes: Processes,
+    advance: Callable[[int], None],
+    killed: Callable[[], None],
 ) -> Generator[Done]:
     """Tasks on several processes, as they are done.
 
@@ -123,7 +127,7 @@ def run_processes(
         stop_workers(workers)
 
 
-class _Converter(Worker):
+class _Converter(WorkerProcess):
     """A process, and what it is at."""
 
     def __init__(self) -> None:
@@ -141,7 +145,7 @@ class _Converter(Worker):
         self.send(pickle.dumps(task))
 
 
-def _check_attempts(job: Job, worker: _Converter, attempts: int) -> None:
+def _check_attempts(job: ConversionJob, worker: _Converter, attempts: int) -> None:
     code = worker.join()
     if code is not None and code >= 0:  # not killed: it could not even begin
         raise StokerError(
@@ -162,7 +166,7 @@ def _work(pipe: Any) -> None:
     from stoker.convert.task import run_task
 
     try:
-        job: Job = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of our own parent
+        job: ConversionJob = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of our own parent
     except (ImportError, AttributeError) as error:
         pipe.send(("failed", ConfigError(f"the transform can not be loaded in another process: {error}")))
         return

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from stoker.convert.job import Job
+from stoker.convert.job import ConversionJob
 from stoker.convert.runners.local import Done
 from stoker.errors import MissingPackageError, StokerError
 
@@ -17,11 +17,11 @@ _RETRIES: Final = 20
 # Tasks handed to Ray for each processor at a time.
 _AHEAD: Final = 4
 
-_jobs: dict[str, Job] = {}
+_jobs: dict[str, ConversionJob] = {}
 
 
 def run_on_ray(
-    job: Job, tasks: Sequence[int], processes: int | None, advance: Callable[[int], None]
+    job: ConversionJob, tasks: Sequence[int], processes: int | None, advance: Callable[[int], None]
 ) -> Generator[Done]:
     """Tasks as they are done.
 

@@ -6,19 +6,19 @@ import json
 from typing import Any, Final
 
 from stoker.coordination.history.records import (
+    CoordinationSettings,
     Entry,
     Epoch,
     Held,
     History,
     Lane,
     LogChunk,
-    Piece,
     Process,
     Record,
-    Settings,
-    Split,
+    ReturnedRange,
+    SplitRecord,
     Summary,
-    Worker,
+    WorkerRecord,
 )
 from stoker.errors import StateError
 
@@ -29,7 +29,7 @@ _VERSION: Final = 2
 
 def encode(record: Record) -> bytes:
     """A record as bytes: a JSON list of its format's version, its kind and its fields in order."""
-    return json.dumps([_VERSION, type(record).__name__, record], separators=(",", ":")).encode()
+    return json.dumps([_VERSION, _KINDS[type(record)], record], separators=(",", ":")).encode()
 
 
 def decode(value: bytes) -> Any:
@@ -59,24 +59,24 @@ def _entries(rows: list[list[int]]) -> tuple[Entry, ...]:
 
 
 def _lane(f: list[Any]) -> Lane:
-    f[6] = tuple([Split(*row) for row in f[6]])
-    f[7] = tuple([Piece(*row) for row in f[7]])
-    f[8] = tuple([Piece(*row) for row in f[8]])
+    f[6] = tuple([SplitRecord(*row) for row in f[6]])
+    f[7] = tuple([ReturnedRange(*row) for row in f[7]])
+    f[8] = tuple([ReturnedRange(*row) for row in f[8]])
     f[11] = _entries(f[11])
     return Lane(*f)
 
 
-def _worker(f: list[Any]) -> Worker:
+def _worker(f: list[Any]) -> WorkerRecord:
     f[3] = Process(*f[3])
     f[9] = tuple([Held(*row) for row in f[9]])
-    return Worker(*f)
+    return WorkerRecord(*f)
 
 
 def _epoch(f: list[Any]) -> Epoch:
     f[3] = tuple(f[3])
     f[4] = None if f[4] is None else tuple([(begin, end) for begin, end in f[4]])
     f[5] = tuple([(name, value) for name, value in f[5]])
-    f[6] = Settings(*f[6])
+    f[6] = CoordinationSettings(*f[6])
     f[7] = tuple([History(k, tuple(counts), _entries(partial)) for k, counts, partial in f[7]])
     return Epoch(*f)
 
@@ -87,6 +87,14 @@ def _summary(f: list[Any]) -> Summary:
     return Summary(*f)
 
 
+# As engines hold them: they stay, whatever the classes are called.
+_KINDS: Final[dict[type, str]] = {
+    Epoch: "Epoch",
+    Lane: "Lane",
+    LogChunk: "LogChunk",
+    Summary: "Summary",
+    WorkerRecord: "Worker",
+}
 _DECODERS = {
     "Epoch": _epoch,
     "Lane": _lane,

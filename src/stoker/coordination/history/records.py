@@ -22,18 +22,18 @@ __all__ = [
     "History",
     "Lane",
     "LogChunk",
-    "Piece",
+    "ReturnedRange",
     "Process",
     "Record",
-    "Settings",
-    "Split",
+    "CoordinationSettings",
+    "SplitRecord",
     "Summary",
-    "Worker",
+    "WorkerRecord",
 ]
 
 
 @checked
-class Settings(NamedTuple):
+class CoordinationSettings(NamedTuple):
     """What all workers of a run must agree on. Times are in seconds.
 
     Attributes:
@@ -93,7 +93,7 @@ class Entry(NamedTuple):
     token: int
 
 
-class Split(NamedTuple):
+class SplitRecord(NamedTuple):
     """A range that is leased.
 
     Attributes:
@@ -117,7 +117,7 @@ class Split(NamedTuple):
     attempts: int
 
 
-class Piece(NamedTuple):
+class ReturnedRange(NamedTuple):
     """A range that came back, with how many leases of it were lost without a commit, and why the last one was."""
 
     begin: int
@@ -154,9 +154,9 @@ class Lane(NamedTuple):
     front: int
     back: int
     token: int
-    splits: tuple[Split, ...] = ()
-    free: tuple[Piece, ...] = ()
-    aside: tuple[Piece, ...] = ()
+    splits: tuple[SplitRecord, ...] = ()
+    free: tuple[ReturnedRange, ...] = ()
+    aside: tuple[ReturnedRange, ...] = ()
     again: int = 0
     exposed: int = 0
     log: tuple[Entry, ...] = ()
@@ -198,7 +198,7 @@ class Held(NamedTuple):
     delivered: int
 
 
-class Worker(NamedTuple):
+class WorkerRecord(NamedTuple):
     """What a worker says of itself.
 
     Attributes:
@@ -263,7 +263,7 @@ class Epoch(NamedTuple):
     starts: tuple[int, ...]
     left: tuple[tuple[int, int], ...] | None
     identity: tuple[tuple[str, Any], ...]
-    settings: Settings
+    settings: CoordinationSettings
     history: tuple[History, ...] = ()
     restored: str = ""
 
@@ -301,4 +301,4 @@ class Summary(NamedTuple):
     orphans: tuple[int, ...] = ()
 
 
-Record: TypeAlias = Epoch | Lane | LogChunk | Summary | Worker
+Record: TypeAlias = Epoch | Lane | LogChunk | Summary | WorkerRecord

@@ -29,7 +29,7 @@ from stoker.formats.arrays.array_shards import (
 )
 from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, MappedSource, SourceFile
+from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import check_memory
 from stoker.formats.common.container import DECODE_ERRORS, Survey, check_count, only_settings, read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
@@ -118,7 +118,7 @@ def _directory_by_zipfile(source: ByteSource) -> list[_Entry]:
     Raises:
         CorruptDataError: it is none.
     """
-    file = SourceFile(source)
+    file = ByteSourceFile(source)
     try:
         with zipfile.ZipFile(file) as archive:
             return [

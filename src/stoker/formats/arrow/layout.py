@@ -14,7 +14,7 @@ from typing import Final
 from stoker.errors import CorruptDataError
 from stoker.formats.common.byte_source import ByteSource
 
-__all__ = ["ArrowLayout", "arrow_layout"]
+__all__ = ["ArrowFileLayout", "arrow_layout"]
 
 _MAGIC: Final = b"ARROW1"
 _SCHEMA: Final = 1
@@ -27,7 +27,7 @@ _MOST_RATIO: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowLayout:
+class ArrowFileLayout:
     """What a file's messages say.
 
     Attributes:
@@ -91,7 +91,7 @@ class _Table:
         return list(struct.iter_unpack(layout, self._data[start + 4 : start + 4 + count * size]))
 
 
-def arrow_layout(source: ByteSource) -> ArrowLayout:
+def arrow_layout(source: ByteSource) -> ArrowFileLayout:
     """Read a file's messages, without their bodies.
 
     Raises:
@@ -103,7 +103,7 @@ def arrow_layout(source: ByteSource) -> ArrowLayout:
         raise CorruptDataError(f"{source.where}: not an Arrow IPC file: {error}") from None
 
 
-def _layout(source: ByteSource) -> ArrowLayout:
+def _layout(source: ByteSource) -> ArrowFileLayout:
     size = source.size
     if size < 8:
         raise ValueError(f"{size} bytes")
@@ -129,7 +129,7 @@ def _layout(source: ByteSource) -> ArrowLayout:
             rows.append(batch.number(0, "<q"))
             if rows[-1] < 0:
                 raise ValueError(f"a batch of {rows[-1]} rows")
-    return ArrowLayout(stream, tuple(rows), compressed, unpacked)
+    return ArrowFileLayout(stream, tuple(rows), compressed, unpacked)
 
 
 def _listed(source: ByteSource) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ import numpy as np
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.arrow.layout import arrow_layout
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, MappedSource, SourceFile
+from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import check_memory
 from stoker.formats.common.container import (
     PackedFormat,
@@ -35,7 +35,7 @@ from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.memory import Shelf, memory_of
-from stoker.formats.parquet.pages.values import Fixed, Values, as_values, gather
+from stoker.formats.parquet.pages.values import ColumnValues, Fixed, as_values, gather
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = ["ArrowEncoder", "ArrowFormat", "ArrowShard"]
@@ -50,7 +50,7 @@ def _ipc() -> Any:
     return pyarrow.ipc
 
 
-class _Bytes(Values):
+class _Bytes(ColumnValues):
     """Values of any length that lie end to end in the file."""
 
     def __init__(self, array: Any) -> None:
@@ -108,9 +108,9 @@ class ArrowShard(PackedShard):
         found: Ids = np.searchsorted(self._firsts, rows, side="right") - 1
         return found
 
-    def parts(self, name: str) -> list[Values]:
+    def parts(self, name: str) -> list[ColumnValues]:
         """A column's batches, checked."""
-        parts: list[Values] = (
+        parts: list[ColumnValues] = (
             memory_of(self.options.decoded_limit).get(self._shelf, name, partial(_Parts, self, name)).parts
         )
         return parts
@@ -139,13 +139,13 @@ class ArrowShard(PackedShard):
             raise CorruptDataError(f"{self.where}: column {name!r} has nulls, but is declared {encoding.name}")
         return decode_values(encoding, taken, rows, name, self.where)
 
-    def _take(self, part: Values, name: str, rows: Ids, views: bool) -> Column:
+    def _take(self, part: ColumnValues, name: str, rows: Ids, views: bool) -> Column:
         try:
             return part.take(rows, views=views)
         except (UnicodeDecodeError, ValueError, OverflowError, pyarrow().ArrowException) as error:
             raise CorruptDataError(f"{self.where}, column {name!r}: {error}") from None
 
-    def read_parts(self, name: str) -> list[Values]:
+    def read_parts(self, name: str) -> list[ColumnValues]:
         """Read a column's batches from the file.
 
         Raises:
@@ -181,7 +181,7 @@ class ArrowShard(PackedShard):
         options = ipc.IpcReadOptions(included_fields=places, use_threads=False)
         mapped = _stays_mapped(self._schema.field(places[0]).type)
         reader = opener(
-            self._buffer if mapped else pyarrow().PythonFile(SourceFile(self._source), "r"), options=options
+            self._buffer if mapped else pyarrow().PythonFile(ByteSourceFile(self._source), "r"), options=options
         )
         if self._layout.stream:
             return list(reader)
@@ -232,11 +232,11 @@ def _own_offsets(array: Any) -> Any:
     return pa.Array.from_buffers(array.type, len(array), [*own, array.buffers()[2]], offset=array.offset)
 
 
-def _is_mapped(part: Values) -> bool:
+def _is_mapped(part: ColumnValues) -> bool:
     return isinstance(part, _Bytes) or (isinstance(part, Fixed) and not part.array.flags.owndata)
 
 
-def _declared(array: Any, encoding: Encoding, here: str) -> Values:
+def _declared(array: Any, encoding: Encoding, here: str) -> ColumnValues:
     """A batch of a column that stoker wrote."""
     pa = pyarrow()
     if isinstance(array.type, pa.BaseExtensionType):
@@ -279,7 +279,7 @@ class ArrowFormat(PackedFormat):
         """
         only_settings(settings, self.settings, self.name)
         layout = arrow_layout(source)
-        pa, ipc, file = pyarrow(), _ipc(), SourceFile(source)
+        pa, ipc, file = pyarrow(), _ipc(), ByteSourceFile(source)
         try:
             opener = ipc.open_stream if layout.stream else ipc.open_file
             schema = opener(pa.PythonFile(file, "r")).schema

@@ -16,7 +16,7 @@ __all__ = [
     "ByteSource",
     "HeadView",
     "MappedSource",
-    "SourceFile",
+    "ByteSourceFile",
     "check_range",
     "head_rows",
     "heads_of",
@@ -61,7 +61,7 @@ class MappedSource:
         return bytes(self.data[start:end])
 
 
-class SourceFile(io.RawIOBase):
+class ByteSourceFile(io.RawIOBase):
     """A source as a file object, for libraries that want one. Reading past the end gives what there is.
 
     Attributes:

@@ -20,7 +20,7 @@ from stoker.types import Array
 from stoker.units import parse_bytes
 
 __all__ = [
-    "Piece",
+    "ShardSpan",
     "PieceDetail",
     "Survey",
     "SurveyedFormat",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardSpan:
     """A part of a file that is a shard of its own.
 
     Attributes:
@@ -75,7 +75,7 @@ class Survey:
 
     samples: int
     spec: Mapping[str, Any]
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[ShardSpan] = ()
 
 
 class SurveyedFormat:

@@ -26,7 +26,7 @@ from stoker.formats.arrays.array_shards import (
 )
 from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource, MappedSource, SourceFile
+from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import check_memory
 from stoker.formats.common.container import DECODE_ERRORS, Survey, check_count, only_settings, read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
@@ -69,7 +69,7 @@ def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     Raises:
         CorruptDataError: it is no HDF5 file.
     """
-    h5py, read = load_h5py(), SourceFile(source)
+    h5py, read = load_h5py(), ByteSourceFile(source)
     try:
         with _opened(read) as file:
             found: dict[str, _Dataset] = {}
@@ -86,7 +86,7 @@ def _datasets(source: ByteSource) -> dict[str, _Dataset]:
 
 
 @contextlib.contextmanager
-def _opened(read: SourceFile) -> Iterator[Any]:
+def _opened(read: ByteSourceFile) -> Iterator[Any]:
     """The open file, an ``h5py.File``.
 
     HDF5 calls back into Python when it releases the last thing that refers to ``read``. Frames of an exception refer to such
@@ -174,7 +174,7 @@ class HDF5Shard(ArrayShard):
         """See :class:`~stoker.formats.arrays.array_shards.ArrayShard`."""
         here = f"{self.where}: dataset {name!r}"
         try:
-            with _opened(SourceFile(MappedSource(self._data, here))) as file:
+            with _opened(ByteSourceFile(MappedSource(self._data, here))) as file:
                 dataset = file[name]
                 size = math.prod(dataset.shape) * dataset.dtype.itemsize
                 check_decoded(size, len(self._data), here)

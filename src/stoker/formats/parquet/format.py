@@ -10,7 +10,7 @@ import numpy as np
 from stoker.errors import IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.merge import read_each
-from stoker.formats.parquet.pages.values import Placed, gather
+from stoker.formats.parquet.pages.values import PlacedValues, gather
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
@@ -66,14 +66,14 @@ class ParquetFormat:
 def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:
     """A fixed-width column of several row groups in one copy; ``None`` where it is none, or not all of them fit in memory."""
     first = shards[0].values(name)
-    if not isinstance(first, Placed) or first.nbytes * len(shards) > shards[0].options.decoded_limit:
+    if not isinstance(first, PlacedValues) or first.nbytes * len(shards) > shards[0].options.decoded_limit:
         return None
     if len(rows) and int(rows.min()) < 0:
         raise IndexError("row outside its shard")
-    columns: list[Placed] = [first]
+    columns: list[PlacedValues] = [first]
     for shard in shards[1:]:
         values = shard.values(name)
-        if not isinstance(values, Placed) or values.dtype != first.dtype or values.shape != first.shape:
+        if not isinstance(values, PlacedValues) or values.dtype != first.dtype or values.shape != first.shape:
             return None
         columns.append(values)
     if (np.array([len(column) for column in columns])[which] <= rows).any():

@@ -30,7 +30,7 @@ from stoker.formats.parquet.pages.decode import column_batches, decode_column
 from stoker.formats.parquet.pages.fixed import as_arrays, in_place
 from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, list_shape
 from stoker.formats.parquet.pages.pages import OtherPagesError
-from stoker.formats.parquet.pages.values import Fixed, Values, constant
+from stoker.formats.parquet.pages.values import ColumnValues, Fixed, constant
 from stoker.types import Array, Batch, Buffer, Ids
 
 __all__ = ["ParquetReader"]
@@ -115,11 +115,11 @@ class ParquetReader:
             raise FormatError(f"{self.where} has no column {min(unknown)!r}; it has {', '.join(self.columns)}")
         return [name for name in self.columns if name in chosen]
 
-    def values(self, name: str) -> Values:
+    def values(self, name: str) -> ColumnValues:
         """A column, decoded now or before."""
         if name in self._constants:
             return constant(self._constants[name])
-        found: Values = memory_of(self.options.decoded_limit).get(self._shelf, name, partial(self._decode, name))
+        found: ColumnValues = memory_of(self.options.decoded_limit).get(self._shelf, name, partial(self._decode, name))
         return found
 
     def array(self, name: str) -> Any:
@@ -191,7 +191,7 @@ class ParquetReader:
         stored = int(chunks[:, COMPRESSED].sum())
         check_memory(size, stored, self.options.decoded_limit, f"{self.where}, column {name!r}")
 
-    def _decode(self, name: str) -> Values:
+    def _decode(self, name: str) -> ColumnValues:
         column, chunks = self._find(name)
         self._check_size(name, chunks)
         shape = list_shape(column)

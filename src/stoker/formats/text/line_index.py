@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
 from stoker.formats.common.byte_source import ByteSource
-from stoker.formats.common.inspect_header import Piece
+from stoker.formats.common.inspect_header import ShardSpan
 from stoker.types import Ids
 
 __all__ = ["PIECE_BYTES", "find_lines", "first_lines", "line_pieces"]
@@ -90,13 +90,13 @@ def first_lines(source: ByteSource, quote: int | None, count: int) -> tuple[int,
     return start, second, lines
 
 
-def line_pieces(source: ByteSource, start: int, quote: int | None, piece_bytes: int) -> list[Piece]:
+def line_pieces(source: ByteSource, start: int, quote: int | None, piece_bytes: int) -> list[ShardSpan]:
     """A file's lines from a byte on, as pieces of about so many bytes. The file is read once through, in blocks.
 
     Raises:
         CorruptDataError: a quote is not closed.
     """
-    pieces: list[Piece] = []
+    pieces: list[ShardSpan] = []
     begin, samples = start, 0
     for stop, ends, filled in _counted(source, start, quote):
         counted = np.concatenate([np.zeros(1, np.int64), np.cumsum(filled)])
@@ -109,11 +109,11 @@ def line_pieces(source: ByteSource, start: int, quote: int | None, piece_bytes: 
             samples += int(counted[last + 1] - counted[at])
             end = min(int(ends[last]) + 1, source.size)
             if samples:
-                pieces.append(Piece(begin, end, samples))
+                pieces.append(ShardSpan(begin, end, samples))
             begin, samples, at = end, 0, last + 1
         samples += int(counted[-1] - counted[at])
         if stop == source.size and samples:
-            pieces.append(Piece(begin, stop, samples))
+            pieces.append(ShardSpan(begin, stop, samples))
     return pieces
 
 

@@ -16,9 +16,9 @@ from stoker.formats.arrays.npy import npy_header
 from stoker.formats.hdf5.skeleton import Skeleton, load_h5py, make_dataset
 from stoker.formats.megatron import index_bytes
 from stoker.generate.columns import Column
-from stoker.generate.content import Content
-from stoker.generate.formats.base import Layout
-from stoker.generate.pieces import Piece, Values, assemble
+from stoker.generate.content import FileContent
+from stoker.generate.formats.base import GeneratedLayout
+from stoker.generate.pieces import Piece, StreamBytes, assemble
 from stoker.generate.spec import DatasetSpec
 
 __all__ = ["HDF5Layout", "MegatronLayout", "NPYLayout", "NPZLayout"]
@@ -45,31 +45,31 @@ def _bytes(column: Column, rows: int) -> int:
     return column.width * rows
 
 
-class NPYLayout(Layout):
+class NPYLayout(GeneratedLayout):
     """An array, a row a sample."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number)))
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content = Content(self.spec, number)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content = FileContent(self.spec, number)
         (column,) = content.columns
         yield npy_header(np.dtype(column.dtype), _shape(column, self.spec.samples_per_file))
         yield content.values(column, self.spec.samples_per_file)
 
 
-class NPZLayout(Layout):
+class NPZLayout(GeneratedLayout):
     """A zip archive of arrays, stored or deflated, each at a multiple of 64 bytes. What is stored has its checksum behind it,
     so that values are made once."""
 
     def size(self, number: int) -> int | None:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         if self.spec.compression is not None:
             return None
         archive = _Archive()
-        for column in Content(self.spec, number).columns:
+        for column in FileContent(self.spec, number).columns:
             head = npy_header(np.dtype(column.dtype), _shape(column, self.spec.samples_per_file))
             size = len(head) + _bytes(column, self.spec.samples_per_file)
             archive.begin(column.name, size)
@@ -77,15 +77,15 @@ class NPZLayout(Layout):
         return archive.at + len(archive.directory())
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content = Content(self.spec, number)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content = FileContent(self.spec, number)
         rows = self.spec.samples_per_file
         archive = _Archive(deflated=self.spec.compression is not None)
         for column in content.columns:
             head = npy_header(np.dtype(column.dtype), _shape(column, rows))
             checksum = _Checksum(head)
             values = content.values(column, rows)
-            values = Values(values.size, values.stream, values.finish, checksum)
+            values = StreamBytes(values.size, values.stream, values.finish, checksum)
             yield archive.begin(column.name, len(head) + values.size)
             if archive.deflated:
                 stored = 0
@@ -175,7 +175,7 @@ class _Archive:
         return (45 if wide else 20, _FLAGS, 8 if self.deflated else 0, 0, _DATE)
 
 
-class HDF5Layout(Layout):
+class HDF5Layout(GeneratedLayout):
     """Datasets, contiguous or in chunks of whole rows, without compression; their places are h5py's."""
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -184,12 +184,12 @@ class HDF5Layout(Layout):
         self._skeleton = lru_cache(maxsize=2)(_skeleton)
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number)))
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content = Content(self.spec, number)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content = FileContent(self.spec, number)
         for piece in self._skeleton(content.columns, self.spec.samples_per_file, self.spec.hdf5_chunks):
             if isinstance(piece, _Place):
                 yield content.values(piece.column, piece.rows)
@@ -197,7 +197,7 @@ class HDF5Layout(Layout):
                 yield piece
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         h5py = load_h5py()
         return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
 
@@ -240,17 +240,17 @@ def _skeleton(columns: tuple[Column, ...], rows: int, chunk: int) -> list[Any]:
     return skeleton.around(places)
 
 
-class MegatronLayout(Layout):
+class MegatronLayout(GeneratedLayout):
     """Sequences of integers in a ``.bin``, each a document, and their places in an ``.idx``."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number)))
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         pair, part = divmod(number, 2)
-        content = Content(self.spec, pair)
+        content = FileContent(self.spec, pair)
         (column,) = content.columns
         rows = self.spec.samples_per_file
         if part == 0:

@@ -14,8 +14,8 @@ import numpy as np
 from stoker.errors import FormatError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.generate.columns import Column
-from stoker.generate.content import Content, mean_width
-from stoker.generate.formats.base import Layout
+from stoker.generate.content import FileContent, mean_width
+from stoker.generate.formats.base import GeneratedLayout
 from stoker.generate.pieces import Piece, gather
 from stoker.generate.ragged import column_cells, image_versions
 from stoker.generate.spec import DatasetSpec
@@ -28,7 +28,7 @@ _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _BLOCK: Final = struct.Struct("<qi4xq")
 
 
-class ArrowLayout(Layout):
+class ArrowLayout(GeneratedLayout):
     """Record batches of as many rows. Arrays are fixed-size lists, ``bytes`` of one size fixed-size binary."""
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -41,12 +41,12 @@ class ArrowLayout(Layout):
         self._message = lru_cache(maxsize=2)(self._fixed_message)
 
     def size(self, number: int) -> int | None:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number))) if self._fixed else None
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content = Content(self.spec, number)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content = FileContent(self.spec, number)
         blocks: list[tuple[int, int, int]] = []
         head = _START + self._schema_message
         yield head
@@ -75,7 +75,7 @@ class ArrowLayout(Layout):
         yield self._footer(blocks)
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return {"pyarrow": pyarrow().__version__, **image_versions(self.spec)}
 
     @cached_property
@@ -113,7 +113,7 @@ class ArrowLayout(Layout):
             writer.write_batch(batch)
             return sink.getvalue()[len(self._schema_message) :]
 
-    def _batch(self, content: Content, first: int, rows: int) -> Any:
+    def _batch(self, content: FileContent, first: int, rows: int) -> Any:
         pa = pyarrow()
         columns = []
         for column in content.columns:

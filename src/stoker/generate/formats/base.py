@@ -10,10 +10,10 @@ from functools import lru_cache
 from stoker.generate.pieces import Piece
 from stoker.generate.spec import DatasetSpec
 
-__all__ = ["Layout", "layout_of"]
+__all__ = ["GeneratedLayout", "layout_of"]
 
 
-class Layout(ABC):
+class GeneratedLayout(ABC):
     """How files of a data set look. Threads share it.
 
     Args:
@@ -45,8 +45,8 @@ class Layout(ABC):
 
 
 @lru_cache(maxsize=8)
-def layout_of(spec: DatasetSpec) -> Layout:
+def layout_of(spec: DatasetSpec) -> GeneratedLayout:
     """The layout of a data set."""
     module, name = spec.form.layout
-    made: Layout = getattr(importlib.import_module(f"stoker.generate.formats.{module}"), name)(spec)
+    made: GeneratedLayout = getattr(importlib.import_module(f"stoker.generate.formats.{module}"), name)(spec)
     return made

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.generate.content import Content
-from stoker.generate.formats.base import Layout
+from stoker.generate.content import FileContent
+from stoker.generate.formats.base import GeneratedLayout
 from stoker.generate.pieces import Piece
 from stoker.generate.ragged import cells, image_versions, sizes
 
 __all__ = ["FileLayout"]
 
 
-class FileLayout(Layout):
+class FileLayout(GeneratedLayout):
     """The bytes of one value."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        return int(sizes(Content(self.spec, number), 0, 1)[0])
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        return int(sizes(FileContent(self.spec, number), 0, 1)[0])
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        ((cell,),) = cells(Content(self.spec, number), 1)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        ((cell,),) = cells(FileContent(self.spec, number), 1)
         yield from cell.pieces
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from stoker.generate.columns import Column
-from stoker.generate.content import LETTERS, Content
-from stoker.generate.formats.base import Layout
-from stoker.generate.pieces import Finish, Piece, Values, rows_of
+from stoker.generate.content import LETTERS, FileContent
+from stoker.generate.formats.base import GeneratedLayout
+from stoker.generate.pieces import Finish, Piece, StreamBytes, rows_of
 from stoker.generate.ragged import cells, sizes
 
 __all__ = ["CSVLayout", "JSONLayout"]
@@ -34,7 +34,7 @@ _NUMBERS: Final = {
 }
 
 
-class _LineLayout(Layout):
+class _LineLayout(GeneratedLayout):
     """Base of the layouts of lines."""
 
     quote = b'"'
@@ -48,8 +48,8 @@ class _LineLayout(Layout):
         """What comes before each value, and behind the last."""
 
     def size(self, number: int) -> int | None:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        rows, content = self.spec.samples_per_file, Content(self.spec, number)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        rows, content = self.spec.samples_per_file, FileContent(self.spec, number)
         line = sum(map(len, self.marks()))
         line += sum(sum(map(len, _value(content, column, 0))) for column in content.columns if _is_number(column))
         texts = [column for column in content.columns if not _is_number(column)]
@@ -59,8 +59,8 @@ class _LineLayout(Layout):
         return fixed + total - numbers
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content, rows = Content(self.spec, number), self.spec.samples_per_file
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         marks = self.marks()
         yield self.top()
         if all(column.width is not None for column in content.columns):
@@ -69,7 +69,7 @@ class _LineLayout(Layout):
         for row in cells(content, rows):
             yield from self._line(content, marks, [cell.size for cell in row])
 
-    def _line(self, content: Content, marks: list[bytes], lengths: list[int]) -> list[Piece]:
+    def _line(self, content: FileContent, marks: list[bytes], lengths: list[int]) -> list[Piece]:
         line: list[Piece] = []
         for mark, column, length in zip(marks, content.columns, lengths, strict=False):
             values = _value(content, column, length)
@@ -81,13 +81,13 @@ def _is_number(column: Column) -> bool:
     return column.numeric and not column.shape
 
 
-def _value(content: Content, column: Column, length: int) -> list[Piece]:
+def _value(content: FileContent, column: Column, length: int) -> list[Piece]:
     if not _is_number(column):
         if column.dtype == "str":
             return [content.sized(column, length)]
-        return [Values(length, content.noise, LETTERS)]
+        return [StreamBytes(length, content.noise, LETTERS)]
     first, digits = _NUMBERS[column.dtype]
-    return [first, Values(digits, content.noise, _BIT if column.dtype == "bool" else _DIGITS)]
+    return [first, StreamBytes(digits, content.noise, _BIT if column.dtype == "bool" else _DIGITS)]
 
 
 class JSONLayout(_LineLayout):

@@ -13,8 +13,8 @@ from stoker.errors import ConfigError
 from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.mds.encoder import MDSEncoder
 from stoker.generate.columns import Column
-from stoker.generate.content import Content
-from stoker.generate.formats.base import Layout
+from stoker.generate.content import FileContent
+from stoker.generate.formats.base import GeneratedLayout
 from stoker.generate.pieces import Piece, rows_of
 from stoker.generate.ragged import cells, image_versions, one_value, sizes
 from stoker.generate.spec import DatasetSpec
@@ -23,7 +23,7 @@ from stoker.types import Ids
 __all__ = ["MDSLayout"]
 
 
-class MDSLayout(Layout):
+class MDSLayout(GeneratedLayout):
     """A shard; its index is written by :mod:`stoker.generate.index`."""
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -42,12 +42,12 @@ class MDSLayout(Layout):
         return MDSEncoder(columns, settings)
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         ends = self._ends(number)
         return 8 + 4 * len(ends) + len(self.encoder.config) + (int(ends[-1]) if len(ends) else 0)
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         ends = self._ends(number)
         encoder, rows = self.encoder, self.spec.samples_per_file
         first = 4 + 4 * (rows + 1) + len(encoder.config)
@@ -56,7 +56,7 @@ class MDSLayout(Layout):
                 f"samples_per_file={rows:,}: an MDS shard of {first + int(ends[-1]):,} bytes, where {MAX_OFFSET:,} are the "
                 "most; make more files of fewer samples"
             )
-        content = Content(self.spec, number)
+        content = FileContent(self.spec, number)
         yield encoder.offsets(first, ends) + encoder.config
         sized = [place for place, column in enumerate(self.spec.fields) if not column.numeric]
         pack = struct.Struct(f"<{len(sized)}I").pack
@@ -70,11 +70,11 @@ class MDSLayout(Layout):
                 yield from cell.pieces
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)
 
     def _ends(self, number: int) -> Ids:
-        content, rows = Content(self.spec, number), self.spec.samples_per_file
+        content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         heads = 4 * sum(not column.numeric for column in self.spec.fields)
         return np.cumsum(heads + sizes(content, 0, rows))
 

@@ -21,8 +21,8 @@ from stoker.formats.parquet.footer import thrift_writer as compact
 from stoker.formats.parquet.footer.facts import MAGIC
 from stoker.formats.parquet.footer.schema import ARROW_KEY
 from stoker.generate.columns import Column
-from stoker.generate.content import Content, mean_width
-from stoker.generate.formats.base import Layout
+from stoker.generate.content import FileContent, mean_width
+from stoker.generate.formats.base import GeneratedLayout
 from stoker.generate.formats.parquet_pages import (
     PLAIN,
     RLE,
@@ -57,7 +57,7 @@ class _Chunk:
     stored: int = 0
 
 
-class ParquetLayout(Layout):
+class ParquetLayout(GeneratedLayout):
     """Row groups of as many rows, each column in pages of about ``page_bytes``."""
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -82,12 +82,12 @@ class ParquetLayout(Layout):
                 raise ConfigError(f"column {column.name!r}: a value is larger than a Parquet page can be")
 
     def size(self, number: int) -> int | None:  # noqa: ARG002 - all are alike
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return self._footer_once()[1] if self._fixed else None
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content = Content(self.spec, number)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content = FileContent(self.spec, number)
         groups: list[tuple[int, list[_Chunk]]] = []
         at = len(MAGIC)
         yield MAGIC
@@ -114,7 +114,7 @@ class ParquetLayout(Layout):
         yield self._footer_once()[0] if self._fixed else self._footer(groups)
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         packed = {"pyarrow": pyarrow().__version__} if self.spec.compression else {}
         return {**packed, **image_versions(self.spec)}
 
@@ -122,7 +122,7 @@ class ParquetLayout(Layout):
         """Rows of a page; values take 1/8 of a byte where the width is 0, for booleans."""
         return max(1, self.spec.page_bytes // width if width else 8 * self.spec.page_bytes)
 
-    def _cuts(self, content: Content, column: Column, first: int, rows: int) -> Iterator[tuple[int, int]]:
+    def _cuts(self, content: FileContent, column: Column, first: int, rows: int) -> Iterator[tuple[int, int]]:
         """First row and rows of each page of a column chunk."""
         width = row_width(column)
         if width is not None:
@@ -145,7 +145,7 @@ class ParquetLayout(Layout):
         """The footer of all files alike, and their size."""
         groups: list[tuple[int, list[_Chunk]]] = []
         at = len(MAGIC)
-        content = Content(self.spec, 0)
+        content = FileContent(self.spec, 0)
         for first in range(0, self.spec.samples_per_file, self._rows):
             rows = min(self._rows, self.spec.samples_per_file - first)
             chunks: list[_Chunk] = []

@@ -12,8 +12,8 @@ from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import thrift_writer as compact
 from stoker.formats.tfrecord.example import encode_varint
 from stoker.generate.columns import Column
-from stoker.generate.content import Content, finish_of
-from stoker.generate.pieces import Finish, Piece, Values
+from stoker.generate.content import FileContent, finish_of
+from stoker.generate.pieces import Finish, Piece, StreamBytes
 from stoker.generate.ragged import column_cells
 from stoker.generate.spec import DatasetSpec
 
@@ -101,7 +101,7 @@ def page_size(column: Column, count: int) -> int:
     return (row_width(column) or 0) * count + (len(_levels(column, count)) if is_list(column) else 0)
 
 
-def page_values(content: Content, column: Column, first: int, count: int) -> list[Piece]:
+def page_values(content: FileContent, column: Column, first: int, count: int) -> list[Piece]:
     """A page of rows ``[first, first + count)``."""
     kind = physical_type(column)[0]
     if kind == _BYTE_ARRAY:
@@ -110,15 +110,15 @@ def page_values(content: Content, column: Column, first: int, count: int) -> lis
             pieces += [cell.size.to_bytes(4, "little"), *cell.pieces]
         return pieces
     if kind == _BOOLEAN:
-        return [Values(-(-count // 8), content.noise)]
+        return [StreamBytes(-(-count // 8), content.noise)]
     size = (row_width(column) or 0) * count
     if column.tokens:
         levels = [_levels(column, count)] if column.shape else []
-        return [*levels, Values(size, content.tokens(np.dtype(f"<u{_item(column)}")))]
+        return [*levels, StreamBytes(size, content.tokens(np.dtype(f"<u{_item(column)}")))]
     if not column.numeric:
-        return [Values(size, content.noise)]
+        return [StreamBytes(size, content.noise)]
     finish = finish_of(column.dtype)
-    return [Values(size, content.noise, _SMALL.get(column.dtype, finish) if not column.shape else finish)]
+    return [StreamBytes(size, content.noise, _SMALL.get(column.dtype, finish) if not column.shape else finish)]
 
 
 @lru_cache(maxsize=16)

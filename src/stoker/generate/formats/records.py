@@ -16,9 +16,9 @@ from stoker.formats.tar.writer import member_headers
 from stoker.formats.tfrecord.crc32c import crc32c_function, mask
 from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, encode_varint, feature_head
 from stoker.generate.columns import Column
-from stoker.generate.content import Content
-from stoker.generate.formats.base import Layout
-from stoker.generate.pieces import NARROW, Finish, Piece, Values, rows_of
+from stoker.generate.content import FileContent
+from stoker.generate.formats.base import GeneratedLayout
+from stoker.generate.pieces import NARROW, Finish, Piece, StreamBytes, rows_of
 from stoker.generate.ragged import BATCH, cells, column_sizes, image_versions, one_value
 from stoker.generate.spec import DatasetSpec
 from stoker.types import Ids
@@ -47,7 +47,7 @@ _VARINTS: Final = {
 }
 
 
-class TFRecordLayout(Layout):
+class TFRecordLayout(GeneratedLayout):
     """Records of ``tf.train.Example``. Features are lists of floats (float32), of integers (scalars, and int64), or the bytes
     of a value. Integers in lists have the highest bits that make all of a type as long."""
 
@@ -58,8 +58,8 @@ class TFRecordLayout(Layout):
         self._head = lru_cache(maxsize=1 << 14)(feature_head)
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        rows, content = self.spec.samples_per_file, Content(self.spec, number)
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        rows, content = self.spec.samples_per_file, FileContent(self.spec, number)
         if self._fixed:
             sizes = [_stored(column, column.width or 0) for column in self.spec.fields]
             return rows * (_FRAME + sum(sizes) + sum(map(len, self._heads(sizes))))
@@ -73,8 +73,8 @@ class TFRecordLayout(Layout):
         return total
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content, rows = Content(self.spec, number), self.spec.samples_per_file
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         if self._fixed:
             values = [[_feature(content, column) or one_value(content, column)] for column in self.spec.fields]
             parts = self._example([list[Piece](pieces) for pieces in values])
@@ -91,15 +91,15 @@ class TFRecordLayout(Layout):
             parts = self._example(values_here)
             yield _frame_head(sum(map(len, parts)))
             for piece in parts:
-                if isinstance(piece, Values):
-                    yield Values(piece.size, piece.stream, piece.finish, crc.add)
+                if isinstance(piece, StreamBytes):
+                    yield StreamBytes(piece.size, piece.stream, piece.finish, crc.add)
                 else:
                     crc.add(memoryview(piece))
                     yield piece
             yield crc.end()
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)
 
     def _example(self, values: list[list[Piece]]) -> list[Piece]:
@@ -134,13 +134,13 @@ def _stored(column: Column, size: int) -> int:
     return math.prod(column.shape) * _VARINTS[column.dtype][0] if _kind(column) == INTEGERS else size
 
 
-def _feature(content: Content, column: Column) -> Values | None:
+def _feature(content: FileContent, column: Column) -> StreamBytes | None:
     """One value of integers as a list; ``None`` for columns whose values are stored as they are."""
     if _kind(column) != INTEGERS:
         return None
     width, last, least = _VARINTS[column.dtype]
     finish = Finish(b"\xff" * (width - 1) + bytes((last,)), b"\x80" * (width - 1) + bytes((least,)))
-    return Values(math.prod(column.shape) * width, content.noise, finish)
+    return StreamBytes(math.prod(column.shape) * width, content.noise, finish)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -184,13 +184,13 @@ def _crc_function() -> Callable[[memoryview, int], int]:
     return direct
 
 
-class TarLayout(Layout):
+class TarLayout(GeneratedLayout):
     """An archive in ustar format, with a file a column: ``000000017.data`` is column ``data`` of the sample 17, counted over
     all files."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content, rows = Content(self.spec, number), self.spec.samples_per_file
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         total = len(_TRAILER)
         for first in range(0, rows, BATCH):
             for column in self.spec.fields:
@@ -199,8 +199,8 @@ class TarLayout(Layout):
         return total
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
-        content, rows = Content(self.spec, number), self.spec.samples_per_file
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         before = number * rows
         if all(column.width is not None for column in self.spec.fields):
             parts: list[Piece] = []
@@ -225,7 +225,7 @@ class TarLayout(Layout):
         yield _TRAILER
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generate.formats.base.Layout`."""
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)
 
     def _sealed(self, before: int) -> Callable[[NDArray[np.uint8], int], None]:

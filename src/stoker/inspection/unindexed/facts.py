@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from stoker.catalog.unindexed.found_files import Source
+from stoker.catalog.unindexed.found_files import FilesLocation
 from stoker.formats.common.container import Survey
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
 from stoker.inspection.previews import LARGEST, preview_files
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown
-from stoker.inspection.unindexed.files import ForeignFiles, Found
+from stoker.inspection.unindexed.files import FileGroup, ForeignFiles
 from stoker.storage import is_local
 
 __all__ = ["inspect_foreign"]
@@ -21,13 +21,13 @@ _THREADS: Final = 16
 
 
 def inspect_foreign(
-    source: Source, files: FileReader, name: str, settings: Mapping[str, Any], samples: int, *, count: bool
+    source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any], samples: int, *, count: bool
 ) -> DatasetFacts:
     """Look at files of one format; see :func:`stoker.inspection.inspect`."""
     of = ForeignFiles(source, files, name, settings)
     local = is_local(files.store.url) is not None
 
-    def survey(one: Found) -> Survey:
+    def survey(one: FileGroup) -> Survey:
         return of.survey(one, files.read(one.file.key) if local or of.whole else None)
 
     notes: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.catalog.unindexed.file_facts import ForeignFile
 from stoker.catalog.unindexed.file_shards import describe_file
-from stoker.catalog.unindexed.found_files import FoundFile, Source
+from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile
 from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.catalog.unindexed.listing import find_foreign
 from stoker.errors import ConfigError, CorruptDataError, StokerError
@@ -22,11 +22,11 @@ from stoker.formats.registry import get_format
 from stoker.inspection.read_files import FileReader
 from stoker.types import Buffer
 
-__all__ = ["ForeignFiles", "Found"]
+__all__ = ["ForeignFiles", "FileGroup"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileGroup:
     """A file, and those that belong to it.
 
     Attributes:
@@ -68,7 +68,7 @@ class ForeignFiles:
         whole: whether all of a file is read to tell what it holds, of any of them.
     """
 
-    def __init__(self, source: Source, files: FileReader, name: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any]) -> None:
         self.reader: Any = get_format(name)
         self.single: bool = type(self.reader) is FileFormat
         if not self.single and not hasattr(self.reader, "survey"):
@@ -76,7 +76,7 @@ class ForeignFiles:
         suffixes = file_suffixes(self.reader)
         ends = getattr(self.reader, "beside", ())
         _, _, listed, beside = find_foreign(source, lambda _: files.store, suffixes, name, ends)
-        self.found = [Found(file, beside.get(file.key, ())) for file in listed]
+        self.found = [FileGroup(file, beside.get(file.key, ())) for file in listed]
         self._files = files
         self._settings = settings
         self.whole = getattr(self.reader, "whole", False) or any(self._codec(one) is not None for one in self.found)
@@ -92,7 +92,7 @@ class ForeignFiles:
         numbers = {folder: number for number, folder in enumerate(folders)}
         return {"columns": {**columns, CLASS: "str", LABEL: "int"}, "numbers": numbers}
 
-    def survey(self, one: Found, data: Buffer | None = None) -> Survey:
+    def survey(self, one: FileGroup, data: Buffer | None = None) -> Survey:
         """What a file holds.
 
         Args:
@@ -118,7 +118,9 @@ class ForeignFiles:
             raise CorruptDataError(f"{where}: {type(error).__name__}: {error}") from error
         return survey
 
-    def shards(self, one: Found, survey: Survey, data: Sequence[Buffer]) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
+    def shards(
+        self, one: FileGroup, survey: Survey, data: Sequence[Buffer]
+    ) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
         """A file's shards, each with the bytes to open.
 
         Args:
@@ -142,10 +144,10 @@ class ForeignFiles:
                 last = last[part.starts[0] : part.ends[0]]
             yield info, [*heads, last]
 
-    def _codec(self, one: Found) -> str | None:
+    def _codec(self, one: FileGroup) -> str | None:
         return codec_of(one.file.key) if getattr(self.reader, "packed", False) else None
 
-    def _plain(self, one: Found, data: Buffer) -> Buffer:
+    def _plain(self, one: FileGroup, data: Buffer) -> Buffer:
         """A file's bytes, or of a compressed one what comes out.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from stoker.cache.range_fetch import fetch_part
-from stoker.catalog.unindexed.found_files import Source, find_files
+from stoker.catalog.unindexed.found_files import FilesLocation, find_files
 from stoker.catalog.unindexed.parquet_footers import BadFile, FooterReader
 from stoker.catalog.unindexed.parquet_shards import describe_row_groups
 from stoker.formats.parquet.footer.facts import CODEC, UNCOMPRESSED, FileFacts
@@ -25,7 +25,7 @@ _THREADS: Final = 16
 _CODECS: Final = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 
 
-def inspect_parquet(source: Source, files: FileReader, samples: int) -> DatasetFacts:
+def inspect_parquet(source: FilesLocation, files: FileReader, samples: int) -> DatasetFacts:
     """Look at Parquet files; see :func:`stoker.inspection.inspect`."""
     footers = FooterReader(files.store, None, None, threads=_THREADS)
     _, _, found = find_files(source, lambda _: files.store)

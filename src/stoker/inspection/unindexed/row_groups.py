@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from stoker.catalog.unindexed.found_files import FoundFile, Source, find_files
+from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile, find_files
 from stoker.catalog.unindexed.parquet_footers import BadFile, FooterReader
 from stoker.catalog.unindexed.parquet_shards import describe_row_groups
 from stoker.errors import FormatError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.parquet.footer.facts import FileFacts
-from stoker.inspection.checks import Checker, Outcome, Plan, Task
+from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
 from stoker.inspection.problems import Problem
 from stoker.storage import is_local
 from stoker.types import Buffer
@@ -23,7 +23,7 @@ __all__ = ["plan_parquet"]
 _TOGETHER: Final = 16 << 20
 
 
-def plan_parquet(checker: Checker, source: Source, threads: int) -> Plan:
+def plan_parquet(checker: Checker, source: FilesLocation, threads: int) -> CheckPlan:
     """What to check. Footers are read when their file's turn comes.
 
     Raises:
@@ -33,7 +33,7 @@ def plan_parquet(checker: Checker, source: Source, threads: int) -> Plan:
     footers = FooterReader(store, None, None, threads=threads)
     _, _, files = find_files(source, lambda _: store)
     files = footers.sized(files)
-    plan = Plan("parquet", [])
+    plan = CheckPlan("parquet", [])
     quick = checker.level == "quick"
     if quick:
         plan.notes.append("quick: of Parquet files the footers are checked, and no page")

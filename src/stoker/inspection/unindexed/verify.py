@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stoker.catalog.unindexed.found_files import Source
+from stoker.catalog.unindexed.found_files import FilesLocation
 from stoker.errors import ConfigError, MissingPackageError, StokerError
 from stoker.formats.common.inspect_header import Survey
-from stoker.inspection.checks import Checker, Outcome, Plan, Task
+from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
 from stoker.inspection.problems import Problem
-from stoker.inspection.unindexed.files import ForeignFiles, Found
+from stoker.inspection.unindexed.files import FileGroup, ForeignFiles
 from stoker.types import Buffer
 
 __all__ = ["plan_foreign"]
 
 
-def plan_foreign(checker: Checker, source: Source, name: str, settings: Mapping[str, Any]) -> Plan:
+def plan_foreign(checker: Checker, source: FilesLocation, name: str, settings: Mapping[str, Any]) -> CheckPlan:
     """What to check.
 
     Args:
@@ -32,7 +32,7 @@ def plan_foreign(checker: Checker, source: Source, name: str, settings: Mapping[
     """
     files = ForeignFiles(source, checker.files, name, settings)
     single = Survey(1, files.single_spec()) if files.single else None
-    plan = Plan(name, [])
+    plan = CheckPlan(name, [])
     if single is None:
         plan.finish = partial(_disagreements, checker, files.reader)
     plan.tasks = [
@@ -42,7 +42,9 @@ def plan_foreign(checker: Checker, source: Source, name: str, settings: Mapping[
     return plan
 
 
-def _check(checker: Checker, files: ForeignFiles, single: Survey | None, number: int, one: Found, out: Outcome) -> None:
+def _check(
+    checker: Checker, files: ForeignFiles, single: Survey | None, number: int, one: FileGroup, out: Outcome
+) -> None:
     """Check one file, with those that belong to it."""
     out.shards = 1
     data: list[Buffer] = []

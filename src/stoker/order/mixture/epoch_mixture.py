@@ -8,13 +8,13 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.order.mixture.mixing import Mixing
-from stoker.order.mixture.stream_locator import Lines
+from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.types import Ids
 
-__all__ = ["MixedOrder", "Pieces"]
+__all__ = ["MixedOrder", "EpochMixture"]
 
 
-class Pieces:
+class EpochMixture:
     """The mixings of an epoch, one after the other.
 
     Args:
@@ -78,7 +78,7 @@ class MixedOrder:
         pieces: which sample comes at which position.
     """
 
-    def __init__(self, lines: Lines, pieces: Pieces) -> None:
+    def __init__(self, lines: StreamLocator, pieces: EpochMixture) -> None:
         self.lines = lines
         self.pieces = pieces
 

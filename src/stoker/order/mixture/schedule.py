@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
-from stoker.order.mixture.timeline import Origin, Timeline
+from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.units import parse_count
 
 __all__ = ["Schedule"]
@@ -53,7 +53,7 @@ class Schedule:
         return cls(tuple(read), interpolate)
 
     def timeline(
-        self, names: Sequence[str], epoch_size: int, origin: Origin | None = None, multiple: int = 1
+        self, names: Sequence[str], epoch_size: int, origin: CountingOrigin | None = None, multiple: int = 1
     ) -> Timeline:
         """The phases for streams of these names.
 

@@ -29,7 +29,7 @@ _TAG_SECTIONS: Final = 1
 
 
 class Strata(Protocol):
-    """How far streams have got at a position of an epoch; :class:`~stoker.order.mixture.epoch_mixture.Pieces` is one."""
+    """How far streams have got at a position of an epoch, as :class:`~stoker.order.mixture.epoch_mixture.EpochMixture`."""
 
     def reached(self, positions: Ids, /) -> Ids:
         """Number of each stream's next sample at positions, the epoch's end included; int64, shape ``(k, streams)``."""
@@ -44,7 +44,7 @@ class Strata(Protocol):
 class StratifiedPlan(BatchPlan):
     """A :class:`~stoker.order.global_batches.BatchPlan` whose places are codes.
 
-    :class:`~stoker.order.mixture.stream_locator.Lines` locates them.
+    :class:`~stoker.order.mixture.stream_locator.StreamLocator` locates them.
 
     Attributes:
         strata: which samples are dealt.

@@ -15,7 +15,7 @@ import numpy as np
 
 from stoker.types import Ids
 
-__all__ = ["NUMBER_BITS", "LineLike", "Lines"]
+__all__ = ["NUMBER_BITS", "LineLike", "StreamLocator"]
 
 NUMBER_BITS: Final = 42
 """Bits of a code that hold the number. 21 are left for the line: 16,384 parts of 128 streams."""
@@ -32,7 +32,7 @@ class LineLike(Protocol):
         ...
 
 
-class Lines:
+class StreamLocator:
     """Several lines, made when they are first read.
 
     Args:

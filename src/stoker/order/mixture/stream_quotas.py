@@ -10,12 +10,12 @@ from typing import Final
 from stoker.errors import ConfigError
 from stoker.order.mosaicml.sampling import Mixture
 from stoker.order.selection.selection import Everything, Sampled, Selection
-from stoker.order.settings import NativeSettings, Source
+from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.bijection import mix
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import Line, LineSettings
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 
-__all__ = ["TAG_MIXING", "Track", "line_settings", "make_tracks"]
+__all__ = ["TAG_MIXING", "StreamQuota", "line_settings", "make_tracks"]
 
 _TAG_LINES: Final = 1
 _TAG_SAMPLED: Final = 2
@@ -24,7 +24,7 @@ TAG_MIXING: Final = 3
 
 
 @dataclass(frozen=True)
-class Track:
+class StreamQuota:
     """A line of the mixture: a stream, or with fixed sampling the whole rounds of one or the rest of them.
 
     Attributes:
@@ -34,7 +34,7 @@ class Track:
         key: of its order.
     """
 
-    source: Source
+    source: StreamSource
     selection: Selection
     count: int
     key: int
@@ -44,24 +44,26 @@ class Track:
         """Samples that there are."""
         return int(self.selection.sizes.sum())
 
-    def line(self, settings: NativeSettings, nodes: int) -> Line:
+    def line(self, settings: NativeSettings, nodes: int) -> ShuffledStream:
         """Its samples in their order, for so many canonical nodes."""
         return self._line(self.selection, self.key, settings, nodes)
 
-    def part_line(self, settings: NativeSettings, part: int, parts: int) -> Line:
+    def part_line(self, settings: NativeSettings, part: int, parts: int) -> ShuffledStream:
         """Those of its samples that a part has, in an order of their own."""
         source = self.source
         chosen = settings.partition.part(source.table, self.selection, part, parts, source.labels)
         return self._line(chosen, mix(self.key, parts, part), settings, 1)
 
-    def _line(self, selection: Selection, key: int, settings: NativeSettings, nodes: int) -> Line:
+    def _line(self, selection: Selection, key: int, settings: NativeSettings, nodes: int) -> ShuffledStream:
         whole = isinstance(selection, Everything)
-        return Line(self.source.table, line_settings(selection, settings, nodes), key, None if whole else selection)
+        return ShuffledStream(
+            self.source.table, line_settings(selection, settings, nodes), key, None if whole else selection
+        )
 
 
-def line_settings(selection: Selection, settings: NativeSettings, nodes: int) -> LineSettings:
+def line_settings(selection: Selection, settings: NativeSettings, nodes: int) -> ShuffleSettings:
     """What the order of a selection's line depends on; defaults are filled in by what the selection has."""
-    return LineSettings.resolve(
+    return ShuffleSettings.resolve(
         ShardTable(selection.sizes[selection.sizes > 0]),
         shuffle=settings.shuffle,
         num_canonical_nodes=nodes,
@@ -69,7 +71,7 @@ def line_settings(selection: Selection, settings: NativeSettings, nodes: int) ->
     )
 
 
-def make_tracks(sources: Sequence[Source], settings: NativeSettings) -> tuple[Track, ...]:
+def make_tracks(sources: Sequence[StreamSource], settings: NativeSettings) -> tuple[StreamQuota, ...]:
     """The lines that epochs are mixed from, and how much of each an epoch has.
 
     Raises:
@@ -87,11 +89,11 @@ def make_tracks(sources: Sequence[Source], settings: NativeSettings) -> tuple[Tr
         if not total and len(sources) > 1:
             raise ConfigError(f"stream {source.name!r} has no samples: leave it out, or look at its subset")
     if settings.schedule is not None:
-        return tuple(Track(source, source.selection, 0, key) for source, key in zip(sources, keys, strict=True))
+        return tuple(StreamQuota(source, source.selection, 0, key) for source, key in zip(sources, keys, strict=True))
     if not any(totals):
         if settings.epoch_size:
             raise ConfigError(f"an epoch of {settings.epoch_size} samples was asked of a dataset that has none")
-        return (Track(sources[0], sources[0].selection, 0, keys[0]),)
+        return (StreamQuota(sources[0], sources[0].selection, 0, keys[0]),)
     if settings.epoch_size == 0:
         counts: Sequence[int] = [0] * len(totals)
     else:
@@ -103,10 +105,10 @@ def make_tracks(sources: Sequence[Source], settings: NativeSettings) -> tuple[Tr
     for source, total, count, key in zip(sources, totals, counts, keys, strict=True):
         rounds, rest = divmod(count, total)
         if settings.sampling_method == "balanced" or not rest:
-            tracks.append(Track(source, source.selection, count, key))
+            tracks.append(StreamQuota(source, source.selection, count, key))
             continue
         if rounds:
-            tracks.append(Track(source, source.selection, rounds * total, key))
+            tracks.append(StreamQuota(source, source.selection, rounds * total, key))
         drawn = Sampled(source.selection, rest, settings.sampling_granularity, mix(key, _TAG_SAMPLED))
-        tracks.append(Track(source, drawn, rest, mix(key, _TAG_SAMPLED)))
+        tracks.append(StreamQuota(source, drawn, rest, mix(key, _TAG_SAMPLED)))
     return tuple(tracks)

@@ -14,11 +14,11 @@ from typing import Any
 
 from stoker.errors import ConfigError
 
-__all__ = ["Origin", "Stretch", "Timeline"]
+__all__ = ["CountingOrigin", "EpochPhase", "Timeline"]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CountingOrigin:
     """Where counting begins: the beginning of training, or where a run went on with other streams or shares.
 
     Attributes:
@@ -43,13 +43,13 @@ class Origin:
         }
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Origin:
+    def from_dict(cls, value: Mapping[str, Any]) -> CountingOrigin:
         """What :meth:`as_dict` gave."""
         return cls(value["epoch"], value["position"], value["samples"], tuple(value["consumed"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class EpochPhase:
     """A part of an epoch in which shares are fixed: a phase or a period, or what of it falls into the epoch.
 
     Attributes:
@@ -85,9 +85,9 @@ class Timeline:
         starts: tuple[int, ...],
         counts: tuple[tuple[int, ...], ...],
         epoch_size: int,
-        origin: Origin | None = None,
+        origin: CountingOrigin | None = None,
     ) -> None:
-        origin = Origin() if origin is None else origin
+        origin = CountingOrigin() if origin is None else origin
         if epoch_size < 1:
             raise ConfigError(f"streams can not be mixed in an epoch of {epoch_size} samples")
         streams = len(counts[-1])
@@ -110,12 +110,12 @@ class Timeline:
         self._begun = begun
 
     @classmethod
-    def constant(cls, counts: Sequence[int], origin: Origin | None = None) -> Timeline:
+    def constant(cls, counts: Sequence[int], origin: CountingOrigin | None = None) -> Timeline:
         """The same counts of samples of each stream in every epoch: what there is without a schedule."""
-        origin = Origin() if origin is None else origin
+        origin = CountingOrigin() if origin is None else origin
         return cls((origin.samples,), (tuple(counts),), sum(counts), origin)
 
-    def stretches(self, epoch: int) -> list[Stretch]:
+    def stretches(self, epoch: int) -> list[EpochPhase]:
         """What an epoch is made of, in order. O(phases), and none of it grows with ``epoch``.
 
         An epoch that has the origin in it begins there: it has no positions before.
@@ -124,17 +124,17 @@ class Timeline:
         now = self.samples_before(epoch, begin)
         end = self.samples_before(epoch, self.epoch_size)
         shift = begin - now
-        found: list[Stretch] = []
+        found: list[EpochPhase] = []
         for number, start in enumerate(self.starts[:-1]):
             if start < end and self.starts[number + 1] > now:
                 first = max(start, now)
-                found.append(Stretch(first + shift, first - start, self.counts[number], self._begun[number], start))
+                found.append(EpochPhase(first + shift, first - start, self.counts[number], self._begun[number], start))
         size, last, counts = self.epoch_size, self.starts[-1], self.counts[-1]
         for period in range(max(0, (now - last) // size), -((last - end) // size)):
             start = last + period * size
             first = max(start, now)
             begun = _sum(self._begun[-1], counts, period)
-            found.append(Stretch(first + shift, first - start, counts, begun, start))
+            found.append(EpochPhase(first + shift, first - start, counts, begun, start))
         return found
 
     def samples_before(self, epoch: int, position: int = 0) -> int:

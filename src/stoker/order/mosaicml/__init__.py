@@ -1,15 +1,15 @@
 """The sample orders of mosaicml-streaming 0.13.0, id for id, so that its runs can go on in stoker."""
 
-from stoker.order.mosaicml.plan import IncumbentPlan
+from stoker.order.mosaicml.plan import MosaicmlPlan
 from stoker.order.mosaicml.sampling import Mixture, StreamWeight
-from stoker.order.mosaicml.settings import IncumbentSettings, IncumbentState, IncumbentWorld, read_incumbent_state
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlState, MosaicmlWorld, read_incumbent_state
 from stoker.order.mosaicml.shuffles import shuffle_ids
 
 __all__ = [
-    "IncumbentPlan",
-    "IncumbentSettings",
-    "IncumbentState",
-    "IncumbentWorld",
+    "MosaicmlPlan",
+    "MosaicmlSettings",
+    "MosaicmlState",
+    "MosaicmlWorld",
     "Mixture",
     "StreamWeight",
     "read_incumbent_state",

@@ -1,7 +1,7 @@
 """The four batching methods of mosaicml-streaming 0.13.0: which stream's which sample is at each place of each batch.
 
-A :class:`Layout` knows the *lines* (one for all streams together, or one a stream; each a partition of its own) and says for
-any rank and global batch which entry of which line is where. What an entry's sample id is, :mod:`.work` says.
+A :class:`EpochLayout` knows the *lines* (one for all streams together, or one a stream; each a partition of its own) and
+says for any rank and global batch which entry of which line is where. What an entry's sample id is, :mod:`.work` says.
 
 random
     One line of all streams together, dealt out as :mod:`.partition` describes.
@@ -28,11 +28,11 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.mosaicml.partition import Partition
+from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.order.mosaicml.sampling import Mixture
 from stoker.types import Ids
 
-__all__ = ["BATCHING_METHODS", "Dealing", "Layout", "make_layout"]
+__all__ = ["BATCHING_METHODS", "Dealing", "EpochLayout", "make_layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Dealing:
         """Samples in a full global batch."""
         return self.num_ranks * self.batch_size
 
-    def partition(self, samples: int, nodes: int, ranks: int, batch_size: int, first: int = 0) -> Partition:
+    def partition(self, samples: int, nodes: int, ranks: int, batch_size: int, first: int = 0) -> MosaicmlPartition:
         """Deal out ``samples`` entries."""
-        return Partition(
+        return MosaicmlPartition(
             self.partition_algo,
             samples,
             self.num_canonical_nodes,
@@ -83,7 +83,7 @@ class Dealing:
         )
 
 
-class Layout(ABC):
+class EpochLayout(ABC):
     """Places of an epoch, from where a resume begins.
 
     Attributes:
@@ -118,7 +118,7 @@ class Layout(ABC):
         """
 
 
-class _Random(Layout):
+class _Random(EpochLayout):
     joint = True
 
     def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
@@ -136,7 +136,7 @@ class _Random(Layout):
         return np.zeros((1, 1), dtype=np.int64), self._partition.ids(rank, batches)
 
 
-class _Stratified(Layout):
+class _Stratified(EpochLayout):
     def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
         _check_streams(mixture)
         size = dealing.global_batch_size
@@ -181,7 +181,7 @@ class _Stratified(Layout):
         return lines[None, :], entries
 
 
-class _PerStream(Layout):
+class _PerStream(EpochLayout):
     def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
         _check_streams(mixture)
         self._batch_size = dealing.batch_size
@@ -219,7 +219,7 @@ class _PerStream(Layout):
         return lines[:, None], entries
 
 
-class _DevicePerStream(Layout):
+class _DevicePerStream(EpochLayout):
     def __init__(self, mixture: Mixture, dealing: Dealing) -> None:
         _check_streams(mixture)
         canonical, nodes, ranks = dealing.num_canonical_nodes, dealing.num_nodes, dealing.ranks_per_node
@@ -305,7 +305,7 @@ def _number(lines: Ids, count: int) -> tuple[Ids, Ids]:
     return lines, numbers
 
 
-_LAYOUTS: Final[dict[str, type[Layout]]] = {
+_LAYOUTS: Final[dict[str, type[EpochLayout]]] = {
     "random": _Random,
     "stratified": _Stratified,
     "per_stream": _PerStream,
@@ -315,7 +315,7 @@ _LAYOUTS: Final[dict[str, type[Layout]]] = {
 BATCHING_METHODS: Final = tuple(_LAYOUTS)
 
 
-def make_layout(method: str, mixture: Mixture, dealing: Dealing) -> Layout:
+def make_layout(method: str, mixture: Mixture, dealing: Dealing) -> EpochLayout:
     """The layout of an epoch.
 
     Raises:

@@ -25,12 +25,12 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["PARTITIONS", "Partition"]
+__all__ = ["PARTITIONS", "MosaicmlPartition"]
 
 PARTITIONS: Final = ("orig", "relaxed")
 
 
-class Partition:
+class MosaicmlPartition:
     """Who reads which of N samples when.
 
     Args:

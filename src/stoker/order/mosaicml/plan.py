@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.mosaicml.batching import Dealing, Layout, make_layout
+from stoker.order.mosaicml.batching import Dealing, EpochLayout, make_layout
 from stoker.order.mosaicml.sampling import Mixture, choose_units
-from stoker.order.mosaicml.settings import IncumbentSettings, IncumbentState, IncumbentWorld
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlState, MosaicmlWorld
 from stoker.order.mosaicml.shuffles import shuffle_ids
 from stoker.types import Ids
 
-__all__ = ["IncumbentPlan"]
+__all__ = ["MosaicmlPlan"]
 
 
 @dataclass(frozen=True, slots=True)
-class IncumbentPlan:
+class MosaicmlPlan:
     """The batches of one rank from a position to the epoch's end.
 
     It stands in for :class:`~stoker.order.global_batches.BatchPlan`, but that its :meth:`chunks` are sample ids, not
@@ -33,8 +33,8 @@ class IncumbentPlan:
     Attributes:
         mixture: the streams.
         settings: what the order depends on; those of a resumed run have been through
-            :meth:`~stoker.order.mosaicml.settings.IncumbentSettings.resumed`.
-        world: this rank; with replication, as :meth:`~stoker.order.mosaicml.settings.IncumbentWorld.replicate` gives it.
+            :meth:`~stoker.order.mosaicml.settings.MosaicmlSettings.resumed`.
+        world: this rank; with replication, as :meth:`~stoker.order.mosaicml.settings.MosaicmlWorld.replicate` gives it.
         epoch: number of the epoch.
         start: the ``sample_in_epoch`` at which it begins. Where it is not a multiple of the global batch, reading goes on
             where the reference would, at ``first``, which may be a little earlier.
@@ -44,11 +44,11 @@ class IncumbentPlan:
     """
 
     mixture: Mixture
-    settings: IncumbentSettings
-    world: IncumbentWorld = field(default_factory=IncumbentWorld)
+    settings: MosaicmlSettings
+    world: MosaicmlWorld = field(default_factory=MosaicmlWorld)
     epoch: int = 0
     start: int = 0
-    _layout: Layout = field(init=False, repr=False, compare=False)
+    _layout: EpochLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.epoch < 0 or self.start < 0:
@@ -168,11 +168,11 @@ class IncumbentPlan:
             return self.end
         return self.first + samples
 
-    def state_after(self, batches: int) -> IncumbentState:
+    def state_after(self, batches: int) -> MosaicmlState:
         """The state that the reference's loader, on rank 0, has after ``batches`` batches."""
         settings = self.settings
         began = settings.initial_physical_nodes
-        return IncumbentState(
+        return MosaicmlState(
             self.epoch,
             self.position_after(batches) - self.first + self.start,
             settings.num_canonical_nodes,

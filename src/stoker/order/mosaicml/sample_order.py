@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.order.mosaicml.plan import IncumbentPlan
+from stoker.order.mosaicml.plan import MosaicmlPlan
 from stoker.order.mosaicml.sampling import Mixture
 from stoker.order.mosaicml.settings import (
-    IncumbentSettings,
-    IncumbentState,
-    IncumbentWorld,
+    MosaicmlSettings,
+    MosaicmlState,
+    MosaicmlWorld,
     read_incumbent_state,
 )
-from stoker.order.sample_order import Leg, Run, Seat, Terms
+from stoker.order.sample_order import DataRank, Leg, Run, Terms
 
-__all__ = ["FOREIGN_KEY", "IncumbentCourse"]
+__all__ = ["FOREIGN_KEY", "MosaicmlOrder"]
 
 FOREIGN_KEY = "mosaicml-streaming"
 """Key under which a state carries the five integers that the reference resumes from."""
@@ -26,13 +26,13 @@ _TERMS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class IncumbentCourse:
+class MosaicmlOrder:
     """The reference's order of an epoch, for any epoch and reader.
 
     Attributes:
         mixture: the streams and how much of each an epoch has.
         streams: for each stream, its name and what identifies its data and weight in a state.
-        options: arguments of :meth:`IncumbentSettings.resolve <stoker.order.mosaicml.IncumbentSettings.resolve>` beside the
+        options: arguments of :meth:`MosaicmlSettings.resolve <stoker.order.mosaicml.MosaicmlSettings.resolve>` beside the
             batch size: ``shuffle``, ``shuffle_algo``, ``shuffle_seed``, ``num_canonical_nodes``, ...
         urls: where the streams' data is, by name, for messages.
     """
@@ -44,7 +44,7 @@ class IncumbentCourse:
 
     def __post_init__(self) -> None:
         # Bad settings are said at once, not when the first batch is asked for.
-        IncumbentSettings.resolve(IncumbentWorld(), batch_size=1, **self.options)
+        MosaicmlSettings.resolve(MosaicmlWorld(), batch_size=1, **self.options)
 
     @property
     def epoch_size(self) -> int:
@@ -55,7 +55,7 @@ class IncumbentCourse:
     def shards_at_once(self) -> int:
         """About how many shards are read at once: those that a shuffle block of each canonical node lies in."""
         sizes = self.mixture.table().sizes
-        settings = IncumbentSettings.resolve(IncumbentWorld(), batch_size=1, **self.options)
+        settings = MosaicmlSettings.resolve(MosaicmlWorld(), batch_size=1, **self.options)
         if not settings.shuffle:
             return settings.num_canonical_nodes
         average = max(1, int(sizes.sum()) // max(1, len(sizes)))
@@ -66,14 +66,14 @@ class IncumbentCourse:
         }
         return min(len(sizes), per_node.get(settings.shuffle_algo, 2) * settings.num_canonical_nodes)
 
-    def run(self, leg: Leg, seat: Seat) -> Run:
+    def run(self, leg: Leg, seat: DataRank) -> Run:
         """What a reader reads. With shuffling, the epoch's order is built when the first batch is asked for."""
         world, settings = self._settings(leg, seat)
-        plan = IncumbentPlan(self.mixture, settings, world, leg.epoch, leg.position)
+        plan = MosaicmlPlan(self.mixture, settings, world, leg.epoch, leg.position)
         nodes, ranks, batch = leg.terms[3:] or (0, 0, 0)
         if leg.position and nodes:
-            begun = IncumbentPlan(
-                self.mixture, replace(settings, batch_size=batch), IncumbentWorld(0, nodes, ranks), leg.epoch
+            begun = MosaicmlPlan(
+                self.mixture, replace(settings, batch_size=batch), MosaicmlWorld(0, nodes, ranks), leg.epoch
             )
             if begun.shape != plan.shape:
                 raise ConfigError(
@@ -84,7 +84,7 @@ class IncumbentCourse:
                 )
         return Run(self.mixture.table(), plan)
 
-    def terms(self, leg: Leg, seat: Seat) -> Terms:
+    def terms(self, leg: Leg, seat: DataRank) -> Terms:
         """Canonical nodes, seed, the nodes that the run began on (0: not known), and the nodes, ranks of each and batch size
         that the epoch was begun with.
         """
@@ -95,12 +95,12 @@ class IncumbentCourse:
         run = run or (settings.num_canonical_nodes, settings.shuffle_seed, world.num_nodes)
         return *run, world.num_nodes, world.ranks_per_node, seat.batch_size
 
-    def ended(self, leg: Leg, seat: Seat) -> bool:
+    def ended(self, leg: Leg, seat: DataRank) -> bool:
         """Whether nothing of the epoch is left. What the reference repeats to even out ranks comes after ``epoch_size``."""
         if leg.position < self.epoch_size:
             return False
         world, settings = self._settings(leg, seat)
-        return IncumbentPlan(self.mixture, settings, world, leg.epoch, leg.position).end <= leg.position
+        return MosaicmlPlan(self.mixture, settings, world, leg.epoch, leg.position).end <= leg.position
 
     def beyond(self, leg: Leg) -> bool:  # noqa: ARG002
         """No position is: how many samples are repeated depends on the world that a state was taken in."""
@@ -108,7 +108,7 @@ class IncumbentCourse:
 
     def as_dict(self) -> dict[str, Any]:
         """Settings but for those that a state brings along, as the reference's states do: canonical nodes and seed."""
-        settings = IncumbentSettings.resolve(IncumbentWorld(), batch_size=1, **self.options)
+        settings = MosaicmlSettings.resolve(MosaicmlWorld(), batch_size=1, **self.options)
         order: dict[str, Any] = {
             "like": FOREIGN_KEY,
             "shuffle": settings.shuffle_algo if settings.shuffle else "none",
@@ -136,7 +136,7 @@ class IncumbentCourse:
         """None: no epoch depends on an earlier one."""
         return {}
 
-    def continued(self, *_: Any, **__: Any) -> IncumbentCourse:
+    def continued(self, *_: Any, **__: Any) -> MosaicmlOrder:
         """The course itself, since no epoch depends on an earlier one."""
         return self
 
@@ -151,13 +151,13 @@ class IncumbentCourse:
             (read.num_canonical_nodes, read.shuffle_seed, read.initial_physical_nodes or 0),
         )
 
-    def write_foreign(self, leg: Leg, seat: Seat) -> dict[str, Any]:
+    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:
         """The state that the reference resumes from at the same place."""
         nodes, seed, began = self.terms(leg, seat)[:3]
-        state = IncumbentState(leg.epoch, leg.position, nodes, seed, began or None)
+        state = MosaicmlState(leg.epoch, leg.position, nodes, seed, began or None)
         return {FOREIGN_KEY: state.as_dict()}
 
-    def _settings(self, leg: Leg, seat: Seat) -> tuple[IncumbentWorld, IncumbentSettings]:
+    def _settings(self, leg: Leg, seat: DataRank) -> tuple[MosaicmlWorld, MosaicmlSettings]:
         processes = seat.world_size * seat.replication
         nodes, rest = divmod(processes, seat.ranks_per_node)
         if rest:
@@ -165,10 +165,10 @@ class IncumbentCourse:
                 f"the order of mosaicml-streaming needs nodes of equally many ranks, got {processes} ranks and "
                 f"{seat.ranks_per_node} on this node"
             )
-        physical = IncumbentWorld(seat.rank * seat.replication, nodes, seat.ranks_per_node)
+        physical = MosaicmlWorld(seat.rank * seat.replication, nodes, seat.ranks_per_node)
         world = physical.replicate(seat.replication)
-        settings = IncumbentSettings.resolve(world, batch_size=seat.batch_size, **self.options)
+        settings = MosaicmlSettings.resolve(world, batch_size=seat.batch_size, **self.options)
         if any(leg.terms):
             canonical, seed, began = leg.terms[:3]
-            settings = settings.resumed(IncumbentState(leg.epoch, leg.position, canonical, seed, began or None))
+            settings = settings.resumed(MosaicmlState(leg.epoch, leg.position, canonical, seed, began or None))
         return world, settings

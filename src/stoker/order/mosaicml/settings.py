@@ -12,14 +12,14 @@ from stoker.order.mosaicml.partition import PARTITIONS
 from stoker.order.mosaicml.sampling import SAMPLING_METHODS
 from stoker.order.mosaicml.shuffles import SHUFFLES
 
-__all__ = ["IncumbentSettings", "IncumbentState", "IncumbentWorld", "read_incumbent_state"]
+__all__ = ["MosaicmlSettings", "MosaicmlState", "MosaicmlWorld", "read_incumbent_state"]
 
 _LEAST_BLOCK = 1 << 18
 _BLOCKS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class IncumbentWorld:
+class MosaicmlWorld:
     """The place of a rank among nodes of equally many ranks.
 
     Attributes:
@@ -41,7 +41,7 @@ class IncumbentWorld:
         """Number of ranks on all nodes."""
         return self.num_nodes * self.ranks_per_node
 
-    def replicate(self, replication: int) -> IncumbentWorld:
+    def replicate(self, replication: int) -> MosaicmlWorld:
         """The world as the order sees it where ``replication`` consecutive ranks read the same samples.
 
         Nodes keep their number of ranks if the groups fill them; else all groups count as ranks of one node.
@@ -50,11 +50,11 @@ class IncumbentWorld:
             raise ConfigError(f"replication={replication} must divide the {self.num_ranks} ranks")
         groups = self.num_ranks // replication
         per_node = self.ranks_per_node if groups % self.ranks_per_node == 0 else groups
-        return IncumbentWorld(self.rank // replication, groups // per_node, per_node)
+        return MosaicmlWorld(self.rank // replication, groups // per_node, per_node)
 
 
 @dataclass(frozen=True, slots=True)
-class IncumbentSettings:
+class MosaicmlSettings:
     """The reference's arguments that its order depends on, by the reference's names.
 
     Attributes:
@@ -103,11 +103,11 @@ class IncumbentSettings:
 
     @classmethod
     def resolve(
-        cls, world: IncumbentWorld, *, batch_size: int, num_canonical_nodes: int | None = None, **others: Any
-    ) -> IncumbentSettings:
+        cls, world: MosaicmlWorld, *, batch_size: int, num_canonical_nodes: int | None = None, **others: Any
+    ) -> MosaicmlSettings:
         """Fill in the reference's default for ``num_canonical_nodes``.
 
-        It is the number of nodes that the run begins on (after :meth:`IncumbentWorld.replicate`), for ``py1s`` and
+        It is the number of nodes that the run begins on (after :meth:`MosaicmlWorld.replicate`), for ``py1s`` and
         ``py2s`` times 64.
         """
         if not num_canonical_nodes:
@@ -130,7 +130,7 @@ class IncumbentSettings:
         """Seed of the generator that draws samples of a shard."""
         return self.shuffle_seed + (epoch if self.sampling_method == "balanced" else 0)
 
-    def resumed(self, state: IncumbentState) -> IncumbentSettings:
+    def resumed(self, state: MosaicmlState) -> MosaicmlSettings:
         """The settings with those that a state brings in place of one's own, as the reference takes them."""
         return replace(
             self,
@@ -141,7 +141,7 @@ class IncumbentSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class IncumbentState:
+class MosaicmlState:
     """A state of the reference.
 
     Attributes:
@@ -166,7 +166,7 @@ class IncumbentState:
 _LEAST = {"epoch": 0, "sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 0, "initial_physical_nodes": 1}
 
 
-def read_incumbent_state(state: Any) -> IncumbentState:
+def read_incumbent_state(state: Any) -> MosaicmlState:
     """Check a ``state_dict`` of the reference's dataset or loader.
 
     Raises:
@@ -188,4 +188,4 @@ def read_incumbent_state(state: Any) -> IncumbentState:
             raise StateError(
                 f"{name} in a state of mosaicml-streaming is an integer from {_LEAST[name]}, got {value!r}"
             )
-    return IncumbentState(**values)  # type: ignore[arg-type]
+    return MosaicmlState(**values)  # type: ignore[arg-type]

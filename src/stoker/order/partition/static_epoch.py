@@ -15,13 +15,13 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing
-from stoker.order.mixture.stream_locator import Lines
-from stoker.order.mixture.stream_quotas import TAG_MIXING, Track
+from stoker.order.mixture.stream_locator import StreamLocator
+from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota
 from stoker.order.partition.part_plan import PART_BITS, Rounds, plan_parts
-from stoker.order.sample_order import Leg, Run, Seat
+from stoker.order.sample_order import DataRank, Leg, Run
 from stoker.order.settings import NativeSettings
 from stoker.order.shuffle.bijection import mix
-from stoker.order.shuffle.shuffle import Line
+from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids
 
 __all__ = ["Divided", "check_batch"]
@@ -36,13 +36,13 @@ class Divided:
         tracks: the tracks.
         settings: the course's, of which the partition is static.
         offsets: number of each track's first shard among the shards of all streams.
-        origin: see :class:`~stoker.order.native.NativeCourse`.
+        origin: see :class:`~stoker.order.native.NativeOrder`.
         batching: how streams are put into batches.
     """
 
     def __init__(
         self,
-        tracks: Sequence[Track],
+        tracks: Sequence[StreamQuota],
         settings: NativeSettings,
         offsets: Sequence[int],
         origin: Mapping[str, Any],
@@ -57,7 +57,7 @@ class Divided:
         self.counts = lru_cache(maxsize=2)(self._count)
         self._sizes = lru_cache(maxsize=2)(self._divide)
 
-    def run(self, leg: Leg, seat: Seat, home: int, batch: int) -> Run:
+    def run(self, leg: Leg, seat: DataRank, home: int, batch: int) -> Run:
         """What a reader reads of an epoch that began on ``home`` ranks with batches of ``batch``.
 
         Raises:
@@ -120,14 +120,14 @@ class Divided:
                 raise ConfigError(f"stream {source.name!r}{drawn}: {error}") from error
         return divided
 
-    def _make_lines(self, home: int) -> Lines:
+    def _make_lines(self, home: int) -> StreamLocator:
         tracks, settings = self._tracks, self._settings
 
-        def make(number: int) -> Line:
+        def make(number: int) -> ShuffledStream:
             part, place = divmod(number, len(tracks))
             return tracks[place].part_line(settings, part, home)
 
-        return Lines(make, self._offsets)
+        return StreamLocator(make, self._offsets)
 
 
 class _PartsOrder:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from stoker.order.shuffle.bijection import Domain, mix_array, split_keys
-from stoker.order.shuffle.interval_lookup import Runs
+from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.types import Ids
 
 __all__ = ["Blocks", "cut_blocks"]
@@ -99,7 +99,7 @@ class Blocks:
 
     def __init__(self, cuts: Ids, key: int) -> None:
         sizes = np.diff(cuts)
-        self._runs = Runs(sizes)
+        self._runs = IntervalLookup(sizes)
         # A width that suits blocks from an eighth to twice the usual size.
         usual = int(cuts[-1]) // sizes.size
         self._domains = Domain(sizes, bits=max(1, (usual.bit_length() >> 1) - 1), rounds=_ROUNDS)

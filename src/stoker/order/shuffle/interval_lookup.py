@@ -8,13 +8,13 @@ import numpy as np
 
 from stoker.types import Ids
 
-__all__ = ["Runs"]
+__all__ = ["IntervalLookup"]
 
 _BUCKETS_PER_RUN: Final = 4
 _MOST_STEPS: Final = 6
 
 
-class Runs:
+class IntervalLookup:
     """Some runs, none of them empty, that together cover ``[0, total)``.
 
     The line is cut into buckets of ``2**shift`` places, two to four for each run, each of which knows the run that its first

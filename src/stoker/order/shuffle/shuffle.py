@@ -41,11 +41,11 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.order.shuffle.bijection import Domain, mix, mix_array, split_keys
 from stoker.order.shuffle.blocks import Blocks, cut_blocks
-from stoker.order.shuffle.interval_lookup import Runs
+from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
-__all__ = ["Line", "LineSettings", "Rows", "ShuffleName"]
+__all__ = ["ShuffledStream", "ShuffleSettings", "ShardRows", "ShuffleName"]
 
 ShuffleName = Literal["none", "block", "shard", "global"]
 
@@ -62,7 +62,7 @@ _SHARDS_PER_BLOCK: Final = 2
 _PIECE: Final = 1 << 13
 
 
-class Rows(Protocol):
+class ShardRows(Protocol):
     """What a line needs of a selection: some rows of each shard."""
 
     @property
@@ -76,7 +76,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LineSettings:
+class ShuffleSettings:
     """What the order of a pass depends on, beside the shards and the key.
 
     Attributes:
@@ -108,7 +108,7 @@ class LineSettings:
         shuffle: ShuffleName,
         num_canonical_nodes: int | None = None,
         block_size: int | None = None,
-    ) -> LineSettings:
+    ) -> ShuffleSettings:
         """Fill in defaults, from the dataset alone (never from the world, which may change at a resume).
 
         ``"none"`` has one canonical node, so that samples come in id order, and so has ``"global"``. The others have up
@@ -124,12 +124,12 @@ class LineSettings:
         return cls(shuffle, num_canonical_nodes, block_size)
 
 
-class Line:
+class ShuffledStream:
     """An endless sequence of samples; see the module.
 
     Args:
         table: the shards' sizes.
-        settings: see :class:`LineSettings`.
+        settings: see :class:`ShuffleSettings`.
         key: any integer; lines with other keys have other orders.
         selection: which rows of each shard belong; ``None`` for all.
 
@@ -137,14 +137,16 @@ class Line:
         total: samples in a pass.
     """
 
-    def __init__(self, table: ShardTable, settings: LineSettings, key: int, selection: Rows | None = None) -> None:
+    def __init__(
+        self, table: ShardTable, settings: ShuffleSettings, key: int, selection: ShardRows | None = None
+    ) -> None:
         self._settings = settings
         self._key = key
         self._selection = selection
         self._sizes = table.sizes if selection is None else selection.sizes
         self._some = np.flatnonzero(self._sizes)
         self.total = int(self._sizes.sum())
-        self._fixed: tuple[Ids, Runs] | None = None
+        self._fixed: tuple[Ids, IntervalLookup] | None = None
         # A piece touches one pass or two; small lines go through many.
         self._pass = lru_cache(maxsize=2)(self._make_pass)
 
@@ -191,12 +193,12 @@ class Line:
         settings = self._settings
         if settings.shuffle in ("none", "global"):
             if self._fixed is None:
-                self._fixed = self._some, Runs(self._sizes[self._some])
+                self._fixed = self._some, IntervalLookup(self._sizes[self._some])
             order, runs = self._fixed
         else:
             # The hashes of different shards differ, so the order does not hang on how the sort treats equals.
             order = self._some[np.argsort(mix_array(mix(key, _TAG_SHARDS), self._some))]
-            runs = Runs(self._sizes[order])
+            runs = IntervalLookup(self._sizes[order])
         if settings.shuffle == "global":
             return _GlobalPass(order, runs, mix(key, _TAG_GLOBAL))
         if settings.shuffle == "block":
@@ -207,7 +209,7 @@ class Line:
 class _Pass(ABC):
     """One time through all samples. What is common: where a place of the shards' line lies."""
 
-    def __init__(self, order: Ids, runs: Runs) -> None:
+    def __init__(self, order: Ids, runs: IntervalLookup) -> None:
         self._order = order
         self._runs = runs
         self.total = int(runs.starts[-1])
@@ -226,7 +228,7 @@ class _Pass(ABC):
 
 
 class _GlobalPass(_Pass):
-    def __init__(self, order: Ids, runs: Runs, key: int) -> None:
+    def __init__(self, order: Ids, runs: IntervalLookup, key: int) -> None:
         super().__init__(order, runs)
         self._domain = Domain(np.int64(self.total))
         self._keys = split_keys(np.uint64(key), self._domain.word)
@@ -240,7 +242,7 @@ class _GlobalPass(_Pass):
 class _SpanPass(_Pass):
     """Canonical nodes read spans of the line side by side."""
 
-    def __init__(self, order: Ids, runs: Runs, settings: LineSettings) -> None:
+    def __init__(self, order: Ids, runs: IntervalLookup, settings: ShuffleSettings) -> None:
         super().__init__(order, runs)
         self._nodes = np.asarray(settings.num_canonical_nodes, dtype=np.int64)
         self._nodes_mask = np.asarray(settings.num_canonical_nodes - 1, dtype=np.int64)
@@ -266,7 +268,7 @@ class _SpanPass(_Pass):
 class _BlockPass(_SpanPass):
     """As spans, but inside its block each sample is moved by a bijection of the block's own."""
 
-    def __init__(self, order: Ids, runs: Runs, settings: LineSettings, key: int) -> None:
+    def __init__(self, order: Ids, runs: IntervalLookup, settings: ShuffleSettings, key: int) -> None:
         super().__init__(order, runs, settings)
         spans = np.append(self._starts, self.total)
         self._blocks = Blocks(cut_blocks(runs.starts, spans, settings.block_size), key)

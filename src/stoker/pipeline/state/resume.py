@@ -12,19 +12,19 @@ from typing import Any, Final
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import Course, Run, Seat
+from stoker.order.sample_order import DataRank, Run, SampleOrder
 from stoker.pipeline.state.epoch_counter import EpochClock, StartingPoint
 from stoker.pipeline.state.state import leg_of, make_state, read_changed, read_state
 from stoker.reading.samples import SampleRun
 
-__all__ = ["Delivery", "Session", "check_not_empty", "others_have_more", "run_from"]
+__all__ = ["Progress", "ResumeState", "check_not_empty", "others_have_more", "run_from"]
 
 logger = logging.getLogger(__name__)
 
 _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"
 
 
-class Delivery:
+class Progress:
     """How far one iteration has got, counted by what the consumer has taken.
 
     Args:
@@ -78,7 +78,7 @@ class Delivery:
         return replace(self.point, position=position, partial=inside)
 
 
-def run_from(course: Course, point: StartingPoint, seat: Seat) -> Run:
+def run_from(course: SampleOrder, point: StartingPoint, seat: DataRank) -> Run:
     """What a reader reads from ``point`` to its epoch's end.
 
     Raises:
@@ -104,7 +104,7 @@ def others_have_more(plan: Plan) -> bool:
     return plan.position_after(len(plan)) < plan.end
 
 
-def check_not_empty(course: Course, point: StartingPoint, run: Run, seat: Seat) -> None:
+def check_not_empty(course: SampleOrder, point: StartingPoint, run: Run, seat: DataRank) -> None:
     """See that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
 
     Raises:
@@ -125,7 +125,7 @@ def check_not_empty(course: Course, point: StartingPoint, run: Run, seat: Seat) 
         )
 
 
-class Session:
+class ResumeState:
     """Epochs and states of a data set object, and of its copies in DataLoader workers.
 
     Args:
@@ -133,20 +133,20 @@ class Session:
         all_ended: how a user says that all ranks have ended an epoch, for errors.
     """
 
-    def __init__(self, course: Course, all_ended: str = _ALL_ENDED) -> None:
+    def __init__(self, course: SampleOrder, all_ended: str = _ALL_ENDED) -> None:
         self.course = course
         self._all_ended = all_ended
         self._clock = EpochClock()
-        self._delivery: Delivery | None = None
+        self._delivery: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
-        self._left: list[tuple[weakref.ref[Delivery], int]] = []
+        self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[StartingPoint, int] | None = None
 
     def upcoming(self) -> StartingPoint:
         """Where the next iteration begins."""
         return self._clock.peek()
 
-    def begin(self, worker: LoaderWorker, seat: Seat) -> tuple[StartingPoint, int]:
+    def begin(self, worker: LoaderWorker, seat: DataRank) -> tuple[StartingPoint, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if self._resumed is not None:
             (point, begun), self._resumed = self._resumed, None
@@ -155,23 +155,23 @@ class Session:
             point, begun = self._clock.begin(worker.token, worker.number), 0
         return self.settled(point, seat), begun
 
-    def settled(self, point: StartingPoint, seat: Seat) -> StartingPoint:
+    def settled(self, point: StartingPoint, seat: DataRank) -> StartingPoint:
         """The point with the terms that hold for the rest of its epoch, as begun, or gone on with, in this world."""
         return replace(point, terms=self.course.terms(leg_of(point), seat))
 
-    def run(self, point: StartingPoint, seat: Seat) -> Run:
+    def run(self, point: StartingPoint, seat: DataRank) -> Run:
         """What this process reads from ``point`` on; see :func:`run_from`."""
         return run_from(self.course, point, seat)
 
-    def deliver(self, point: StartingPoint, plan: Plan, begun: int) -> Delivery:
+    def deliver(self, point: StartingPoint, plan: Plan, begun: int) -> Progress:
         """The iteration that states speak of from now on."""
         self._left = [(left, count) for left, count in self._left if left() is not None]
         if self._delivery is not None and not self._delivery.finished:
             self._left.append((weakref.ref(self._delivery), self._delivery.samples))
-        self._delivery = Delivery(point, plan, begun)
+        self._delivery = Progress(point, plan, begun)
         return self._delivery
 
-    def state(self, point: StartingPoint, seat: Seat) -> dict[str, Any]:
+    def state(self, point: StartingPoint, seat: DataRank) -> dict[str, Any]:
         """The state at ``point``."""
         return make_state(self.course, point, seat)
 
@@ -206,7 +206,7 @@ class Session:
             return self._clock.peek()
         return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
 
-    def after(self, samples: int, seat: Seat, *, from_beginning: bool) -> StartingPoint:
+    def after(self, samples: int, seat: DataRank, *, from_beginning: bool) -> StartingPoint:
         """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it.
 
         Raises:
@@ -243,7 +243,7 @@ class Session:
             return StartingPoint(begun.epoch + 1, terms=begun.terms)
         return replace(begun, position=position, partial=0)
 
-    def state_after(self, start: StartingPoint, batches: int, seat: Seat, *, ended: bool = False) -> dict[str, Any]:
+    def state_after(self, start: StartingPoint, batches: int, seat: DataRank, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
 
         Args:
@@ -281,7 +281,7 @@ class Session:
             )
         return StartingPoint(point.epoch + 1, terms=point.terms)
 
-    def worker_state(self, worker: LoaderWorker, seat: Seat) -> dict[str, Any]:
+    def worker_state(self, worker: LoaderWorker, seat: DataRank) -> dict[str, Any]:
         """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
         delivery = self._delivery
         if delivery is None:
@@ -293,7 +293,7 @@ class Session:
         own = {"number": worker.number, "count": worker.count, "batches": batches}
         return {**self.state(begun, seat), "worker": own}
 
-    def load(self, state: Mapping[str, Any], worker: LoaderWorker, seat: Seat, *, check: bool = True) -> None:
+    def load(self, state: Mapping[str, Any], worker: LoaderWorker, seat: DataRank, *, check: bool = True) -> None:
         """Make the next iteration go on where ``state`` was taken.
 
         Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stoker.errors import StateError
-from stoker.order.sample_order import Course, Leg, Seat, Terms
+from stoker.order.sample_order import DataRank, Leg, SampleOrder, Terms
 from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
 
@@ -29,7 +29,7 @@ def leg_of(point: StartingPoint) -> Leg:
     return Leg(point.epoch, point.position, point.terms)
 
 
-def make_state(course: Course, point: StartingPoint, seat: Seat) -> dict[str, Any]:
+def make_state(course: SampleOrder, point: StartingPoint, seat: DataRank) -> dict[str, Any]:
     """The state of a run as a JSON-serialisable dict: position, what the order depends on, and the dataset's identity."""
     leg = leg_of(point)
     if point.position and course.ended(leg, seat):
@@ -59,8 +59,8 @@ def make_state(course: Course, point: StartingPoint, seat: Seat) -> dict[str, An
 
 
 def read_state(
-    state: Mapping[str, Any], course: Course, seat: Seat, what: str = "state"
-) -> tuple[StartingPoint, Course]:
+    state: Mapping[str, Any], course: SampleOrder, seat: DataRank, what: str = "state"
+) -> tuple[StartingPoint, SampleOrder]:
     """Check a state against the dataset and settings at hand.
 
     Args:
@@ -112,7 +112,7 @@ def read_state(
     return StartingPoint(epoch, position, samples, point.terms), course
 
 
-def read_changed(state: Mapping[str, Any], course: Course) -> tuple[StartingPoint, Course]:
+def read_changed(state: Mapping[str, Any], course: SampleOrder) -> tuple[StartingPoint, SampleOrder]:
     """Begin anew, with other streams, where a state's epoch ends.
 
     Returns:

@@ -18,10 +18,10 @@ from stoker.arguments import checked
 from stoker.coordination.history.assignment import Replay
 from stoker.coordination.history.recorded_assignment import Assignment
 from stoker.errors import ConfigError, StateError
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.order.partition.part_plan import PART_BITS, DealtPlan, PartPlan
 from stoker.order.partition.partition import Elastic, Partition
-from stoker.order.sample_order import Course, Leg, Seat
+from stoker.order.sample_order import DataRank, Leg, SampleOrder
 from stoker.storage.recorded_versions import check_versions, host_versions
 from stoker.types import Ids
 
@@ -97,7 +97,7 @@ class Adaptive:
         return {"name": self.name, "base": self.base.as_dict()}
 
 
-def adaptive_course(course: Course, adaptive: Adaptive) -> NativeCourse:
+def adaptive_course(course: SampleOrder, adaptive: Adaptive) -> NativeOrder:
     """The course as it is read split by split.
 
     Every position comes once, so nothing is padded. Without a number of canonical nodes by the user there is one, for
@@ -106,7 +106,7 @@ def adaptive_course(course: Course, adaptive: Adaptive) -> NativeCourse:
     Raises:
         ConfigError: an order that has no positions which could be handed out one by one.
     """
-    if not isinstance(course, NativeCourse):
+    if not isinstance(course, NativeOrder):
         raise ConfigError(
             "Adaptive hands out stoker's own orders, not those of mosaicml-streaming: use shuffle_algo='block', 'global' or "
             "'shard'"
@@ -118,16 +118,16 @@ def adaptive_course(course: Course, adaptive: Adaptive) -> NativeCourse:
         )
     nodes = settings.num_canonical_nodes or 1
     settings = replace(settings, partition=adaptive.base, num_canonical_nodes=nodes, remainder="uneven")
-    return NativeCourse(course.sources, settings, course.origin)
+    return NativeOrder(course.sources, settings, course.origin)
 
 
-def planned_course(course: Course) -> NativeCourse:
+def planned_course(course: SampleOrder) -> NativeOrder:
     """The course as it is read in parts of global batches that a plan divides.
 
     Raises:
         ConfigError: an order that has no global batches of all ranks' positions in a row.
     """
-    if isinstance(course, NativeCourse) and course.settings.partition.static:
+    if isinstance(course, NativeOrder) and course.settings.partition.static:
         raise ConfigError(
             f"global_batch_size= divides batches of all ranks together, and the dataset has partition "
             f"{course.settings.partition.name!r}, by which each rank owns its data: give it Elastic()"
@@ -148,8 +148,8 @@ class Splits:
         total: samples of all.
     """
 
-    def __init__(self, course: NativeCourse, epoch: int, world_size: int) -> None:
-        seat = Seat(0, world_size) if course.settings.partition.static else Seat()
+    def __init__(self, course: NativeOrder, epoch: int, world_size: int) -> None:
+        seat = DataRank(0, world_size) if course.settings.partition.static else DataRank()
         run = course.run(Leg(epoch), seat)
         self._order = run.order
         self._static = course.settings.partition.static
@@ -172,7 +172,7 @@ class Splits:
 
 
 def replayed(
-    assignment: Assignment, course: NativeCourse, splits: Splits, batch_size: int | None, rank: int, world_size: int
+    assignment: Assignment, course: NativeOrder, splits: Splits, batch_size: int | None, rank: int, world_size: int
 ) -> list[tuple[int, int]]:
     """The ranges of a rank in a recorded assignment.
 

@@ -12,11 +12,11 @@ import xxhash
 
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Partition, Stratified
 from stoker.order.sample_order import Run
 from stoker.order.selection.selection import Everything
-from stoker.order.settings import NativeSettings, Source
+from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.order_sources import nulls_of
@@ -25,14 +25,14 @@ from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
 from stoker.types import Array, Batch, Column, Ids, Transform
 
-__all__ = ["ArrayRows", "array_course"]
+__all__ = ["ArraySource", "array_course"]
 
 _CHUNK: Final = 4096
 _HASHED_PIECES: Final = 64
 _HASHED_BYTES: Final = 1 << 16
 
 
-class ArrayRows:
+class ArraySource:
     """Samples of arrays: row i of each. All of them count as one shard.
 
     Args:
@@ -190,10 +190,10 @@ def _column(name: str, values: Any) -> Column:
     raise ConfigError(f"column {name!r} is a {type(values).__name__}: an array or a list is needed")
 
 
-def array_course(rows: ArrayRows, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeCourse:
+def array_course(rows: ArraySource, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeOrder:
     """The order of arrays: a shuffle of all rows, as no sample is farther away than another."""
     table = ShardTable(np.array([rows.total], dtype=np.int64))
-    source = Source(
+    source = StreamSource(
         name="arrays",
         table=table,
         selection=Everything(table),
@@ -207,4 +207,4 @@ def array_course(rows: ArrayRows, partition: Partition, shuffle_seed: int | None
         partition=partition,
         remainder=remainder,
     )
-    return NativeCourse((source,), settings)
+    return NativeOrder((source,), settings)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from stoker.arguments import checked
 from stoker.cluster import World
-from stoker.coordination.history.records import Settings
+from stoker.coordination.history.records import CoordinationSettings
 from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
@@ -78,7 +78,7 @@ class StreamingConfig:
     dynamic_balancing: bool = False
     coordinator: str | None = None
     run_id: str = "stoker"
-    coordination: Settings = field(default_factory=Settings)
+    coordination: CoordinationSettings = field(default_factory=CoordinationSettings)
     commit: CommitWhen = "next"
     commit_every: float = 1.0
     patience: float = 120.0
@@ -137,7 +137,9 @@ class StreamingConfig:
         """A checkpoint every ``interval`` samples, below ``url``."""
         return replace(self, checkpoint_interval=interval, checkpoint_url=url or self.checkpoint_url)
 
-    def with_coordinator(self, url: str, run_id: str | None = None, settings: Settings | None = None) -> Self:
+    def with_coordinator(
+        self, url: str, run_id: str | None = None, settings: CoordinationSettings | None = None
+    ) -> Self:
         """Leases from this engine. Fault tolerance, replication and Adaptive need it, and it needs one of them."""
         adaptive = self.partition if self.adaptive is not None else Adaptive(self._base)
         return replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.coordination import Coordination
 from stoker.errors import ConfigError
-from stoker.order.native import NativeCourse
+from stoker.order.native import NativeOrder
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.replicas import lanes_held
@@ -13,7 +13,7 @@ from stoker.storage.recorded_versions import host_versions
 __all__ = ["join_run"]
 
 
-def join_run(config: StreamingConfig, course: NativeCourse, splits: Splits) -> Coordination:
+def join_run(config: StreamingConfig, course: NativeOrder, splits: Splits) -> Coordination:
     """The worker's part in its run; no epoch has begun yet.
 
     Raises:

@@ -10,19 +10,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
-from stoker.coordination import CommitRefusedError, Coordination, Progress, WorkerHealth
+from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, WorkerHealth
 from stoker.coordination.history.recorded_assignment import Assignment
 from stoker.errors import ConfigError, StateError
-from stoker.order.native import NativeCourse
-from stoker.pipeline.prefetch_buffer import END, Ahead, NothingYet
+from stoker.order.native import NativeOrder
+from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.delivered_splits import Ledger
 from stoker.pipeline.workers.join_run import join_run
 from stoker.pipeline.workers.replicas import Replicas
-from stoker.pipeline.workers.sample_source import Rows
-from stoker.pipeline.workers.split_reader import Piece, SplitReader
+from stoker.pipeline.workers.sample_source import SampleSource
+from stoker.pipeline.workers.split_reader import SplitPiece, SplitReader
 from stoker.storage.recorded_versions import check_versions, host_versions
 
 __all__ = ["Leased"]
@@ -46,15 +46,15 @@ class Leased:
         finished: whether all of it is committed, by whomever.
     """
 
-    def __init__(self, rows: Rows, course: NativeCourse, config: StreamingConfig) -> None:
+    def __init__(self, rows: SampleSource, course: NativeOrder, config: StreamingConfig) -> None:
         self._rows = rows
         self._course = course
         self._config = config
         self._coordination: Coordination | None = None
-        self._ahead: Ahead[Piece] | None = None
+        self._ahead: PrefetchBuffer[SplitPiece] | None = None
         self._replicas: Replicas | None = None
         self._ledger = Ledger(rows.counts)
-        self._piece: Piece | None = None
+        self._piece: SplitPiece | None = None
         self._position = 0
         self._reader: SplitReader | None = None
         self._lock = threading.RLock()
@@ -222,7 +222,7 @@ class Leased:
         if coordination is not None:
             coordination.leave(self._config.patience)
 
-    def _next_piece(self) -> Piece | None:
+    def _next_piece(self) -> SplitPiece | None:
         self._ledger.commit()  # whoever waits must not keep others waiting
         while True:
             try:
@@ -251,7 +251,7 @@ class Leased:
                 "are done, then go on"
             )
 
-    def _fail(self, piece: Piece, error: Exception) -> None:
+    def _fail(self, piece: SplitPiece, error: Exception) -> None:
         """Give back what can not be read, and raise why. The reading thread has ended, and begins anew with another split."""
         self._ledger.commit()
         self._ledger.give_up(piece.split, f"rank {self._config.rank} could not read it: {error}")
@@ -260,7 +260,7 @@ class Leased:
 
     # -- reading, in a thread of its own -----------------------------------------------------------------------------
 
-    def _buffer(self) -> Ahead[Piece]:
+    def _buffer(self) -> PrefetchBuffer[SplitPiece]:
         with self._lock:
             if self._ahead is not None:
                 return self._ahead
@@ -268,7 +268,9 @@ class Leased:
             reader = self._reader = SplitReader(self._rows, self._splits, self._config, coordination, self._ledger.lost)
             # Always a thread: leasing does not wait for the consumer.
             room = max(1, self._config.prefetch_buffer_size)
-            self._ahead = Ahead(reader.pieces(), lambda piece: piece.end - piece.begin, room, self._rows.counts)
+            self._ahead = PrefetchBuffer(
+                reader.pieces(), lambda piece: piece.end - piece.begin, room, self._rows.counts
+            )
             if self._config.replication_factor > 1:
                 self._replicas = Replicas(self._rows, self._splits, self._config, coordination)
             return self._ahead
@@ -314,7 +316,7 @@ class Leased:
                 self._coordination = coordination
             return self._coordination
 
-    def progress(self) -> Progress:
+    def progress(self) -> EpochProgress:
         """How far the epoch is, of all workers together."""
         return self._take_part().progress()
 

@@ -13,15 +13,15 @@ import numpy as np
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import StateError
-from stoker.order.native import NativeCourse
-from stoker.order.sample_order import Course, Run, Seat
-from stoker.pipeline.prefetch_buffer import END, Ahead
+from stoker.order.native import NativeOrder
+from stoker.order.sample_order import DataRank, Run, SampleOrder
+from stoker.pipeline.prefetch_buffer import END, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.state.epoch_counter import StartingPoint
-from stoker.pipeline.state.resume import Delivery, check_not_empty, others_have_more, run_from
+from stoker.pipeline.state.resume import Progress, check_not_empty, others_have_more, run_from
 from stoker.pipeline.state.state import leg_of, make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import Rows
+from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.reading.samples import SampleRun
 from stoker.types import Batch
 
@@ -47,10 +47,10 @@ class _Item:
 class _Reader:
     """All that the reading thread needs. It knows nothing of the loader, so that a forgotten loader ends its thread."""
 
-    rows: Rows
-    course: Course
+    rows: SampleSource
+    course: SampleOrder
     config: StreamingConfig
-    seat: Seat
+    seat: DataRank
     point: StartingPoint
     run: Run
 
@@ -85,7 +85,7 @@ class _Reader:
         raise AssertionError("some rank has a batch")
 
 
-def _most_steps(course: Course, point: StartingPoint, seat: Seat) -> int:
+def _most_steps(course: SampleOrder, point: StartingPoint, seat: DataRank) -> int:
     """Steps of the rank that has most."""
     leg = leg_of(replace(point, terms=course.terms(leg_of(point), seat)))
     longest = course.run(leg, seat).plan.longest
@@ -102,12 +102,12 @@ class Lockstep:
         batch_size: samples in a batch of one rank, by which the course deals; also where samples come one by one.
     """
 
-    def __init__(self, rows: Rows, course: Course, config: StreamingConfig, batch_size: int) -> None:
+    def __init__(self, rows: SampleSource, course: SampleOrder, config: StreamingConfig, batch_size: int) -> None:
         self._rows = rows
         self._course = course
         self._config = config
-        self._seat = Seat(config.rank, config.world_size, 1, batch_size)
-        self._ahead: Ahead[_Item] | None = None
+        self._seat = DataRank(config.rank, config.world_size, 1, batch_size)
+        self._ahead: PrefetchBuffer[_Item] | None = None
         self._lock = threading.Lock()
         self._forked = False
         self._part: Iterator[Any] = iter(())
@@ -135,7 +135,7 @@ class Lockstep:
         """Whether all ranks take the same number of steps."""
         if self._config.ends is not None:
             return self._config.ends != "uneven"
-        return not isinstance(self._course, NativeCourse) or self._course.settings.remainder != "uneven"
+        return not isinstance(self._course, NativeOrder) or self._course.settings.remainder != "uneven"
 
     def __len__(self) -> int:
         """Batches, or samples, that :meth:`next` gives in a whole epoch."""
@@ -206,7 +206,7 @@ class Lockstep:
                 self._restart()
             raise
 
-    def _buffer(self) -> Ahead[_Item]:
+    def _buffer(self) -> PrefetchBuffer[_Item]:
         if self._forked:
             self._point = self._here()
             self._restart()
@@ -214,7 +214,7 @@ class Lockstep:
             check_not_empty(self._course, self._point, self._run, self._seat)
             reader = _Reader(self._rows, self._course, self._config, self._seat, self._point, self._run)
             room = self._config.prefetch_buffer_size
-            self._ahead = Ahead(reader.items(), lambda item: item.count, room, self._rows.counts)
+            self._ahead = PrefetchBuffer(reader.items(), lambda item: item.count, room, self._rows.counts)
         return self._ahead
 
     # -- where it is -----------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Lockstep:
         self.finished = False
         self._point = self._settled(self._point)
         self._run: Run = self._course.run(leg_of(self._point), self._seat)
-        self._delivery = Delivery(self._point, self._run.plan)
+        self._delivery = Progress(self._point, self._run.plan)
         if self._point.partial:
             # What was delivered of the first batch before counts as delivered.
             before = iter(range(self._point.partial))

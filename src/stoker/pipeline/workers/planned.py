@@ -17,12 +17,12 @@ import numpy as np
 from stoker.concurrency.forks import reset_in_children
 from stoker.coordination.history.plan_log import Generation, PlanLog, apportion
 from stoker.errors import ConfigError, StateError
-from stoker.order.native import NativeCourse
-from stoker.pipeline.prefetch_buffer import END, Ahead
+from stoker.order.native import NativeOrder
+from stoker.pipeline.prefetch_buffer import END, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import Rows, in_order
+from stoker.pipeline.workers.sample_source import SampleSource, in_order
 from stoker.storage.recorded_versions import check_versions, with_versions_of
 from stoker.types import Batch
 
@@ -55,14 +55,14 @@ class Planned:
 
     in_step = True
 
-    def __init__(self, rows: Rows, course: NativeCourse, config: StreamingConfig) -> None:
+    def __init__(self, rows: SampleSource, course: NativeOrder, config: StreamingConfig) -> None:
         assert config.global_batch_size is not None
         self._rows = rows
         self._course = course
         self._config = config
         self._step = config.global_batch_size
         self._steps = max(1, -(-config.prefetch_buffer_size * config.world_size // self._step))
-        self._ahead: Ahead[tuple[Batch, int, int]] | None = None
+        self._ahead: PrefetchBuffer[tuple[Batch, int, int]] | None = None
         self._lock = threading.Lock()
         self._splits: Splits
         self._current: _Current
@@ -170,12 +170,12 @@ class Planned:
         """Allow the reading thread to go on: the horizon moves with what is delivered, and with nothing else."""
         self._current.plan = self._current.plan.grant(self._position + self._steps * self._step)
 
-    def _buffer(self) -> Ahead[tuple[Batch, int, int]]:
+    def _buffer(self) -> PrefetchBuffer[tuple[Batch, int, int]]:
         if self._ahead is None:
             items = _items(self._rows, self._splits, self._current, self._config.rank, self._position)
             room = self._steps if self._config.prefetch_buffer_size else 0
             # A step takes one place, however many samples it has: so none beyond the horizon is read.
-            self._ahead = Ahead(items, lambda item: item[1], room, self._rows.counts, cost=lambda _: 1)
+            self._ahead = PrefetchBuffer(items, lambda item: item[1], room, self._rows.counts, cost=lambda _: 1)
         return self._ahead
 
     # -- where it is -----------------------------------------------------------------------------------------------
@@ -292,7 +292,9 @@ def _check_shares(step: int, ranks: Sequence[int], weights: Sequence[int], world
         )
 
 
-def _items(rows: Rows, splits: Splits, current: _Current, rank: int, position: int) -> Iterator[tuple[Batch, int, int]]:
+def _items(
+    rows: SampleSource, splits: Splits, current: _Current, rank: int, position: int
+) -> Iterator[tuple[Batch, int, int]]:
     """A rank's part of each global batch, how many samples it has, and where the global batch ends."""
     expected = position
     while position < current.plan.end:

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
-from stoker.order.native import NativeCourse
-from stoker.pipeline.prefetch_buffer import END, Ahead
+from stoker.order.native import NativeOrder
+from stoker.pipeline.prefetch_buffer import END, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.adaptive import Splits, replayed
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import Rows
+from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.storage.recorded_versions import check_versions, with_versions_of
 
 __all__ = ["Replayed"]
@@ -30,7 +30,7 @@ class Replayed:
         config: this worker's place.
     """
 
-    def __init__(self, rows: Rows, course: NativeCourse, config: StreamingConfig) -> None:
+    def __init__(self, rows: SampleSource, course: NativeOrder, config: StreamingConfig) -> None:
         adaptive = config.adaptive
         assert adaptive is not None
         assert adaptive.replay is not None
@@ -38,7 +38,7 @@ class Replayed:
         self._course = course
         self._config = config
         self._assignment = adaptive.replay
-        self._ahead: Ahead[tuple[Any, int, bool]] | None = None
+        self._ahead: PrefetchBuffer[tuple[Any, int, bool]] | None = None
         self._part: Iterator[Any]
         self.delivered: int
         self.finished: bool
@@ -151,17 +151,17 @@ class Replayed:
         self.delivered = 0
         self.finished = False
 
-    def _buffer(self) -> Ahead[tuple[Any, int, bool]]:
+    def _buffer(self) -> PrefetchBuffer[tuple[Any, int, bool]]:
         if self._ahead is None:
             room = self._config.prefetch_buffer_size
             skip = self._skipped + self.delivered
             items = _items(self._rows, self._splits, self._ranges, self._config.batch_size, skip)
-            self._ahead = Ahead(items, lambda item: item[1], room, self._rows.counts)
+            self._ahead = PrefetchBuffer(items, lambda item: item[1], room, self._rows.counts)
         return self._ahead
 
 
 def _items(
-    rows: Rows, splits: Splits, ranges: list[tuple[int, int]], size: int | None, skip: int
+    rows: SampleSource, splits: Splits, ranges: list[tuple[int, int]], size: int | None, skip: int
 ) -> Iterator[tuple[Any, int, bool]]:
     """Samples, how many they are, and whether they are a batch."""
     step = size or _PIECE

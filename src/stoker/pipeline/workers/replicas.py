@@ -15,7 +15,7 @@ from stoker.coordination.replication import holders
 from stoker.errors import StokerError
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import PoolRows, Rows, in_order
+from stoker.pipeline.workers.sample_source import PoolSource, SampleSource, in_order
 
 __all__ = ["Replicas", "lanes_held"]
 
@@ -54,12 +54,12 @@ class Replicas:
         coordination: the run.
     """
 
-    def __init__(self, rows: Rows, splits: Splits, config: StreamingConfig, coordination: Coordination) -> None:
+    def __init__(self, rows: SampleSource, splits: Splits, config: StreamingConfig, coordination: Coordination) -> None:
         self._rows = rows
         self._splits = splits
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        if isinstance(rows, PoolRows):
+        if isinstance(rows, PoolSource):
             starts = coordination.epoch.starts
             lanes = lanes_held(config.rank, len(starts) - 1, config.world_size, config.replication_factor)
             spans = [(starts[lane], starts[lane + 1]) for lane in lanes]
@@ -72,7 +72,7 @@ class Replicas:
         if self._thread is not None:
             self._thread.join(1.0)
 
-    def _fetch(self, rows: PoolRows, spans: list[tuple[int, int]]) -> None:
+    def _fetch(self, rows: PoolSource, spans: list[tuple[int, int]]) -> None:
         pool = rows.pool
         seen = np.zeros(rows.shards, dtype=np.bool_)
         try:

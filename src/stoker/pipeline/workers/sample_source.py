@@ -15,15 +15,15 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.order.sample_order import Run
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.epoch_reader import FeedSettings
+from stoker.pipeline.epoch_reader import EpochReaderSettings
 from stoker.pipeline.pipeline import Pipeline, PipelineSettings
-from stoker.pipeline.read_ahead import Sizing
+from stoker.pipeline.read_ahead import ReadAhead
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import distinct, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
-__all__ = ["PoolRows", "Rows", "in_order"]
+__all__ = ["PoolSource", "SampleSource", "in_order"]
 
 
 def in_order(shards: Ids) -> list[int]:
@@ -33,7 +33,7 @@ def in_order(shards: Ids) -> list[int]:
     return found
 
 
-class Rows(Protocol):
+class SampleSource(Protocol):
     """Where samples come from."""
 
     @property
@@ -80,7 +80,7 @@ class Rows(Protocol):
         ...
 
 
-class PoolRows:
+class PoolSource:
     """Samples of shards.
 
     Args:
@@ -89,7 +89,7 @@ class PoolRows:
         sharers: processes on this node that read through the same cache.
     """
 
-    def __init__(self, pool: ShardPool, settings: FeedSettings, sharers: int = 1) -> None:
+    def __init__(self, pool: ShardPool, settings: EpochReaderSettings, sharers: int = 1) -> None:
         self.pool = pool
         self._sharers = sharers
         self._settings = settings
@@ -165,9 +165,9 @@ class PoolRows:
         self.pool.close()
 
     @property
-    def _sizing(self) -> Sizing:
+    def _sizing(self) -> ReadAhead:
         settings = self._settings
-        return Sizing(
+        return ReadAhead(
             sample_bytes=settings.sample_bytes,
             shard_bytes=settings.shard_bytes,
             near=settings.near,

@@ -13,9 +13,9 @@ from stoker.concurrency.shared_counters import Count
 from stoker.coordination import Coordination, LeasedSplit, WaitTimeoutError
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.sample_source import Rows, in_order
+from stoker.pipeline.workers.sample_source import SampleSource, in_order
 
-__all__ = ["Piece", "SplitReader"]
+__all__ = ["SplitPiece", "SplitReader"]
 
 # Samples that are read in one step, where they are delivered one by one.
 _PIECE: Final = 64
@@ -25,7 +25,7 @@ _LOOK: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SplitPiece:
     """Samples ``[begin, end)`` of a split, or a batch of them, or the error that reading them ended with."""
 
     split: LeasedSplit
@@ -53,7 +53,7 @@ class SplitReader:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: SampleSource,
         splits: Splits,
         config: StreamingConfig,
         coordination: Coordination,
@@ -69,7 +69,7 @@ class SplitReader:
         self._coordination = coordination
         self._lost = lost
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[SplitPiece]:
         """Pieces of all splits that this worker gets."""
         step = self._step
         while (split := self._next_split()) is not None:
@@ -84,16 +84,16 @@ class SplitReader:
                         self._rows.expect(in_order(shards))
                     piece = self._read(split, begin, end)
                 except Exception as error:  # noqa: BLE001 - the consumer's, after what was read before it
-                    yield Piece(split, begin, end, error=error)
+                    yield SplitPiece(split, begin, end, error=error)
                     return
                 yield piece
         self._rows.expect(())
 
-    def _read(self, split: LeasedSplit, begin: int, end: int) -> Piece:
+    def _read(self, split: LeasedSplit, begin: int, end: int) -> SplitPiece:
         places = self._splits.locate(begin, end)
         if self._batch_size is None:
-            return Piece(split, begin, end, samples=self._rows.samples(*places))
-        return Piece(split, begin, end, batch=self._rows.batch(*places))
+            return SplitPiece(split, begin, end, samples=self._rows.samples(*places))
+        return SplitPiece(split, begin, end, batch=self._rows.batch(*places))
 
     def _next_split(self) -> LeasedSplit | None:
         try:

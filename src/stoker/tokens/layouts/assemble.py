@@ -14,13 +14,13 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.runs import copy_runs
 from stoker.types import Array, Ids
 
-__all__ = ["Pieces", "assemble", "batch_arrays", "full_lengths", "too_long_error"]
+__all__ = ["DocumentRuns", "assemble", "batch_arrays", "full_lengths", "too_long_error"]
 
 _LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class DocumentRuns:
     """Runs of documents, and where they lie in a batch. Lengths count eos as a token of its document.
 
     Attributes:
@@ -66,7 +66,7 @@ def too_long_error(documents: Ragged, row: int, length: int, settings: LMSetting
 
 def assemble(
     documents: Ragged,
-    pieces: Pieces,
+    pieces: DocumentRuns,
     shape: tuple[int, int],
     settings: LMSettings,
     *,
@@ -135,7 +135,7 @@ def assemble(
 
 def _next_tokens(
     documents: Ragged,
-    pieces: Pieces,
+    pieces: DocumentRuns,
     ids: Array,
     whole: np.ndarray[tuple[int], np.dtype[np.bool_]],
     settings: LMSettings,

@@ -8,19 +8,19 @@ from typing import Literal, get_args
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.tokens.layouts.assemble import Pieces, full_lengths, too_long_error
+from stoker.tokens.layouts.assemble import DocumentRuns, full_lengths, too_long_error
 from stoker.tokens.layouts.best_fit import best_fit
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Ids
 
-__all__ = ["Placed", "TooLong", "check_too_long", "into_rows", "place", "split"]
+__all__ = ["PackedPieces", "TooLong", "check_too_long", "into_rows", "place", "split"]
 
 TooLong = Literal["split", "truncate", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PackedPieces:
     """Pieces of documents in rows; sorted by row, and in it by document.
 
     Attributes:
@@ -44,15 +44,17 @@ class Placed:
         """Number of rows."""
         return self.bounds.size - 1
 
-    def pieces(self, first: int, stop: int, width: int) -> Pieces:
+    def pieces(self, first: int, stop: int, width: int) -> DocumentRuns:
         """The pieces of rows ``[first, stop)`` in a batch of these rows."""
         low, high = int(self.bounds[first]), int(self.bounds[stop])
         rows = np.repeat(np.arange(stop - first, dtype=np.int64), np.diff(self.bounds[first : stop + 1]))
         here = slice(low, high)
-        return Pieces(self.documents[here], self.firsts[here], self.lengths[here], rows * width + self.columns[here])
+        return DocumentRuns(
+            self.documents[here], self.firsts[here], self.lengths[here], rows * width + self.columns[here]
+        )
 
 
-def place(documents: Ragged, settings: LMSettings, too_long: TooLong) -> Placed:
+def place(documents: Ragged, settings: LMSettings, too_long: TooLong) -> PackedPieces:
     """Where best-fit-decreasing puts these documents.
 
     Raises:
@@ -86,7 +88,7 @@ def split(documents: Ragged, settings: LMSettings, too_long: TooLong) -> tuple[I
     return np.repeat(rows, counts), firsts, np.minimum(np.repeat(lengths, counts) - firsts, size), (0, 0)
 
 
-def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, int]) -> Placed:
+def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, int]) -> PackedPieces:
     order = np.argsort(row, kind="stable")
     row, lengths = row[order], lengths[order]
     count = int(row[-1]) + 1 if row.size else 0
@@ -94,7 +96,7 @@ def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, in
     ends = np.cumsum(lengths)
     before = np.concatenate([np.zeros(1, dtype=np.int64), ends])[bounds[:-1]]
     columns = ends - lengths - np.repeat(before, np.diff(bounds))
-    return Placed(rows[order], firsts[order], lengths, columns, bounds, cut)
+    return PackedPieces(rows[order], firsts[order], lengths, columns, bounds, cut)
 
 
 def check_too_long(too_long: TooLong) -> None:

@@ -12,7 +12,7 @@ from stoker.order.shuffle.bijection import mix
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.assemble import batch_arrays
 from stoker.tokens.layouts.layouts import windows
-from stoker.tokens.layouts.pad import Block, Found, order_of
+from stoker.tokens.layouts.pad import BlockInput, DocumentBlock, order_of
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.runs import copy_runs
@@ -45,7 +45,7 @@ class Joined:
         """See :class:`Layout`."""
         return True
 
-    def block(self, found: Found) -> Block:
+    def block(self, found: BlockInput) -> DocumentBlock:
         """See :class:`Layout`."""
         documents, size = found.documents, self._settings.seq_len
         order = order_of(len(documents), found.key)
@@ -56,13 +56,13 @@ class Joined:
         if found.key is not None:
             rows = order_of(self._full(int(starts[-1]), -found.before % size), mix(found.key, _TAG_ROWS))
         whole = not self._eos and bool((documents.lengths == size).all())
-        return Block(documents, found.numbers, order, starts, rows=rows, whole=whole)
+        return DocumentBlock(documents, found.numbers, order, starts, rows=rows, whole=whole)
 
     def _full(self, total: int, phase: int) -> int:
         """Number of rows that lie in a block of so many amounts, of which the first begins at ``phase``."""
         return max(0, total - self._reach - phase) // self._settings.seq_len
 
-    def batch(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
+    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
         """See :class:`Layout`."""
         size = self._settings.seq_len
         parts: list[LMBatch] = []
@@ -88,7 +88,7 @@ class Joined:
             inside = phase + begun * size - total
         return LMBatch.concat(parts)
 
-    def _inside(self, block: Block, at: Ids) -> LMBatch:
+    def _inside(self, block: DocumentBlock, at: Ids) -> LMBatch:
         """Rows that lie in one block, by the places in its stream at which they begin."""
         settings = self._settings
         shape = at.size, settings.seq_len
@@ -108,7 +108,7 @@ class Joined:
             settings.reset_positions,
         )
 
-    def _fill_whole(self, block: Block, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
+    def _fill_whole(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
         """Fill rows that are a document each; returns what tells where they lie."""
         size = self._settings.seq_len
         places = at // size
@@ -126,7 +126,7 @@ class Joined:
                 labels[size - 1 if self._shifted else 0 :: size] = self._settings.ignore_index
         return partial(_whole_rows, block.numbers, documents, size)
 
-    def _fill(self, block: Block, at: Ids, ids: Array, labels: Array | None) -> Extents:
+    def _fill(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Extents:
         """Fill rows of any documents; returns where they lie."""
         ends = at + self._settings.seq_len
         # Pieces of each row: places of their documents in the block's order.
@@ -153,7 +153,7 @@ class Joined:
                 labels[lasts if self._shifted else targets[begins == starts]] = self._settings.ignore_index
         return Extents(targets, lengths, block.numbers[documents])
 
-    def _label(self, block: Block, ids: Array, labels: Array, stop: Ids, ends: Ids) -> None:
+    def _label(self, block: DocumentBlock, ids: Array, labels: Array, stop: Ids, ends: Ids) -> None:
         """Labels as if there were no borders of documents.
 
         Args:
@@ -177,7 +177,7 @@ class Joined:
             tokens[block.starts[place + 1] == ends + 1] = self._settings.eos_id
         labels[self._settings.seq_len - 1 :: self._settings.seq_len] = tokens
 
-    def _across(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
+    def _across(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
         """Rows that begin in one block and go on in others, or of which the last is not full."""
         needed = inside + count * self._settings.seq_len + 1
         documents, numbers = [], []

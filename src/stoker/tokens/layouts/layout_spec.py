@@ -13,9 +13,9 @@ from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.tokens.layouts.bin_packing import TooLong, check_too_long
 from stoker.tokens.layouts.concat import Joined
-from stoker.tokens.layouts.pad import Block, Found, Layout, Packed, Padded
-from stoker.tokens.order.division import Cells, Granularity, join_groups
-from stoker.tokens.order.token_order import TokenCourse, TokenOrder, TokenSettings
+from stoker.tokens.layouts.pad import BlockInput, DocumentBlock, Packed, Padded, TokenLayout
+from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
+from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.block_buffer import Gathered
 from stoker.tokens.sources.measure import packed_rows
@@ -23,7 +23,7 @@ from stoker.tokens.sources.memory import Memory
 from stoker.tokens.sources.source import TokenSource, place_of
 from stoker.types import Ids
 
-__all__ = ["LayoutName", "Making", "Workshop"]
+__all__ = ["LayoutName", "LayoutSpec", "BlockBuilder"]
 
 LayoutName = Literal["concat", "pack", "pad", "truncate"]
 
@@ -36,7 +36,7 @@ _PACKING: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class LayoutSpec:
     """How documents become rows.
 
     Attributes:
@@ -59,11 +59,11 @@ class Making:
         if self.name != "concat":
             self.settings.padding(f"the {self.name} layout")
 
-    def over(self, source: TokenSource, threads: int) -> Workshop:
+    def over(self, source: TokenSource, threads: int) -> BlockBuilder:
         """Batches of these files, with so many threads that decode."""
-        return Workshop(source, self, threads)
+        return BlockBuilder(source, self, threads)
 
-    def layout(self) -> Layout:
+    def layout(self) -> TokenLayout:
         """What makes batches."""
         if self.name == "concat":
             return Joined(self.settings)
@@ -79,7 +79,7 @@ class Making:
         return said if self.name == "concat" else {**said, "too_long": self.too_long}
 
 
-class Workshop:
+class BlockBuilder:
     """Makes blocks of documents out of groups of files.
 
     Args:
@@ -88,7 +88,7 @@ class Workshop:
         threads: how many blocks are decoded at once.
     """
 
-    def __init__(self, source: TokenSource, making: Making, threads: int) -> None:
+    def __init__(self, source: TokenSource, making: LayoutSpec, threads: int) -> None:
         self.source = source
         self.settings = making.settings
         self.name = making.name
@@ -100,11 +100,11 @@ class Workshop:
 
     def course(
         self, granularity: Granularity | None, seed: int | None, shuffle_tokens: int, remainder: Remainder
-    ) -> TokenCourse:
+    ) -> TokenSampleOrder:
         """The course over these files; ``seed`` is ``None`` for the order of files."""
         settings = self.settings
         joined = self.name == "concat"
-        return TokenCourse(
+        return TokenSampleOrder(
             self.source.name,
             self.source.about,
             self._cells,
@@ -123,7 +123,7 @@ class Workshop:
             self.source.url,
         )
 
-    def load(self, order: TokenOrder, last: Mapping[int, int], track: int, block: int) -> Block:
+    def load(self, order: TokenOrder, last: Mapping[int, int], track: int, block: int) -> DocumentBlock:
         """Decode a block.
 
         Args:
@@ -150,7 +150,7 @@ class Workshop:
         documents, numbers = gathered.finish(partial(place_of, self.source))
         documents.check(self.settings.limit)
         return self.layout.block(
-            Found(
+            BlockInput(
                 documents,
                 numbers,
                 np.array(bounds, dtype=np.int64),
@@ -174,7 +174,7 @@ class Workshop:
                 break
         self.source.fetch(groups)
 
-    def _make_cells(self) -> Cells:
+    def _make_cells(self) -> RowGroupRuns:
         groups, settings = self.source.groups, self.settings
         bounds = join_groups(groups, _ROWS_A_CELL * settings.seq_len if self.name == "pack" else 1)
         tokens = np.add.reduceat(groups.tokens, bounds[:-1])
@@ -185,7 +185,7 @@ class Workshop:
             amounts = self._count_packed(bounds)
         else:
             amounts = rows
-        return Cells(bounds, groups.file[bounds[:-1]], tokens, amounts)
+        return RowGroupRuns(bounds, groups.file[bounds[:-1]], tokens, amounts)
 
     def _count_packed(self, bounds: Ids) -> Ids:
         recipe = {

@@ -21,8 +21,8 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.tokens.batch import Extents, LMBatch
-from stoker.tokens.layouts.assemble import Pieces, assemble, batch_arrays, full_lengths, too_long_error
-from stoker.tokens.layouts.bin_packing import Placed, TooLong, place
+from stoker.tokens.layouts.assemble import DocumentRuns, assemble, batch_arrays, full_lengths, too_long_error
+from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, place
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.runs import copy_runs
@@ -76,7 +76,7 @@ def pad(
     starts = rows * width
     if side == "left":
         starts += width - lengths
-    pieces = Pieces(rows, np.zeros(rows.size, dtype=np.int64), lengths, starts)
+    pieces = DocumentRuns(rows, np.zeros(rows.size, dtype=np.int64), lengths, starts)
     told = (cut.size, int(whole.sum() - lengths.sum()))
     return assemble(documents, pieces, (len(documents), width), settings, first_document=first_document, cut=told)
 
@@ -234,7 +234,7 @@ def pack(documents: Ragged, settings: LMSettings, *, too_long: TooLong = "split"
         ConfigError: there is no ``pad_id``, or ``too_long`` is unknown.
     """
     settings.padding("the pack layout")
-    placed: Placed = place(documents, settings, too_long)
+    placed: PackedPieces = place(documents, settings, too_long)
     return assemble(
         documents,
         placed.pieces(0, placed.count, settings.seq_len),

@@ -12,18 +12,18 @@ from stoker.errors import CorruptDataError
 from stoker.formats.parquet.pages.rle_bitpacked import ranges
 from stoker.order.shuffle.bijection import permute
 from stoker.tokens.batch import Extents, LMBatch
-from stoker.tokens.layouts.assemble import Pieces, assemble, full_lengths
-from stoker.tokens.layouts.bin_packing import Placed, TooLong, place
+from stoker.tokens.layouts.assemble import DocumentRuns, assemble, full_lengths
+from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, place
 from stoker.tokens.layouts.layouts import pad
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array, Ids
 
-__all__ = ["Block", "Found", "Layout", "Packed", "Padded", "order_of"]
+__all__ = ["DocumentBlock", "BlockInput", "TokenLayout", "Packed", "Padded", "order_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class DocumentBlock:
     """Documents of some cells in memory, ready to be made into batches.
 
     Attributes:
@@ -40,13 +40,13 @@ class Block:
     numbers: Ids
     order: Ids | None
     starts: Ids
-    placed: Placed | None = None
+    placed: PackedPieces | None = None
     whole: bool = False
     rows: Ids | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class BlockInput:
     """What was read for a block.
 
     Attributes:
@@ -68,14 +68,14 @@ class Found:
     where: str
 
 
-class Layout(Protocol):
+class TokenLayout(Protocol):
     """How documents become rows of batches."""
 
-    def block(self, found: Found) -> Block:
+    def block(self, found: BlockInput) -> DocumentBlock:
         """Prepare a block of what was read."""
         ...
 
-    def batch(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
+    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
         """Some rows of blocks that follow each other, from amount ``inside`` of the first on."""
         ...
 
@@ -97,21 +97,23 @@ class Padded:
         self._settings = settings
         self._truncate = truncate
 
-    def block(self, found: Found) -> Block:
-        """See :class:`Layout`."""
+    def block(self, found: BlockInput) -> DocumentBlock:
+        """See :class:`TokenLayout`."""
         count = len(found.documents)
-        return Block(found.documents, found.numbers, order_of(count, found.key), np.arange(count + 1, dtype=np.int64))
+        return DocumentBlock(
+            found.documents, found.numbers, order_of(count, found.key), np.arange(count + 1, dtype=np.int64)
+        )
 
     @property
     def parts(self) -> bool:
-        """See :class:`Layout`."""
+        """See :class:`TokenLayout`."""
         return not self._truncate
 
-    def batch(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
-        """See :class:`Layout`."""
+    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
+        """See :class:`TokenLayout`."""
         return _by_rows(blocks, inside, count, self._rows)
 
-    def _rows(self, block: Block, rows: Ids) -> LMBatch:
+    def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:
         made = pad(block.documents.take(rows), self._settings, too_long="truncate" if self._truncate else "error")
         found = made.extents
         return replace(made, made=Extents(found.starts, found.lengths, block.numbers[rows][found.documents]))
@@ -129,8 +131,8 @@ class Packed:
         self._settings = settings
         self._too_long: TooLong = too_long
 
-    def block(self, found: Found) -> Block:
-        """See :class:`Layout`."""
+    def block(self, found: BlockInput) -> DocumentBlock:
+        """See :class:`TokenLayout`."""
         parts = []
         bounds = found.bounds.tolist()
         for first, stop, rows in zip(bounds[:-1], bounds[1:], found.amounts.tolist(), strict=True):
@@ -143,18 +145,18 @@ class Packed:
             parts.append(placed)
         placed = parts[0] if len(parts) == 1 else _joined(parts, found.bounds)
         starts = np.arange(placed.count + 1, dtype=np.int64)
-        return Block(found.documents, found.numbers, order_of(placed.count, found.key), starts, placed)
+        return DocumentBlock(found.documents, found.numbers, order_of(placed.count, found.key), starts, placed)
 
     @property
     def parts(self) -> bool:
-        """See :class:`Layout`."""
+        """See :class:`TokenLayout`."""
         return self._too_long != "truncate"
 
-    def batch(self, blocks: Sequence[Block], inside: int, count: int) -> LMBatch:
-        """See :class:`Layout`."""
+    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
+        """See :class:`TokenLayout`."""
         return _by_rows(blocks, inside, count, self._rows)
 
-    def _rows(self, block: Block, rows: Ids) -> LMBatch:
+    def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:
         placed, width = block.placed, self._settings.seq_len
         assert placed is not None
         low = placed.bounds[rows]
@@ -162,7 +164,7 @@ class Packed:
         which = ranges(low, counts)
         starts = np.repeat(np.arange(rows.size, dtype=np.int64) * width, counts) + placed.columns[which]
         documents = placed.documents[which]
-        pieces = Pieces(documents, placed.firsts[which], placed.lengths[which], starts)
+        pieces = DocumentRuns(documents, placed.firsts[which], placed.lengths[which], starts)
         cut = (0, 0)
         if self._too_long == "truncate":
             over = full_lengths(block.documents.lengths[documents], self._settings) - width
@@ -179,7 +181,7 @@ def order_of(count: int, key: int | None) -> Ids | None:
     return permute(np.arange(count, dtype=np.int64), count, key) if count else np.zeros(0, dtype=np.int64)
 
 
-def _by_rows(blocks: Sequence[Block], inside: int, count: int, make: Any) -> LMBatch:
+def _by_rows(blocks: Sequence[DocumentBlock], inside: int, count: int, make: Any) -> LMBatch:
     """Rows that are a unit each, of blocks one after the other."""
     parts = []
     for block in blocks:
@@ -192,7 +194,7 @@ def _by_rows(blocks: Sequence[Block], inside: int, count: int, make: Any) -> LMB
     return LMBatch.concat(parts)
 
 
-def _joined(parts: Sequence[Placed], bounds: Ids) -> Placed:
+def _joined(parts: Sequence[PackedPieces], bounds: Ids) -> PackedPieces:
     """Packed rows of several cells as those of one."""
     documents = [part.documents + first for part, first in zip(parts, bounds[:-1].tolist(), strict=True)]
     sizes = np.cumsum([0, *(part.documents.size for part in parts)]).tolist()
@@ -201,7 +203,7 @@ def _joined(parts: Sequence[Placed], bounds: Ids) -> Placed:
     def together(arrays: Sequence[Array]) -> Ids:
         return np.concatenate(arrays)
 
-    return Placed(
+    return PackedPieces(
         together(documents),
         together([part.firsts for part in parts]),
         together([part.lengths for part in parts]),

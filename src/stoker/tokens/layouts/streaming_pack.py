@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.assemble import assemble, full_lengths
 from stoker.tokens.layouts.best_fit import best_fit
-from stoker.tokens.layouts.bin_packing import Placed, TooLong, check_too_long, into_rows, split
+from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, check_too_long, into_rows, split
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array, Ids
@@ -289,7 +289,7 @@ class _Block:
         self,
         documents: Ragged,
         numbers: Ids,
-        placed: Placed,
+        placed: PackedPieces,
         first: int,
         held: _Held,
         delivered: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from stoker.tokens.order.token_order import Stretch
+from stoker.tokens.order.token_order import BlockSpan
 
 __all__ = ["join_steps"]
 
@@ -14,7 +14,7 @@ _BYTES: Final = 4 << 20
 _MOST: Final = 8
 
 
-def join_steps(steps: Iterator[list[Stretch]], rows: int, step: int, row_bytes: int) -> Iterator[list[Stretch]]:
+def join_steps(steps: Iterator[list[BlockSpan]], rows: int, step: int, row_bytes: int) -> Iterator[list[BlockSpan]]:
     """Batches that follow each other within one block as one step.
 
     Args:
@@ -24,7 +24,7 @@ def join_steps(steps: Iterator[list[Stretch]], rows: int, step: int, row_bytes: 
         row_bytes: memory that a row of a batch takes.
     """
     most = rows * max(1, min(_MOST, _BYTES // max(1, rows * row_bytes)))
-    held: Stretch | None = None
+    held: BlockSpan | None = None
     for stretches in steps:
         one = stretches[0]
         if held is not None:

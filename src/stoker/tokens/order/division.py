@@ -26,7 +26,16 @@ from stoker.order.partition.part_positions import Rounds
 from stoker.order.shuffle.bijection import mix, mix_array
 from stoker.types import Ids
 
-__all__ = ["MOST_SKEW", "Cells", "Division", "Granularity", "Groups", "Track", "divide", "join_groups"]
+__all__ = [
+    "MOST_SKEW",
+    "RowGroupRuns",
+    "TokenDivision",
+    "Granularity",
+    "Groups",
+    "ReadSequence",
+    "divide",
+    "join_groups",
+]
 
 Granularity = Literal["file", "row_group", "row"]
 
@@ -63,7 +72,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cells:
+class RowGroupRuns:
     """What is divided.
 
     Attributes:
@@ -101,7 +110,7 @@ def join_groups(groups: Groups, least: int) -> Ids:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Track:
+class ReadSequence:
     """What is read one after the other in an epoch: cells in an order, cut into blocks.
 
     Attributes:
@@ -115,7 +124,7 @@ class Track:
     starts: Ids
 
     @classmethod
-    def lay(cls, cells: Cells, members: Ids, key: int | None, block_tokens: int) -> Track:
+    def lay(cls, cells: RowGroupRuns, members: Ids, key: int | None, block_tokens: int) -> ReadSequence:
         """The track of some cells.
 
         Args:
@@ -155,7 +164,7 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Division:
+class TokenDivision:
     """The parts of a home world.
 
     Attributes:
@@ -181,13 +190,13 @@ class Division:
         assert self.owners is not None
         return np.flatnonzero(self.owners == track)
 
-    def tokens(self, cells: Cells, part: int) -> int:
+    def tokens(self, cells: RowGroupRuns, part: int) -> int:
         """Tokens of a part's cells; of a run of all cells, about."""
         if self.owners is None:
             return int(cells.tokens.sum()) * self.rounds.size(part) // max(1, self.rounds.total)
         return int(cells.tokens[self.owners == part].sum())
 
-    def track(self, cells: Cells, number: int, seed: int | None, epoch: int, block_tokens: int) -> Track:
+    def track(self, cells: RowGroupRuns, number: int, seed: int | None, epoch: int, block_tokens: int) -> ReadSequence:
         """A track as it is in an epoch. A function of the epoch's number, not of the epochs before.
 
         Args:
@@ -195,25 +204,25 @@ class Division:
             number: of the track.
             seed: of the order; ``None`` for the order of files.
             epoch: number of the epoch.
-            block_tokens: see :meth:`Track.lay`.
+            block_tokens: see :meth:`ReadSequence.lay`.
         """
         members = np.arange(len(cells), dtype=np.int64) if self.owners is None else self.members(number)
         key = None if seed is None else mix(seed, _TAG_CELLS, epoch)
-        return Track.lay(cells, members[cells.amounts[members] > 0], key, block_tokens)
+        return ReadSequence.lay(cells, members[cells.amounts[members] > 0], key, block_tokens)
 
 
 _TAG_CELLS: Final = 21
 
 
 def divide(
-    cells: Cells,
+    cells: RowGroupRuns,
     files: Sequence[str],
     parts: int,
     granularity: Granularity | None,
     *,
     step: int = 1,
     partial: bool = True,
-) -> Division:
+) -> TokenDivision:
     """Divide cells among the ranks of a home world.
 
     Args:
@@ -240,11 +249,13 @@ def divide(
             said.append(problem)
             continue
         sizes = _units(_loads(owners, cells.amounts, parts), step, partial)
-        return Division(kind, owners, Rounds(sizes), np.zeros(parts, dtype=np.int64), "; ".join(said))
+        return TokenDivision(kind, owners, Rounds(sizes), np.zeros(parts, dtype=np.int64), "; ".join(said))
     total = int(_units(np.array([cells.amounts.sum()]), step, partial)[0])
     each, more = divmod(total, parts)
     numbers = np.arange(parts, dtype=np.int64)
-    return Division("row", None, Rounds.even(total, parts), numbers * each + np.minimum(numbers, more), "; ".join(said))
+    return TokenDivision(
+        "row", None, Rounds.even(total, parts), numbers * each + np.minimum(numbers, more), "; ".join(said)
+    )
 
 
 def _units(amounts: Ids, step: int, partial: bool) -> Ids:
@@ -253,7 +264,7 @@ def _units(amounts: Ids, step: int, partial: bool) -> Ids:
 
 
 def _owners(
-    cells: Cells, files: Sequence[str], parts: int, kind: Literal["file", "row_group"], insisted: bool
+    cells: RowGroupRuns, files: Sequence[str], parts: int, kind: Literal["file", "row_group"], insisted: bool
 ) -> tuple[Ids | None, str]:
     """The part of each cell, if there are enough of the kind; and what speaks against it."""
     if kind == "file":

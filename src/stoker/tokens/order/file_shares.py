@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.tokens.order.division import Cells, Division
+from stoker.tokens.order.division import RowGroupRuns, TokenDivision
 from stoker.types import Ids
 
 __all__ = ["FileShares"]
@@ -27,7 +27,7 @@ class FileShares:
     ends: Ids
 
     @classmethod
-    def of(cls, cells: Cells, division: Division, part: int) -> FileShares:
+    def of(cls, cells: RowGroupRuns, division: TokenDivision, part: int) -> FileShares:
         """The files of a part: all, where rows are divided; else those of which it has something."""
         mine = slice(None) if division.owners is None else division.owners == part
         amounts = np.zeros(int(cells.file[-1]) + 1, dtype=np.int64)

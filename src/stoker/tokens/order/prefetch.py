@@ -9,7 +9,7 @@ from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from stoker.concurrency.threads import Threads
-from stoker.tokens.order.token_order import Stretch
+from stoker.tokens.order.token_order import BlockSpan
 
 __all__ = ["read_ahead"]
 
@@ -20,9 +20,9 @@ _Key: TypeAlias = tuple[int, int]
 
 
 def read_ahead(
-    steps: Iterator[list[Stretch]],
+    steps: Iterator[list[BlockSpan]],
     load: Callable[[int, int], _Block],
-    make: Callable[[Stretch, Sequence[_Block]], _Batch],
+    make: Callable[[BlockSpan, Sequence[_Block]], _Batch],
     threads: int,
 ) -> Iterator[list[_Batch]]:
     """Batches, as the pieces that their stretches make.
@@ -41,7 +41,7 @@ def read_ahead(
         StokerError: what ``load`` raised, where the first batch that needs the block would come.
     """
     blocks = _Blocks(load, threads)
-    window: deque[list[Stretch]] = deque()
+    window: deque[list[BlockSpan]] = deque()
     try:
         for step in _first_of(window, steps, blocks):
             blocks.turn_to(step)
@@ -59,8 +59,8 @@ def read_ahead(
 
 
 def _first_of(
-    window: deque[list[Stretch]], steps: Iterator[list[Stretch]], blocks: _Blocks[_Block]
-) -> Iterator[list[Stretch]]:
+    window: deque[list[BlockSpan]], steps: Iterator[list[BlockSpan]], blocks: _Blocks[_Block]
+) -> Iterator[list[BlockSpan]]:
     """Each batch in turn, from those that were looked at ahead, or the next."""
     while True:
         if not window:
@@ -85,21 +85,21 @@ class _Blocks(Generic[_Block]):
         self._coming: deque[_Key] = deque()  # noted and not begun, in the order in which they are needed
         self._last: tuple[tuple[int, tuple[int, int]], ...] = ()
 
-    def note(self, step: Sequence[Stretch]) -> None:
+    def note(self, step: Sequence[BlockSpan]) -> None:
         """A batch comes, after those that were noted."""
         for key in _keys(step):
             self._wanted[key] += 1
             if self._wanted[key] == 1 and key not in self._open:
                 self._coming.append(key)
 
-    def passed(self, step: Sequence[Stretch]) -> None:
+    def passed(self, step: Sequence[BlockSpan]) -> None:
         """A batch was made."""
         for key in _keys(step):
             self._wanted[key] -= 1
             if not self._wanted[key]:
                 del self._wanted[key]
 
-    def turn_to(self, step: Sequence[Stretch]) -> None:
+    def turn_to(self, step: Sequence[BlockSpan]) -> None:
         """A batch is next: let go of what it has passed, and begin what it needs."""
         now = tuple((stretch.track, stretch.blocks) for stretch in step)
         if now == self._last:
@@ -126,7 +126,7 @@ class _Blocks(Generic[_Block]):
         self._begin(self._coming.popleft())
         return True
 
-    def of(self, stretch: Stretch) -> list[_Block]:
+    def of(self, stretch: BlockSpan) -> list[_Block]:
         """A stretch's blocks, waited for."""
         return [self._open[stretch.track, number].result() for number in range(*stretch.blocks)]
 
@@ -139,5 +139,5 @@ class _Blocks(Generic[_Block]):
         self._open[key] = self._pool.submit(partial(self._load, *key))
 
 
-def _keys(step: Sequence[Stretch]) -> list[_Key]:
+def _keys(step: Sequence[BlockSpan]) -> list[_Key]:
     return [(stretch.track, number) for stretch in step for number in range(*stretch.blocks)]

@@ -20,12 +20,12 @@ from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PART_BITS, plan_parts
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import Leg, Run, Seat, Terms
+from stoker.order.sample_order import DataRank, Leg, Run, Terms
 from stoker.order.shuffle.bijection import mix
-from stoker.tokens.order.division import Cells, Division, Granularity, Track, divide
+from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, TokenDivision, divide
 from stoker.types import Ids
 
-__all__ = ["Stretch", "TokenCourse", "TokenOrder", "TokenSettings", "stretches"]
+__all__ = ["BlockSpan", "TokenSampleOrder", "TokenOrder", "TokenSettings", "stretches"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class TokenSettings:
         reach: amounts behind a unit that are needed to make it: 1 where a label is the next document's first token.
         seed: of the order; ``None`` for the order of files.
         granularity: see :func:`~stoker.tokens.order.division.divide`.
-        block_tokens: see :meth:`~stoker.tokens.order.division.Track.lay`.
+        block_tokens: see :meth:`~stoker.tokens.order.division.ReadSequence.lay`.
         remainder: what becomes of parts that do not end together; see :class:`~stoker.order.partition.part_plan.PartPlan`.
         said: what else the rows depend on, by name, for states.
     """
@@ -62,7 +62,7 @@ class TokenSettings:
     said: Mapping[str, Any]
 
 
-class Stretch(NamedTuple):
+class BlockSpan(NamedTuple):
     """Units of a batch that follow each other on a track.
 
     Attributes:
@@ -78,8 +78,8 @@ class Stretch(NamedTuple):
     rows: int
 
 
-class TokenCourse:
-    """See :class:`~stoker.order.sample_order.Course`.
+class TokenSampleOrder:
+    """See :class:`~stoker.order.sample_order.SampleOrder`.
 
     Args:
         name: what states call the data.
@@ -94,7 +94,7 @@ class TokenCourse:
         self,
         name: str,
         about: Mapping[str, Any],
-        cells: Cells,
+        cells: RowGroupRuns,
         files: Sequence[str],
         settings: TokenSettings,
         url: str = "",
@@ -105,7 +105,7 @@ class TokenCourse:
         self.cells = cells
         self.files = tuple(files)
         self.settings = settings
-        self._divisions: dict[int, Division] = {}
+        self._divisions: dict[int, TokenDivision] = {}
 
     @property
     def epoch_size(self) -> int:
@@ -117,7 +117,7 @@ class TokenCourse:
         """About how many blocks are read at once, by all readers together."""
         return 1
 
-    def division(self, home: int) -> Division:
+    def division(self, home: int) -> TokenDivision:
         """The parts of a home world, worked out once."""
         found = self._divisions.get(home)
         if found is None:
@@ -126,24 +126,24 @@ class TokenCourse:
             self._divisions[home] = found
         return found
 
-    def run(self, leg: Leg, seat: Seat) -> Run:
+    def run(self, leg: Leg, seat: DataRank) -> Run:
         """What a reader reads; the order is a :class:`TokenOrder`."""
         order = self.order(leg, seat)
         rounds = order.division.rounds
         plan = plan_parts(rounds, leg.position, seat.batch_size, seat.rank, seat.world_size, self.settings.remainder)
         return Run(order, plan)
 
-    def order(self, leg: Leg, seat: Seat) -> TokenOrder:
+    def order(self, leg: Leg, seat: DataRank) -> TokenOrder:
         """The order of a leg's epoch."""
         return TokenOrder(self.cells, self.division(self.terms(leg, seat)[0]), self.settings, leg.epoch)
 
-    def terms(self, leg: Leg, seat: Seat) -> Terms:
+    def terms(self, leg: Leg, seat: DataRank) -> Terms:
         """The home world of the leg's epoch."""
         if leg.position and leg.terms[0] > 0:
             return leg.terms
         return seat.world_size, 0, 0
 
-    def ended(self, leg: Leg, seat: Seat) -> bool:
+    def ended(self, leg: Leg, seat: DataRank) -> bool:
         """Whether nothing of the epoch is left at the leg's position."""
         return leg.position >= self.division(self.terms(leg, seat)[0]).rounds.total
 
@@ -185,7 +185,7 @@ class TokenCourse:
 
     def continued(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
-    ) -> TokenCourse:
+    ) -> TokenSampleOrder:
         """Not possible: there is one stream.
 
         Raises:
@@ -199,7 +199,7 @@ class TokenCourse:
         """No other program's states are known."""
         return None
 
-    def write_foreign(self, leg: Leg, seat: Seat) -> dict[str, Any]:  # noqa: ARG002
+    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:  # noqa: ARG002
         """Nothing is carried for other programs."""
         return {}
 
@@ -214,18 +214,18 @@ class TokenOrder:
         epoch: the epoch's number.
     """
 
-    def __init__(self, cells: Cells, division: Division, settings: TokenSettings, epoch: int) -> None:
+    def __init__(self, cells: RowGroupRuns, division: TokenDivision, settings: TokenSettings, epoch: int) -> None:
         self.cells = cells
         self.division = division
         self.settings = settings
         self.epoch = epoch
         self._track = lru_cache(maxsize=None)(self._lay)
 
-    def track(self, number: int) -> Track:
+    def track(self, number: int) -> ReadSequence:
         """A track of this epoch."""
         return self._track(number)
 
-    def _lay(self, number: int) -> Track:
+    def _lay(self, number: int) -> ReadSequence:
         return self.division.track(self.cells, number, self.settings.seed, self.epoch, self.settings.block_tokens)
 
     def key(self, track: int, block: int) -> int | None:
@@ -273,7 +273,7 @@ class TokenOrder:
 
 def stretches(
     order: TokenOrder, plan: Plan, worker: int = 0, workers: int = 1, skip: int = 0
-) -> Iterator[list[Stretch]]:
+) -> Iterator[list[BlockSpan]]:
     """A plan's batches as stretches of tracks, batch by batch; arguments as those of :meth:`Plan.chunks`."""
     for batches in plan.chunks(_TOGETHER, worker, workers, skip):
         places = batches[0] if len(batches) == 1 else np.concatenate(batches)
@@ -286,6 +286,6 @@ def stretches(
         found, inside = order.locate(places[at])
         (tracks, first), (_, last) = order.split(found), order.split(order.last_block(places[at + counts - 1]))
         columns = tracks, first, last + 1, inside, counts
-        made = [Stretch(t, (a, b), i, n) for t, a, b, i, n in zip(*(c.tolist() for c in columns), strict=True)]
+        made = [BlockSpan(t, (a, b), i, n) for t, a, b, i, n in zip(*(c.tolist() for c in columns), strict=True)]
         bounds = np.searchsorted(at, begins).tolist()
         yield from (made[a:b] for a, b in pairwise(bounds))

@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.cache.base import CacheSettings
 from stoker.cache.open_cache import check_memory
-from stoker.catalog.location import Place
+from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.found_files import find_files, source_of
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
 from stoker.catalog.unindexed.parquet_footers import BadFile, FooterReader
@@ -21,7 +21,7 @@ from stoker.formats.parquet.footer.facts import NULLS, RowGroup
 from stoker.formats.parquet.tokens import TOKEN_COLUMNS, token_column, token_counts
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
-from stoker.streams.derived_arrays import Sink, keep
+from stoker.streams.derived_arrays import ArraySink, keep
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.decode import decode_pieces
 from stoker.tokens.sources.measure import measure
@@ -49,7 +49,7 @@ class ParquetSource:
         ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
     """
 
-    def __init__(self, place: Place, column: str | None = None) -> None:
+    def __init__(self, place: DatasetLocation, column: str | None = None) -> None:
         self._place = place
         self.column = token_column(place.index, column)
         self._pool = ShardPool(place.index, place.cache, threads=_FETCH_THREADS, most_open=1)
@@ -118,7 +118,7 @@ class ParquetSource:
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
         """See :class:`~stoker.tokens.sources.source.TokenSource`."""
 
-        def write(sink: Sink) -> tuple[str, bytes]:
+        def write(sink: ArraySink) -> tuple[str, bytes]:
             sink.append(np.ascontiguousarray(make(), dtype=np.int64))
             return "int64", b""
 

@@ -16,7 +16,7 @@ from stoker.storage.files import read_regular
 from stoker.tokens.tokenize.texts import TextBlock, Texts
 from stoker.types import Array, Ids
 
-__all__ = ["Job", "Tokens", "make_job", "tokenized"]
+__all__ = ["EncodingJob", "Tokens", "make_job", "tokenized"]
 
 # What tokenizers call the token that ends a document.
 _EOS_NAMES: Final = (
@@ -34,7 +34,7 @@ _AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EncodingJob:
     """What a process needs to know: the tokenizer's JSON, and how to use it."""
 
     tokenizer: str
@@ -52,7 +52,7 @@ class Tokens:
 class _Encoder:
     """Tokenizes blocks."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: EncodingJob) -> None:
         self._job = job
         self._tokenizer = _load(job.tokenizer)
 
@@ -77,7 +77,7 @@ class _Encoder:
 _encoder: Callable[[TextBlock], Tokens] | None = None
 
 
-def _start(job: Job) -> None:
+def _start(job: EncodingJob) -> None:
     """In a process of the pool: load the tokenizer, which then works on one thread."""
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -89,7 +89,7 @@ def _encode(block: TextBlock) -> Tokens:
     return _encoder(block)
 
 
-def tokenized(texts: Texts, job: Job, processes: int, skip: int) -> Iterator[tuple[int, Tokens | None]]:
+def tokenized(texts: Texts, job: EncodingJob, processes: int, skip: int) -> Iterator[tuple[int, Tokens | None]]:
     """Size and tokens of each block, in order; no tokens for the ``skip`` first."""
     blocks = texts.blocks()
     for _ in range(skip):
@@ -135,7 +135,7 @@ def _load(text: str) -> Any:
     return tokenizer
 
 
-def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special: bool) -> tuple[Job, int]:
+def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special: bool) -> tuple[EncodingJob, int]:
     """The job, and one more than the largest id."""
     try:
         text = read_regular(path).decode("utf-8")
@@ -160,7 +160,7 @@ def make_job(path: str | os.PathLike[str], append_eos: bool | str | int, special
         raise ConfigError(f"{os.fspath(path)} is a tokenizer without a vocabulary")
     vocab_size = max(vocabulary.values()) + 1
     eos_id = _eos(append_eos, vocabulary, vocab_size)
-    return Job(text, special, eos_id, "uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size
+    return EncodingJob(text, special, eos_id, "uint16" if vocab_size <= 1 << 16 else "uint32"), vocab_size
 
 
 def _eos(append: bool | str | int, vocabulary: dict[str, int], vocab_size: int) -> int | None:

@@ -24,7 +24,7 @@ from stoker.storage.local import file_errors
 from stoker.tokens.sources.ragged import Ragged
 from stoker.writing.writers import MDSWriter
 
-__all__ = ["MDSSink", "ParquetSink", "Sink", "finished_before"]
+__all__ = ["MDSSink", "ParquetSink", "TokenSink", "finished_before"]
 
 _RECORD = ".stoker_tokenize.json"
 """Name of the job's record, which stays beside the tokens; hidden, so that nobody takes it for data."""
@@ -83,7 +83,7 @@ def _count_shards(dst: str) -> int:
     return sum(item.key != INDEX_NAME and not item.key.startswith(".") for item in open_store(dst).list())
 
 
-class Sink(Protocol):
+class TokenSink(Protocol):
     """Takes documents block by block.
 
     Attributes:

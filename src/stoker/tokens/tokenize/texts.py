@@ -22,7 +22,7 @@ from stoker.storage.job_record import file_version
 from stoker.storage.local import file_errors
 from stoker.storage.versions import local_version
 
-__all__ = ["SourceFile", "TextBlock", "Texts", "find_texts"]
+__all__ = ["TextFile", "TextBlock", "Texts", "find_texts"]
 
 Kind = Literal["parquet", "jsonl", "text"]
 
@@ -46,7 +46,7 @@ _ROWS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
+class TextFile:
     """A file of text.
 
     Attributes:
@@ -117,7 +117,7 @@ class Texts:
     """
 
     kind: Kind
-    files: tuple[SourceFile, ...]
+    files: tuple[TextFile, ...]
     column: str | None
     strict: bool
 
@@ -150,7 +150,7 @@ class Texts:
         for file in self.files:
             yield from read(file)
 
-    def _parquet(self, file: SourceFile) -> Iterator[TextBlock]:
+    def _parquet(self, file: TextFile) -> Iterator[TextBlock]:
         import pyarrow.parquet as pq
 
         with _parquet_errors(file.path), pq.ParquetFile(file.path) as opened:
@@ -170,7 +170,7 @@ class Texts:
             if pending:
                 yield TextBlock(file.path, first, pending, None, size * len(pending) // rows)
 
-    def _lines(self, file: SourceFile) -> Iterator[TextBlock]:
+    def _lines(self, file: TextFile) -> Iterator[TextBlock]:
         first = 0
         packed = file.path.lower().endswith(".gz")
         key = self.column
@@ -183,7 +183,7 @@ class Texts:
                 yield TextBlock(file.path, first, lines, key or "text", size // 3 if packed else size)
                 first += len(lines)
 
-    def _whole(self, file: SourceFile) -> Iterator[TextBlock]:
+    def _whole(self, file: TextFile) -> Iterator[TextBlock]:
         with file_errors(file.path):
             data = read_regular(file.path)
         try:
@@ -331,10 +331,10 @@ def _refuse_packed(paths: list[str]) -> None:
             raise ConfigError(f"{path} is packed: unpack it first. Only JSON lines are read from .gz")
 
 
-def _source(path: str) -> SourceFile:
+def _source(path: str) -> TextFile:
     with file_errors(path):
         status = os.stat(path)
-    return SourceFile(path, status.st_size, file_version(status.st_size, local_version(status)))
+    return TextFile(path, status.st_size, file_version(status.st_size, local_version(status)))
 
 
 def _text_column(schema: Any, wanted: str | None, path: str) -> str:

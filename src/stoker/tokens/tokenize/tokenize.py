@@ -17,7 +17,7 @@ from stoker.errors import ConfigError
 from stoker.storage.job_record import JobRecord, check_unchanged, stable_versions
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.tokenize.encoding import make_job, tokenized
-from stoker.tokens.tokenize.sinks import MDSSink, ParquetSink, Sink, finished_before
+from stoker.tokens.tokenize.sinks import MDSSink, ParquetSink, TokenSink, finished_before
 from stoker.tokens.tokenize.texts import Texts, find_texts
 from stoker.units import parse_count
 
@@ -143,7 +143,7 @@ def tokenize(
     if before is not None:
         seconds = time.monotonic() - began
         return TokenizeReport(0, 0, 0, before[0], dtype.name, vocab_size, job.eos_id, seconds, before[1])
-    sink: Sink
+    sink: TokenSink
     if format == "mds":
         sink = MDSSink(
             os.fspath(dst),

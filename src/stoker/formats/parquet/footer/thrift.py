@@ -13,7 +13,7 @@ from typing import Final
 
 from stoker.errors import CorruptDataError
 
-__all__ = ["Chunk", "Footer", "Group", "Reader", "SchemaElement", "parse_footer", "parse_statistics"]
+__all__ = ["Chunk", "Footer", "Group", "ThriftReader", "SchemaElement", "parse_footer", "parse_statistics"]
 
 _I32: Final = 5
 _I64: Final = 6
@@ -93,7 +93,7 @@ def parse_statistics(data: bytes) -> dict[int, bytes | int]:
     Raises:
         CorruptDataError: the bytes are no such struct.
     """
-    reader = Reader(data)
+    reader = ThriftReader(data)
     found: dict[int, bytes | int] = {}
     try:
         for field, kind in reader.fields():
@@ -118,7 +118,7 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
     Raises:
         CorruptDataError: the bytes are no footer, or one whose data is encrypted or lies in other files.
     """
-    reader = Reader(data)
+    reader = ThriftReader(data)
     schema: list[SchemaElement] = []
     groups: list[Group] = []
     metadata: dict[bytes, bytes] = {}
@@ -145,7 +145,7 @@ def parse_footer(data: bytes, choose: Callable[[list[SchemaElement]], Container[
         raise CorruptDataError(f"its footer can not be read ({error})") from None
 
 
-class Reader:
+class ThriftReader:
     """Reads structs from bytes, from the first on.
 
     What is cut off is an ``IndexError``, what is wrong a ``CorruptDataError``.

@@ -22,10 +22,10 @@ from stoker.formats.common.gather import address_of
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema
-from stoker.formats.parquet.footer.thrift import Reader
+from stoker.formats.parquet.footer.thrift import ThriftReader
 from stoker.formats.parquet.pages.pages import OtherPagesError, read_pages
 from stoker.formats.parquet.pages.rle_bitpacked import exceptions
-from stoker.formats.parquet.pages.values import Fixed, Placed, Values, as_values, gather
+from stoker.formats.parquet.pages.values import ColumnValues, Fixed, PlacedValues, as_values, gather
 from stoker.types import Buffer, Column, Ids
 
 __all__ = ["as_arrays", "in_place"]
@@ -36,7 +36,7 @@ _ARRAYS: Final = re.compile(r"(\w+)\[([\d, ]+)\]")
 _BYTES: Final = re.compile(r"fixed_size_binary\[(\d+)\]")
 
 
-class _Bytes(Values):
+class _Bytes(ColumnValues):
     """Bytes in the file.
 
     Args:
@@ -51,12 +51,12 @@ class _Bytes(Values):
         self.nbytes = starts.nbytes
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:
-        """See :class:`~stoker.formats.parquet.pages.values.Values`."""
+        """See :class:`~stoker.formats.parquet.pages.values.ColumnValues`."""
         values = (self._view[start : start + self._width] for start in self._starts[rows].tolist())
         return list(values if views else map(bytes, values))
 
 
-class _Arrays(Placed):
+class _Arrays(PlacedValues):
     """Arrays in the file.
 
     Args:
@@ -75,16 +75,16 @@ class _Arrays(Placed):
         return len(self._places)
 
     def addresses(self, rows: Ids) -> Ids:
-        """See :class:`~stoker.formats.parquet.pages.values.Placed`."""
+        """See :class:`~stoker.formats.parquet.pages.values.PlacedValues`."""
         places: Ids = self._places[rows]
         return places
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:  # noqa: ARG002 - rows do not lie end to end
-        """See :class:`~stoker.formats.parquet.pages.values.Values`."""
+        """See :class:`~stoker.formats.parquet.pages.values.ColumnValues`."""
         return gather([self], np.zeros(len(rows), np.int64), rows)
 
 
-def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: Buffer) -> Values:
+def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: Buffer) -> ColumnValues:
     """The values of a column chunk, where they lie.
 
     Args:
@@ -128,7 +128,7 @@ def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: 
     return _Bytes(buffer, begins, width) if dtype is None else _Arrays(buffer, begins, dtype, shape)
 
 
-def as_arrays(column: ColumnSchema, array: Any, where: str) -> Values:
+def as_arrays(column: ColumnSchema, array: Any, where: str) -> ColumnValues:
     """A decoded column, ready for rows to be taken from it; as arrays where it is declared so.
 
     Args:
@@ -166,7 +166,7 @@ def _kind(column: ColumnSchema) -> tuple[int, np.dtype[Any] | None, tuple[int, .
 
 def _optional(column: ColumnSchema) -> bool:
     """Whether values may be null, and so have levels."""
-    reader, repetition = Reader(column.elements), -1
+    reader, repetition = ThriftReader(column.elements), -1
     try:
         for field, kind in reader.fields():
             if field == 3:

@@ -23,7 +23,7 @@ from stoker.formats.common.reused_memory import empty
 from stoker.formats.parquet.arrow import pyarrow, pyarrow_compute
 from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema
-from stoker.formats.parquet.footer.thrift import Reader
+from stoker.formats.parquet.footer.thrift import ThriftReader
 from stoker.formats.parquet.pages.pages import OtherPagesError, Page, Unpacker, read_pages
 from stoker.formats.parquet.pages.rle_bitpacked import WIDEST, exceptions, unpack
 from stoker.types import Array, Buffer, Ids
@@ -63,7 +63,7 @@ def list_shape(column: ColumnSchema) -> ListShape | None:
         return None
     if logical.itemsize == dtype.itemsize:
         dtype = logical
-    reader, levels, entry = Reader(column.elements), 0, -1
+    reader, levels, entry = ThriftReader(column.elements), 0, -1
     try:
         for _ in range(column.count):
             repetition = -1

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
 from stoker.formats.parquet.footer.facts import COMPRESSED, DATA_PAGE, DICTIONARY_PAGE, START, VALUES
-from stoker.formats.parquet.footer.thrift import Reader
+from stoker.formats.parquet.footer.thrift import ThriftReader
 from stoker.types import Buffer
 
 __all__ = ["DATA", "DATA_V2", "DICTIONARY", "INDEX", "PageHead", "bad_pages", "page_heads"]
@@ -121,7 +121,7 @@ def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int)
 def _read(view: memoryview, at: int, end: int) -> PageHead:
     length = _HEAD
     while True:
-        reader = Reader(bytes(view[at : min(at + length, end)]))
+        reader = ThriftReader(bytes(view[at : min(at + length, end)]))
         try:
             head = _parse(reader, at)
         except IndexError:
@@ -138,7 +138,7 @@ def _read(view: memoryview, at: int, end: int) -> PageHead:
         return head
 
 
-def _parse(reader: Reader, at: int) -> PageHead:
+def _parse(reader: ThriftReader, at: int) -> PageHead:
     found = {1: -1, 2: -1, 3: -1}
     crc: int | None = None
     numbers: Mapping[int, int] = {}
@@ -154,7 +154,7 @@ def _parse(reader: Reader, at: int) -> PageHead:
     return PageHead(found[1], at, at + reader.at, found[3], found[2], numbers, crc)
 
 
-def _numbers(reader: Reader) -> dict[int, int]:
+def _numbers(reader: ThriftReader) -> dict[int, int]:
     """Integers and booleans of a struct."""
     found: dict[int, int] = {}
     for field, kind in reader.fields():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.types import Array, Ids
 
-__all__ = ["Runs", "alike", "find_runs", "parse_head"]
+__all__ = ["RleRuns", "alike", "find_runs", "parse_head"]
 
 _LONGEST_HEAD: Final = 5
 # Runs of fewer groups are not looked at many at once; and most runs after which it is tried again where it failed.
@@ -28,7 +28,7 @@ _MOST_SHORT: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RleRuns:
     """Runs of a stream.
 
     Attributes:
@@ -48,7 +48,7 @@ class Runs:
         return starts
 
 
-def find_runs(data: memoryview, count: int, width: int) -> Runs:
+def find_runs(data: memoryview, count: int, width: int) -> RleRuns:
     """The runs of a stream, as many as hold ``count`` values.
 
     Args:
@@ -81,7 +81,7 @@ def find_runs(data: memoryview, count: int, width: int) -> Runs:
         raise OtherPagesError(f"fewer values than the {count} that a page should have")
     counts[last] -= int(seen[last]) - count
     used = slice(0, last + 1)
-    return Runs(bodies[used], counts[used], packed[used])
+    return RleRuns(bodies[used], counts[used], packed[used])
 
 
 def _walk(data: memoryview, flat: Array, at: int, width: int, most: int) -> tuple[list[int], int]:
@@ -109,7 +109,7 @@ def _walk(data: memoryview, flat: Array, at: int, width: int, most: int) -> tupl
     return heads, at
 
 
-def _short_runs(flat: Array, begin: int, width: int) -> tuple[Runs, int]:
+def _short_runs(flat: Array, begin: int, width: int) -> tuple[RleRuns, int]:
     """Runs from ``begin`` on, and where the walk ended: at a head of more than three bytes, or near the end, or behind it.
 
     What a run would be that begins at a byte is worked out for every byte at once, so that a step is one look at a list.
@@ -141,7 +141,7 @@ def _short_runs(flat: Array, begin: int, width: int) -> tuple[Runs, int]:
     places = np.array(found, dtype=np.int64)
     which, counts = packed[places], heads[places].astype(np.int64)
     counts[which] *= 8
-    return Runs(bodies[places] + begin, counts, which), at + begin
+    return RleRuns(bodies[places] + begin, counts, which), at + begin
 
 
 def parse_head(body: memoryview | bytes, at: int) -> tuple[int, int]:
@@ -175,7 +175,7 @@ def alike(flat: Array, at: int, stride: int) -> int:
     return first if differ[first] else count
 
 
-def _parse_heads(flat: Array, heads: list[int]) -> Runs:
+def _parse_heads(flat: Array, heads: list[int]) -> RleRuns:
     places: Ids = np.array(heads, dtype=np.int64)
     first = flat[places].astype(np.int64)
     values, lengths = first & 127, np.ones(places.size, dtype=np.int64)
@@ -186,4 +186,4 @@ def _parse_heads(flat: Array, heads: list[int]) -> Runs:
         lengths[more] += 1
         more = more[byte > 127]
     packed = (values & 1) == 1
-    return Runs(places + lengths, np.where(packed, values >> 1 << 3, values >> 1), packed)
+    return RleRuns(places + lengths, np.where(packed, values >> 1 << 3, values >> 1), packed)

@@ -27,10 +27,10 @@ from stoker.formats.common.gather import gather_rows
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Array, Column, Ids
 
-__all__ = ["Fixed", "Placed", "Values", "as_values", "constant", "flat_list"]
+__all__ = ["Fixed", "PlacedValues", "ColumnValues", "as_values", "constant", "flat_list"]
 
 
-class Values(ABC):
+class ColumnValues(ABC):
     """A decoded column of a row group."""
 
     nbytes: int
@@ -40,7 +40,7 @@ class Values(ABC):
         """The values of rows, in this order. Arrays are fresh, or with ``views`` may be read-only views."""
 
 
-class Placed(Values):
+class PlacedValues(ColumnValues):
     """Values of one dtype and shape whose places in memory are known.
 
     Attributes:
@@ -65,7 +65,7 @@ class Placed(Values):
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-class Fixed(Placed):
+class Fixed(PlacedValues):
     """Values of one width, end to end.
 
     Attributes:
@@ -93,11 +93,11 @@ class Fixed(Placed):
         return int(self.array.ctypes.data)
 
     def addresses(self, rows: Ids) -> Ids:
-        """See :class:`Placed`."""
+        """See :class:`PlacedValues`."""
         return self.address + rows * self.width
 
 
-class _Holed(Values):
+class _Holed(ColumnValues):
     """Numbers of which some are null."""
 
     def __init__(self, array: Array, null: NDArray[np.bool_]) -> None:
@@ -115,7 +115,7 @@ class _Holed(Values):
         return out
 
 
-class _Ragged(Values):
+class _Ragged(ColumnValues):
     """Lists of numbers, of any lengths."""
 
     def __init__(self, values: Array, offsets: Ids, null: NDArray[np.bool_] | None) -> None:
@@ -148,7 +148,7 @@ class _Ragged(Values):
         return taken.view(values.dtype).reshape(len(starts), length)
 
 
-class _Objects(Values):
+class _Objects(ColumnValues):
     """Values that are Python objects once they are taken."""
 
     def __init__(self, array: Any) -> None:
@@ -169,7 +169,7 @@ class _Objects(Values):
         return values
 
 
-class _Constant(Values):
+class _Constant(ColumnValues):
     """One value in all rows."""
 
     nbytes = 0
@@ -183,12 +183,12 @@ class _Constant(Values):
         return [self.value] * len(rows)
 
 
-def constant(value: Any) -> Values:
+def constant(value: Any) -> ColumnValues:
     """A column that has this value in all rows: an int, a str or ``None``."""
     return _Constant(value)
 
 
-def as_values(array: Any) -> Values:
+def as_values(array: Any) -> ColumnValues:
     """A decoded column, ready for rows to be taken from it.
 
     Args:
@@ -255,7 +255,7 @@ def flat_list(array: Any) -> tuple[Any, Ids, NDArray[np.bool_] | None]:
     return values, offsets, null
 
 
-def _lists(values: Array, offsets: Ids, null: NDArray[np.bool_] | None) -> Values:
+def _lists(values: Array, offsets: Ids, null: NDArray[np.bool_] | None) -> ColumnValues:
     rows = len(offsets) - 1
     if null is None and rows:
         length = int(offsets[1])
@@ -283,7 +283,7 @@ def _run(rows: Ids) -> slice | None:
     return slice(int(rows[0]), int(rows[0]) + count)
 
 
-def gather(columns: Sequence[Placed], which: Ids, rows: Ids) -> Array:
+def gather(columns: Sequence[PlacedValues], which: Ids, rows: Ids) -> Array:
     """Values of rows of several columns of one dtype and shape, in one copy.
 
     Args:

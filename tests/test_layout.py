@@ -1,0 +1,34 @@
+"""The layout of the code: layers, sizes of folders, one class for each name."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "stoker"
+MOST_MODULES = 16
+
+
+def test_imports_only_go_down() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=SOURCE.parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_folder_is_too_large_to_be_read_at_a_glance() -> None:
+    counts = {str(folder): len(list(folder.glob("*.py"))) for folder in SOURCE.rglob("*") if folder.is_dir()}
+    assert counts
+    assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    modules = defaultdict(list)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(str(path.relative_to(SOURCE)))
+    assert len(modules) > 400
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}
