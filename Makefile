@@ -1,5 +1,7 @@
 # make demo   the main job on real text, in about a minute
 # make test   lint, types, layers and all tests
+# make lint   lint, types and layers
+# make format format the code and sort imports
 # make peer   mosaicml-streaming in an environment of its own; with it, make test also compares with it as it runs
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +10,7 @@ STAMP := $(VENV)/.installed
 # torch's plain index build carries several GB of CUDA; this one is what the project is tested with.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint unit unit-compute unit-rest peer clean
+.PHONY: demo test lint format unit unit-compute unit-rest peer clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -20,6 +22,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP)
+	$(BIN)/ruff check --select I --fix --quiet .
+	$(BIN)/ruff format --quiet .
 
 # Two at once, for two processors: what mostly computes, and what starts processes and servers of its own.
 COMPUTE := tests/order tests/simulate tests/formats tests/tokens $(addprefix tests/loaders/test_,lm_stream.py mixtures.py \
