@@ -59,11 +59,11 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
         table = ShardTable(part)
         sources.append(StreamSource(f"stream {number}", table, Everything(table), about={"fingerprint": str(number)}))
     batching = "stratified" if partition == "streams" else "random"
-    course = NativeOrder(sources, NativeSettings(shuffle=shuffle, partition=chosen, batching_method=batching))
-    seat = DataRank(RANK, RANKS, 8, BATCH)
+    sample_order = NativeOrder(sources, NativeSettings(shuffle=shuffle, partition=chosen, batching_method=batching))
+    data_rank = DataRank(RANK, RANKS, 8, BATCH)
     # The fourth epoch.
     leg = Leg(3, 0 if start == "first" else samples // 2 // (BATCH * RANKS) * BATCH * RANKS, (RANKS, BATCH, 0))
-    run = course.run(leg, seat)
+    run = sample_order.run(leg, data_rank)
     places = next(run.plan.chunks(4096, 1, WORKERS))[0]
     found, rows = run.order.locate(places)
     seconds = time.perf_counter() - begin

@@ -88,7 +88,7 @@ def living(dataset: StreamingDataset) -> int:
     """Bytes of shards that are held."""
     gc.collect()
     total = 0
-    for cache in dataset.feed.pool.caches:
+    for cache in dataset.epoch_reader.pool.caches:
         assert isinstance(cache, MemoryCache)
         with cache._lock:
             total += sum(data.nbytes for data in cache._shards.values())
@@ -244,7 +244,7 @@ def test_shards_of_one_file_share_what_is_held(remote: str, monkeypatch: pytest.
     place = StreamingDataset(remote=remote, format="parquet")
     (first, second, *_), store = place.index.shards, open_store(remote)
     assert first.raw == second.raw
-    cache = MemoryCache(Path("nowhere"), store, place.feed.pool.cache.settings)
+    cache = MemoryCache(Path("nowhere"), store, place.epoch_reader.pool.cache.settings)
     reads = Reads(monkeypatch)
     threads = [threading.Thread(target=cache.fetch, args=(info,)) for info in (first, second) * 4]
     for thread in threads:
@@ -327,7 +327,7 @@ def test_a_dataset_that_is_pickled_holds_nothing(remote: str) -> None:
     dataset = StreamingDataset(remote=remote, cache="memory")
     iterator = iter(dataset)
     next(iterator)
-    copy = pickle.loads(pickle.dumps(dataset.feed.pool.cache))
+    copy = pickle.loads(pickle.dumps(dataset.epoch_reader.pool.cache))
     assert not copy._shards
     assert copy.open(dataset.index.shards[0]) is None
 

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from stoker.coordination.history.assignment import Replay, entries_of
 from stoker.coordination.history.checkpoint import take, uncommitted
-from stoker.coordination.history.codec import decode, encode
-from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane, SplitRecord
+from stoker.coordination.history.codec import _DECODERS, _KINDS, decode, encode
+from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane, LogChunk, SplitRecord
 from stoker.coordination.rules import (
     cleared,
     commit,
@@ -237,3 +237,10 @@ def test_what_is_no_record_is_refused() -> None:
             decode(value)
     with pytest.raises(StateError, match="format 1"):
         decode(b'[1,"Lane",[]]')
+
+
+def test_records_have_the_names_that_engines_hold() -> None:
+    """Records of a run that earlier code began are read."""
+    assert [*_KINDS.values()] == ["Epoch", "Lane", "LogChunk", "Summary", "Worker"]
+    assert {*_KINDS.values()} == {*_DECODERS}
+    assert encode(LogChunk(())) == b'[2,"LogChunk",[[]]]'

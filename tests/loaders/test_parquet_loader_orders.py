@@ -378,7 +378,9 @@ def test_ranks_keep_their_files_in_every_epoch() -> None:
         first = {token for row in rows_of(loader) for token in row[:7]} - {PAD}
         second = {token for row in rows_of(loader) for token in row[:7]} - {PAD}
         assert first == second
-        assert loader.my_files == tuple(f"f{number:03}" for number in range(6) if number % 2 == loader._seat().rank)
+        assert loader.my_files == tuple(
+            f"f{number:03}" for number in range(6) if number % 2 == loader._data_rank().rank
+        )
 
 
 # -- the surface -------------------------------------------------------------------------------------------------------

@@ -97,8 +97,8 @@ class History:
         batching = self.settings.batching_method if len(self.sources) > 1 else "one stream"
         return f"{self.settings.partition.name} {batching}"
 
-    def course(self) -> SampleOrder:
-        """The course, made anew as by another process."""
+    def sample_order(self) -> SampleOrder:
+        """The sample order, made anew as by another process."""
         if self.incumbent is None:
             return NativeOrder(self.sources, self.settings)
         assert self.mixture is not None

@@ -1,8 +1,8 @@
 """Histories of runs that stop and go on elsewhere: in every epoch each sample comes as often as it should.
 
-A history is some epochs of one course. It is read in legs, each of a world, a batch size and a number of loader workers of
-its own. A leg ends with a state that any rank saves at any moment; it goes through JSON to all ranks of the next. No shards
-are read: all is integers. ``--histories 3000`` reads so many instead of 300.
+A history is some epochs of one sample order. It is read in legs, each of a world, a batch size and a number of loader
+workers of its own. A leg ends with a state that any rank saves at any moment; it goes through JSON to all ranks of the
+next. No shards are read: all is integers. ``--histories 3000`` reads so many instead of 300.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ class Saved(NamedTuple):
         return "partial" in self.state
 
 
-class Unreadable(Exception):  # noqa: N818 - a world was drawn in which this course has no order
+class Unreadable(Exception):  # noqa: N818 - a world was drawn in which this sample order has no order
     """Said before a history begins."""
 
 
-def make_feed(course: SampleOrder, rank: int, place: Place) -> EpochReader:
-    """A rank's feed, without shards to read."""
+def make_reader(sample_order: SampleOrder, rank: int, place: Place) -> EpochReader:
+    """A rank's reader, without shards to read."""
     pool = cast("ShardPool", SimpleNamespace(most_open=1))
     return EpochReader(
-        pool, course, EpochReaderSettings(), DataRankFinder(World(rank, place.world, place.ranks_per_node))
+        pool, sample_order, EpochReaderSettings(), DataRankFinder(World(rank, place.world, place.ranks_per_node))
     )
 
 
-def make_feeds(history: History, place: Place) -> list[EpochReader]:
-    """All ranks' feeds, some with a course of their own."""
-    feeds = [make_feed(history.course(), 0, place)]
-    shared = feeds[0].course
-    feeds += [
-        make_feed(shared if history.rng.random() < 0.9 else history.course(), rank, place)
+def make_readers(history: History, place: Place) -> list[EpochReader]:
+    """All ranks' readers, some with a sample order of their own."""
+    readers = [make_reader(history.sample_order(), 0, place)]
+    shared = readers[0].sample_order
+    readers += [
+        make_reader(shared if history.rng.random() < 0.9 else history.sample_order(), rank, place)
         for rank in range(1, place.world)
     ]
-    return feeds
+    return readers
 
 
 def draw_place(history: History, saved: Saved | None, *, fitting: bool) -> Place:
@@ -97,12 +97,12 @@ def go_on(history: History, saved: Saved | None) -> tuple[Place, list[EpochReade
     """All ranks of another world, with the state loaded. Worlds that refuse it are counted, and another is tried."""
     for attempt in range(3):
         place = draw_place(history, saved, fitting=attempt == 2)
-        feeds = make_feeds(history, place)
+        readers = make_readers(history, place)
         try:
-            for feed in feeds:
+            for reader in readers:
                 if saved is not None:
-                    feed.load(saved.state, place.batch_size)
-                feed.plan(feed.upcoming(), place.batch_size)  # an epoch of this world must have an order at all
+                    reader.load(saved.state, place.batch_size)
+                reader.plan(reader.upcoming(), place.batch_size)  # an epoch of this world must have an order at all
         except StateError as error:
             refused(history, cast("Saved", saved), place, error, last=attempt == 2)
             continue
@@ -116,7 +116,7 @@ def go_on(history: History, saved: Saved | None) -> tuple[Place, list[EpochReade
             counted["resumed"] += 1
             counted[f"resumed: {history.kind}"] += 1
             history.told.append(f"  loaded by {place}")
-        return place, feeds
+        return place, readers
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -148,21 +148,23 @@ def read_leg(history: History, saved: Saved | None) -> Saved:
         The state of some rank.
     """
     rng = history.rng
-    place, feeds = go_on(history, saved)
+    place, readers = go_on(history, saved)
     batch = place.batch_size
     history.told.append(str(place))
     while True:
-        upcoming = feeds[0].upcoming()
-        assert all(feed.upcoming() == upcoming for feed in feeds[1:])
+        upcoming = readers[0].upcoming()
+        assert all(reader.upcoming() == upcoming for reader in readers[1:])
         if saved is not None and rng.random() < 0.2:
             # Loaded, and saved again without anything read.
-            feed = rng.choice(feeds)
-            again = feed.state(batch) if saved.inside or rng.random() < 0.5 else feed.state_after(upcoming, 0, batch)
+            reader = rng.choice(readers)
+            again = (
+                reader.state(batch) if saved.inside or rng.random() < 0.5 else reader.state_after(upcoming, 0, batch)
+            )
             return Saved(again, place)
         if upcoming.epoch >= history.epochs:
-            return Saved(rng.choice(feeds).state_after(upcoming, 0, batch), place)
+            return Saved(rng.choice(readers).state_after(upcoming, 0, batch), place)
         try:
-            points, runs = begin(feeds, batch)
+            points, runs = begin(readers, batch)
         except ConfigError:
             assert history.settings.partition.column == "user"  # too few values for the ranks of the new epoch's world
             raise Unreadable from None
@@ -176,7 +178,7 @@ def read_leg(history: History, saved: Saved | None) -> Saved:
             remember(history, points[0], runs, place)
         most = max(map(len, batches))
         if not most and not points[0].position:
-            return all_left_out(history, feeds, points[0], batch)
+            return all_left_out(history, readers, points[0], batch)
         assert len(batches[runs[0].plan.longest]) == most
         if history.remainder != "uneven":
             assert {len(each) for each in batches} == {most}, (history, "unequal steps")
@@ -194,27 +196,27 @@ def read_leg(history: History, saved: Saved | None) -> Saved:
         saved = None
         if steps == most and rng.random() < 0.6:
             continue  # into the next epoch, without a stop
-        return stop(history, feeds, upcoming, runs, steps, batches, place)
+        return stop(history, readers, upcoming, runs, steps, batches, place)
 
 
-def begin(feeds: list[EpochReader], batch: int) -> tuple[list[StartingPoint], list[Run]]:
+def begin(readers: list[EpochReader], batch: int) -> tuple[list[StartingPoint], list[Run]]:
     """All ranks begin the next epoch, or what is left of one."""
     points, runs = [], []
-    for feed in feeds:
-        seat = feed.seat(batch)
-        point, _ = feed._begin(LoaderWorker(), seat)
-        feed._session._clock._seen -= 1  # as if copies in DataLoader workers had begun
+    for reader in readers:
+        data_rank = reader.data_rank(batch)
+        point, _ = reader._begin(LoaderWorker(), data_rank)
+        reader._resume._clock._seen -= 1  # as if copies in DataLoader workers had begun
         points.append(point)
-        runs.append(feed.course.run(leg_of(point), seat))
+        runs.append(reader.sample_order.run(leg_of(point), data_rank))
     assert all(point == points[0] for point in points)
     return points, runs
 
 
-def all_left_out(history: History, feeds: list[EpochReader], point: StartingPoint, batch: int) -> Saved:
+def all_left_out(history: History, readers: list[EpochReader], point: StartingPoint, batch: int) -> Saved:
     """An epoch without a batch for anybody is an error in all ranks; a history ends there."""
-    for feed in feeds:
+    for reader in readers:
         with pytest.raises(ConfigError, match="no batch for any"):
-            feed._session.run(point, feed.seat(batch))
+            reader._resume.run(point, reader.data_rank(batch))
     counted["epochs without a batch, refused"] += 1
     history.epochs = point.epoch
     return Saved({"epoch": point.epoch, "position": 0}, Place(1, 1, 1))
@@ -232,7 +234,7 @@ def remember(history: History, point: StartingPoint, runs: list[Run], place: Pla
 
 def stop(
     history: History,
-    feeds: list[EpochReader],
+    readers: list[EpochReader],
     upcoming: StartingPoint,
     runs: list[Run],
     steps: int,
@@ -242,7 +244,7 @@ def stop(
     """The state of some rank, asked for in one of the ways that there are."""
     rng, batch = history.rng, place.batch_size
     rank = rng.randrange(place.world)
-    feed, run = feeds[rank], runs[rank]
+    reader, run = readers[rank], runs[rank]
     own = min(steps, len(run.plan))
     most = max(map(len, batches))
     ended = own == len(run.plan) and (own < steps or rng.random() < 0.5)
@@ -252,23 +254,23 @@ def stop(
     if ended and own < most:
         # This rank has no more, and can not know how much the others had.
         with pytest.raises(StateError, match="other ranks have more"):
-            feed.state_after(upcoming, own, batch, ended=True)
+            reader.state_after(upcoming, own, batch, ended=True)
         counted["refused: saved by a rank that ended before others"] += 1
         rank = run.plan.longest
-        feed, run, own, ended, kind = feeds[rank], runs[rank], steps, False, "loader"
+        reader, run, own, ended, kind = readers[rank], runs[rank], steps, False, "loader"
     if kind == "samples":
         delivered = sum(len(places) for each in batches for places in each[:steps])
         if rng.random() < 0.5:
-            return Saved(feed.state(batch, upcoming.position + delivered), place)
-        return Saved(feed.state(batch, delivered, from_beginning=False), place)
+            return Saved(reader.state(batch, upcoming.position + delivered), place)
+        return Saved(reader.state(batch, delivered, from_beginning=False), place)
     if kind == "loader":
         with pytest.raises(StateError, match="StreamingDataLoader"):
-            feed.state(batch)  # copies iterate
-        return Saved(feed.state_after(upcoming, own, batch, ended=ended), place)
+            reader.state(batch)  # copies iterate
+        return Saved(reader.state_after(upcoming, own, batch, ended=ended), place)
     # As if this process had iterated, not its workers.
-    session = feed._session
+    session = reader._resume
     session._clock._seen += 1
-    delivery = session.deliver(session.settled(upcoming, feed.seat(batch)), run.plan, 0)
+    delivery = session.deliver(session.settled(upcoming, reader.data_rank(batch)), run.plan, 0)
     for _ in range(own):
         delivery.batch()
     delivery.finished = ended
@@ -285,7 +287,7 @@ def stop(
         delivery._entered += inside
         for other, each in zip(runs, batches, strict=True):
             history.delivered[upcoming.epoch].update(ids_of(history.sources, other, [each[steps][:inside]]))
-    return Saved(feed.state(batch), place)
+    return Saved(reader.state(batch), place)
 
 
 def whole(history: History, epoch: int) -> Counter[int]:
@@ -297,11 +299,11 @@ def whole(history: History, epoch: int) -> Counter[int]:
             shards, rows = source.table.locate(np.arange(source.table.total))
             chosen.append(first + np.flatnonzero(source.selection.numbers(shards, rows) >= 0))
         return Counter(np.concatenate(chosen).tolist())
-    course = NativeOrder(history.sources, replace(history.settings, remainder="uneven"))
+    sample_order = NativeOrder(history.sources, replace(history.settings, remainder="uneven"))
     home = history.homes[epoch].world if history.static else 1
     found: Counter[int] = Counter()
     for rank in range(home):
-        run = course.run(Leg(epoch), DataRank(rank, home, 1, 64))
+        run = sample_order.run(Leg(epoch), DataRank(rank, home, 1, 64))
         found.update(ids_of(history.sources, run, batches_of(run, 1)))
     return found
 

@@ -1,4 +1,4 @@
-"""Courses as a whole: every partition, shuffle, batching method, weight, subset and remainder with every other.
+"""Sample orders as a whole: every partition, shuffle, batching method, weight, subset and remainder with every other.
 
 What is promised is checked on the samples themselves, rank by rank and epoch by epoch, not on positions.
 """
@@ -91,30 +91,30 @@ def batches_of(plan: Plan, workers: int = 1, samples: int = 13) -> list[Ids]:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a course; samples are named by ids that count through all streams."""
+    """Reads a sample order; samples are named by ids that count through all streams."""
 
-    course: NativeOrder
+    sample_order: NativeOrder
 
     @property
     def starts(self) -> Ids:
         """Id of each shard's first sample."""
-        sizes = np.concatenate([source.table.sizes for source in self.course.sources])
+        sizes = np.concatenate([source.table.sizes for source in self.sample_order.sources])
         starts: Ids = np.cumsum(sizes) - sizes
         return starts
 
     def firsts(self) -> list[int]:
         """Id of each stream's first sample, and the number of all."""
-        firsts: list[int] = np.cumsum([0, *(source.table.total for source in self.course.sources)]).tolist()
+        firsts: list[int] = np.cumsum([0, *(source.table.total for source in self.sample_order.sources)]).tolist()
         return firsts
 
-    def run(self, seat: DataRank, epoch: int = 0, position: int = 0, terms: Terms = (0, 0, 0)) -> Run:
+    def run(self, data_rank: DataRank, epoch: int = 0, position: int = 0, terms: Terms = (0, 0, 0)) -> Run:
         """What one rank reads."""
-        return self.course.run(Leg(epoch, position, terms), seat)
+        return self.sample_order.run(Leg(epoch, position, terms), data_rank)
 
     def ids(self, run: Run, places: Ids) -> list[int]:
         """The samples at places."""
         shards, rows = run.order.locate(places)
-        sizes = np.concatenate([source.table.sizes for source in self.course.sources])
+        sizes = np.concatenate([source.table.sizes for source in self.sample_order.sources])
         assert ((rows >= 0) & (rows < sizes[shards])).all()
         ids: list[int] = (self.starts[shards] + rows).tolist()
         return ids
@@ -166,24 +166,24 @@ def check_plan(plan: Plan, start: int) -> None:
 
 def check_epoch(reader: Reader, world: int, batch: int, epoch: int) -> Counter[int]:
     """An epoch of all ranks is as its plans and its remainder say; returns how often each sample counts in it."""
-    course = reader.course
+    sample_order = reader.sample_order
     runs = [reader.run(DataRank(rank, world, 1, batch), epoch) for rank in range(world)]
     ranks = [reader.rank(run) for run in runs]
     for run in runs:
         if not epoch and run.plan.rank in (0, world - 1):
             check_plan(run.plan, 0)
         assert (run.plan.batch_size, run.plan.world_size) == (batch, world)
-        assert run.plan.end == course.epoch_size
-    assert max(run.plan.position_after(len(run.plan)) for run in runs) == course.epoch_size
+        assert run.plan.end == sample_order.epoch_size
+    assert max(run.plan.position_after(len(run.plan)) for run in runs) == sample_order.epoch_size
     places = [np.concatenate([np.zeros(0, np.int64), *batches_of(run.plan)]).tolist() for run in runs]
     distinct = {place for rank in places for place in rank}
     steps = {len(run.plan) for run in runs}
     padding = {run.plan.padding for run in runs}
-    remainder = course.settings.remainder
+    remainder = sample_order.settings.remainder
     assert sum(map(len, places)) - len(distinct) == padding.pop()
     assert not padding
     if remainder != "drop":
-        assert len(distinct) == course.epoch_size
+        assert len(distinct) == sample_order.epoch_size
     if remainder != "uneven":
         assert len(steps) == 1
     if remainder == "drop":
@@ -204,36 +204,36 @@ def spread(counts: Counter[int], ids: Ids, times: int) -> None:
     assert found == +expected, (found, expected)
 
 
-def check_course(course: NativeOrder, world: int, batch: int, epochs: int = 3) -> None:
+def check_course(sample_order: NativeOrder, world: int, batch: int, epochs: int = 3) -> None:
     """Epochs go on in each stream (or each rank's part of it), pass after pass, and have of each what weights say."""
-    reader = Reader(course)
+    reader = Reader(sample_order)
     firsts = reader.firsts()
-    counts = [course.as_dict()["streams"][source.name]["choose"] for source in course.sources]
-    assert sum(counts) == course.epoch_size
-    fixed = course.settings.sampling_method == "fixed"
+    counts = [sample_order.as_dict()["streams"][source.name]["choose"] for source in sample_order.sources]
+    assert sum(counts) == sample_order.epoch_size
+    fixed = sample_order.settings.sampling_method == "fixed"
     before: Counter[int] = Counter()
     first_epoch: Counter[int] | None = None
     for epoch in range(epochs):
         counted = check_epoch(reader, world, batch, epoch)
-        if course.settings.remainder == "drop":
+        if sample_order.settings.remainder == "drop":
             continue
         first_epoch = first_epoch or counted
         if fixed:
             assert counted == first_epoch
         before += counted
-        for number, source in enumerate(course.sources):
+        for number, source in enumerate(sample_order.sources):
             ids = chosen_ids(source.table, source.selection) + firsts[number]
             its = Counter({sample: n for sample, n in before.items() if firsts[number] <= sample < firsts[number + 1]})
             assert set(its) <= set(ids.tolist())
             assert its.total() == counts[number] * (epoch + 1)
-            if not course.settings.partition.static:
+            if not sample_order.settings.partition.static:
                 if not fixed:
                     spread(its, ids, counts[number] * (epoch + 1))
                 continue
             if fixed and counts[number] % ids.size:
-                continue  # what parts of the drawn samples are, only the course knows
+                continue  # what parts of the drawn samples are, only the sample order knows
             for rank in range(world):
-                part = course.settings.partition.part(source.table, source.selection, rank, world, source.labels)
+                part = sample_order.settings.partition.part(source.table, source.selection, rank, world, source.labels)
                 own = chosen_ids(source.table, part) + firsts[number]
                 spread(its, own, sum(its[sample] for sample in own.tolist()))
 
@@ -280,7 +280,7 @@ def test_each_combination(
             sources = [replace(source, weight=StreamWeight(repeat=2)) for source in sources]
     else:
         sources = [source_of(k, *stream) for k, stream in enumerate(STREAMS)]
-    course = NativeOrder(
+    sample_order = NativeOrder(
         sources,
         NativeSettings(
             shuffle=shuffle,
@@ -292,10 +292,10 @@ def test_each_combination(
             remainder=remainder,
         ),
     )
-    check_course(course, world=3, batch=4, epochs=2)
+    check_course(sample_order, world=3, batch=4, epochs=2)
 
 
-# -- any course --------------------------------------------------------------------------------------------------------
+# -- any sample order --------------------------------------------------------------------------------------------------------
 
 SIZES: Final = st.lists(st.integers(0, 12), min_size=1, max_size=9).filter(lambda sizes: sum(sizes) >= 8)
 
@@ -315,8 +315,8 @@ def weights_of(draw: st.DrawFn, streams: int) -> list[StreamWeight]:
 
 
 @st.composite
-def courses(draw: st.DrawFn, *, static: bool | None = None) -> NativeOrder:
-    """Any course; its parts may be those of up to four ranks."""
+def sample_orders(draw: st.DrawFn, *, static: bool | None = None) -> NativeOrder:
+    """Any sample order; its parts may be those of up to four ranks."""
     streams = draw(st.integers(1, 4))
     weights = draw(weights_of(streams))
     sources = [
@@ -346,74 +346,78 @@ def courses(draw: st.DrawFn, *, static: bool | None = None) -> NativeOrder:
     )
 
 
-def fits(course: NativeOrder, world: int) -> bool:
+def fits(sample_order: NativeOrder, world: int) -> bool:
     """Whether all parts of all tracks have samples."""
-    if not course.settings.partition.static:
+    if not sample_order.settings.partition.static:
         return True
     try:
-        course.run(Leg(0), DataRank(0, world, 1, 1))
-        parts = course._divided.counts(0, world)[0].sum(axis=0)
+        sample_order.run(Leg(0), DataRank(0, world, 1, 1))
+        parts = sample_order._divided.counts(0, world)[0].sum(axis=0)
     except ConfigError:
         return False
-    return course.settings.remainder != "pad" or bool(parts.all())
+    return sample_order.settings.remainder != "pad" or bool(parts.all())
 
 
-@given(course=courses(), world=st.integers(1, 4), batch=st.integers(1, 6))
+@given(sample_order=sample_orders(), world=st.integers(1, 4), batch=st.integers(1, 6))
 @settings(deadline=None, max_examples=70, suppress_health_check=[HealthCheck.too_slow])
-def test_any_course_delivers_what_its_weights_and_remainder_say(course: NativeOrder, world: int, batch: int) -> None:
-    if fits(course, world):
-        check_course(course, world, batch)
+def test_any_course_delivers_what_its_weights_and_remainder_say(
+    sample_order: NativeOrder, world: int, batch: int
+) -> None:
+    if fits(sample_order, world):
+        check_course(sample_order, world, batch)
 
 
 @given(
-    course=courses(static=False),
+    sample_order=sample_orders(static=False),
     world=st.integers(2, 4),
     batch=st.integers(1, 4),
     epoch=st.integers(0, 3),
 )
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_worlds_of_one_global_batch_see_the_same_batches(
-    course: NativeOrder, world: int, batch: int, epoch: int
+    sample_order: NativeOrder, world: int, batch: int, epoch: int
 ) -> None:
-    if course.settings.batching_method == "device_per_stream":
-        course = NativeOrder(course.sources, replace(course.settings, batching_method="random"))
-    reader = Reader(course)
+    if sample_order.settings.batching_method == "device_per_stream":
+        sample_order = NativeOrder(sample_order.sources, replace(sample_order.settings, batching_method="random"))
+    reader = Reader(sample_order)
     ranks = reader.world(world, batch, epoch)
     alone = reader.world(1, batch * world, epoch)[0]
     together = [[sample for part in step if part for sample in part] for step in zip_longest(*ranks)]
-    if course.settings.remainder == "pad" and together and len(together[-1]) > len(alone[-1]):
+    if sample_order.settings.remainder == "pad" and together and len(together[-1]) > len(alone[-1]):
         assert set(together.pop()) == set(alone.pop())
     assert together == alone
 
 
-@given(course=courses(), world=st.integers(1, 3), batch=st.integers(1, 4), epoch=st.integers(0, 3))
+@given(sample_order=sample_orders(), world=st.integers(1, 3), batch=st.integers(1, 4), epoch=st.integers(0, 3))
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_a_course_is_the_same_wherever_it_is_made(course: NativeOrder, world: int, batch: int, epoch: int) -> None:
-    if not fits(course, world):
+def test_a_course_is_the_same_wherever_it_is_made(
+    sample_order: NativeOrder, world: int, batch: int, epoch: int
+) -> None:
+    if not fits(sample_order, world):
         return
-    again = pickle.loads(pickle.dumps(course))
-    assert again.as_dict() == course.as_dict()
-    json.loads(json.dumps(course.as_dict()))
-    first = Reader(course).world(world, batch, epoch)
-    # A course that has read something else before reads the same.
+    again = pickle.loads(pickle.dumps(sample_order))
+    assert again.as_dict() == sample_order.as_dict()
+    json.loads(json.dumps(sample_order.as_dict()))
+    first = Reader(sample_order).world(world, batch, epoch)
+    # A sample order that has read something else before reads the same.
     Reader(again).world(1, batch, epoch + 1)
     assert Reader(again).world(world, batch, epoch) == first
 
 
-@given(course=courses(), world=st.integers(1, 3), batch=st.integers(1, 4), steps=st.integers(0, 12))
+@given(sample_order=sample_orders(), world=st.integers(1, 3), batch=st.integers(1, 4), steps=st.integers(0, 12))
 @settings(deadline=None, max_examples=70, suppress_health_check=[HealthCheck.too_slow])
 def test_a_stopped_run_goes_on_with_the_very_batches_that_were_left(
-    course: NativeOrder, world: int, batch: int, steps: int
+    sample_order: NativeOrder, world: int, batch: int, steps: int
 ) -> None:
-    if not fits(course, world):
+    if not fits(sample_order, world):
         return
-    reader = Reader(course)
+    reader = Reader(sample_order)
     for rank in range(world):
-        seat = DataRank(rank, world, 1, batch)
-        whole = reader.run(seat, 1)
+        data_rank = DataRank(rank, world, 1, batch)
+        whole = reader.run(data_rank, 1)
         position = whole.plan.position_after(steps)
-        left = reader.run(seat, 1, position, course.terms(Leg(1), seat))
-        if course.settings.remainder != "pad":  # what pads the end depends on where a run began
+        left = reader.run(data_rank, 1, position, sample_order.terms(Leg(1), data_rank))
+        if sample_order.settings.remainder != "pad":  # what pads the end depends on where a run began
             assert reader.rank(left) == reader.rank(whole)[steps:]
         full = whole.plan.full_batches
         assert reader.rank(left)[: max(0, full - steps)] == reader.rank(whole)[steps:full]
@@ -476,17 +480,17 @@ def test_streams_that_do_not_go_together_are_refused() -> None:
 
 def test_a_dataset_without_samples_is_an_epoch_without_batches() -> None:
     for options in ({}, {"shuffle": "block"}, {"epoch_size": 0}):
-        course = NativeOrder([source_of(0, [0, 0])], NativeSettings(**options))
-        assert Reader(course).world(2, 3) == [[], []]
-        assert course.consumed(Leg(0)) == {}
+        sample_order = NativeOrder([source_of(0, [0, 0])], NativeSettings(**options))
+        assert Reader(sample_order).world(2, 3) == [[], []]
+        assert sample_order.consumed(Leg(0)) == {}
     assert Reader(NativeOrder([source_of(0, [5])], NativeSettings(epoch_size=0))).world(2, 3) == [[], []]
 
 
 def test_too_few_samples_for_the_ranks_say_of_which_stream() -> None:
     sources = [source_of(0, [90]), source_of(1, [2])]
-    course = NativeOrder(sources, NativeSettings(partition=RoundRobin()))
+    sample_order = NativeOrder(sources, NativeSettings(partition=RoundRobin()))
     with pytest.raises(ConfigError, match=r"stream 's1': .*2 samples can not be divided among 3 ranks"):
-        course.run(Leg(0), DataRank(0, 3))
+        sample_order.run(Leg(0), DataRank(0, 3))
     drawn = NativeOrder(
         [source_of(0, [90], StreamWeight(choose=91)), source_of(1, [9])],
         NativeSettings(partition=RoundRobin(), sampling_method="fixed"),
@@ -498,10 +502,10 @@ def test_too_few_samples_for_the_ranks_say_of_which_stream() -> None:
 
 
 def test_padding_a_rank_without_samples_is_refused_by_all_ranks_alike() -> None:
-    course = NativeOrder([source_of(0, [30])], NativeSettings(partition=RoundRobin(), epoch_size=2))
+    sample_order = NativeOrder([source_of(0, [30])], NativeSettings(partition=RoundRobin(), epoch_size=2))
     for rank in range(4):
         with pytest.raises(ConfigError, match="without samples"):
-            course.run(Leg(0), DataRank(rank, 4))
+            sample_order.run(Leg(0), DataRank(rank, 4))
 
 
 @pytest.mark.parametrize("partition", [Elastic(), RoundRobin()])
@@ -542,7 +546,7 @@ def test_batches_are_of_the_streams_that_the_method_says(partition: Partition) -
     def streams(batch: Sequence[int]) -> set[int]:
         return set(np.searchsorted(ends, batch, side="right").tolist())
 
-    def course(method: str) -> Reader:
+    def sample_order(method: str) -> Reader:
         return Reader(
             NativeOrder(
                 sources,
@@ -550,15 +554,15 @@ def test_batches_are_of_the_streams_that_the_method_says(partition: Partition) -
             )
         )
 
-    device = course("device_per_stream").world(3, 4)
+    device = sample_order("device_per_stream").world(3, 4)
     # Of each stream less than a batch for each rank (or canonical node) does not fill one, and comes last.
     whole = [[len(streams(batch)) == 1 for batch in rank] for rank in device]
     assert all(all(rank[:14]) for rank in whole), whole
-    step = course("per_stream").world(3, 4)
+    step = sample_order("per_stream").world(3, 4)
     together = [set().union(*(streams(batch) for batch in parts)) for parts in zip(*step, strict=False)]
     assert all(len(found) == 1 for found in together[:14]), together
     assert set().union(*together[:14]) == {0, 1, 2}
-    even = course("stratified").world(3, 20)
+    even = sample_order("stratified").world(3, 20)
     for parts in list(zip(*even, strict=False))[:3]:
         counts = np.bincount(np.searchsorted(ends, [s for part in parts for s in part], side="right"), minlength=3)
         assert np.abs(counts - 60 * np.array([0.6, 0.3, 0.1])).max() < 3
@@ -588,10 +592,10 @@ def test_scheduled_epochs_go_on_in_each_stream(
     begin: dict[int | str, dict[str, float]] = {0: {"s0": 1, "s1": 1}}
     schedule = Schedule.parse(begin | weights, interpolate)
     sources = [source_of(0, [10, 0, 13]), source_of(1, [17])]
-    course = NativeOrder(
+    sample_order = NativeOrder(
         sources, NativeSettings(shuffle=shuffle, batching_method=batching, schedule=schedule, epoch_size=50)
     )
-    reader = Reader(course)
+    reader = Reader(sample_order)
     seen: Counter[int] = Counter()
     for epoch in range(4):
         seen += check_epoch(reader, world, batch, epoch)
@@ -599,7 +603,7 @@ def test_scheduled_epochs_go_on_in_each_stream(
         second = seen - first
         assert first.total() + second.total() == 50 * (epoch + 1)
     # At the end of the last point's first whole period all that was begun is spread evenly.
-    done = course.consumed(Leg(4))
+    done = sample_order.consumed(Leg(4))
     assert sum(done.values()) == 200
     if schedule.points[-1][0] == 0:
         assert done == {"s0": first.total(), "s1": second.total()}

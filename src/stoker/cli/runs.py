@@ -17,7 +17,7 @@ from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.protocols import Order, Plan
 from stoker.order.sample_order import DataRank, Leg, SampleOrder
-from stoker.pipeline.build_order import OrderOptions, make_course
+from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.read_ahead import ReadAhead
 from stoker.pipeline.state.state import leg_of, read_state
 from stoker.simulate import Shards
@@ -96,16 +96,16 @@ def open_run(asked: Asked) -> OpenedRun:
     )
     leg = Leg(asked.epoch)
     if asked.resume is None:
-        course = make_course(streams, options)
+        sample_order = make_order(streams, options)
     else:
-        options, course, leg = _resumed(asked, streams, options)
+        options, sample_order, leg = _resumed(asked, streams, options)
 
     def make_run(rank: int, world_size: int) -> tuple[Order, Plan]:
-        run = course.run(leg, DataRank(rank, world_size, asked.ranks, asked.batch_size))
+        run = sample_order.run(leg, DataRank(rank, world_size, asked.ranks, asked.batch_size))
         return run.order, run.plan
 
     lookahead = _lookahead(asked, index)
-    known = course.as_dict()
+    known = sample_order.as_dict()
     order = known["order"]
     said = {
         "dataset": store.url_of(""),
@@ -154,7 +154,7 @@ def _lookahead(asked: Asked, index: Index) -> int:
 
 
 def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, Leg]:
-    """Options, course and where to go on, of a state; its settings go before ``options``."""
+    """Options, sample order and where to go on, of a state; its settings go before ``options``."""
     path = asked.resume or ""
     try:
         state = json.loads(Path(path).read_bytes())
@@ -165,11 +165,11 @@ def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[Ord
     try:
         if isinstance(state, Mapping) and isinstance(state.get("order"), Mapping):
             options = _as_saved(options, state)
-        seat = DataRank(0, asked.nodes * asked.ranks, asked.ranks, asked.batch_size)
-        point, course = read_state(state, make_course(streams, options), seat)
+        data_rank = DataRank(0, asked.nodes * asked.ranks, asked.ranks, asked.batch_size)
+        point, sample_order = read_state(state, make_order(streams, options), data_rank)
     except StateError as error:
         raise StateError(f"{path}: {error}") from None
-    return options, course, leg_of(point)
+    return options, sample_order, leg_of(point)
 
 
 def _as_saved(options: OrderOptions, state: Mapping[str, Any]) -> OrderOptions:

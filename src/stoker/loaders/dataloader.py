@@ -174,8 +174,8 @@ class StreamingDataLoader(DataLoader[Any]):
         """Batches to yield from ``start`` where partial ones are left out; by torch's rule alone ranks may end apart."""
         if not self._drop_last or not isinstance(self._stream, StreamingDataset):
             return None
-        feed, size = self._stream.feed, self._stream.batch_size or 1
-        steps = feed.plan(start, size).full_steps
+        epoch_reader, size = self._stream.epoch_reader, self._stream.batch_size or 1
+        steps = epoch_reader.plan(start, size).full_steps
         if not steps and not start.position and self._stream.epoch_size:
             raise ConfigError(
                 f"drop_last=True leaves nothing of epoch {start.epoch}: its {self._stream.epoch_size} samples do not make a "
@@ -188,7 +188,7 @@ class StreamingDataLoader(DataLoader[Any]):
             return len(self._stream)
         size = self._stream.batch_size or 1
         upcoming = self._stream.upcoming()
-        plan = self._stream.feed.plan(StartingPoint(upcoming.epoch, terms=upcoming.terms), size)
+        plan = self._stream.epoch_reader.plan(StartingPoint(upcoming.epoch, terms=upcoming.terms), size)
         return plan.full_steps if self._drop_last else len(plan)
 
     def state_dict(self) -> dict[str, Any]:

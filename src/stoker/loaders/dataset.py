@@ -25,7 +25,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.build_order import OrderOptions, make_course
+from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
 from stoker.pipeline.order_sources import needed_columns
@@ -210,7 +210,7 @@ class StreamingDataset(TorchIterable[Any]):
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         self._streams = open_streams(streams, defaults, cache_limit=limit)
         held = in_memory and not self._streams.near
-        self._seating = DataRankFinder(world, replication, mesh)
+        self._rank_finder = DataRankFinder(world, replication, mesh)
         self.index = self._streams.index
         self.batch_size = batch_size
         self._table = ShardTable(self.index.sizes)
@@ -219,7 +219,7 @@ class StreamingDataset(TorchIterable[Any]):
         if transform is None:
             warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
         self._check_columns(columns)
-        course = make_course(
+        sample_order = make_order(
             self._streams,
             OrderOptions(
                 shuffle=shuffle_algo if shuffle else "none",
@@ -239,9 +239,9 @@ class StreamingDataset(TorchIterable[Any]):
                 read=options,
             ),
         )
-        self._feed = EpochReader(
+        self._epoch_reader = EpochReader(
             self._streams.pool(threads=download_threads, options=options),
-            course,
+            sample_order,
             EpochReaderSettings(
                 columns=None if columns is None else tuple(columns),
                 transform=transform,
@@ -253,7 +253,7 @@ class StreamingDataset(TorchIterable[Any]):
                 held=held,
                 limit=_HELD_BYTES if held and limit is None else limit,
             ),
-            self._seating,
+            self._rank_finder,
         )
         self._check_limit(limit, total_bytes)
 
@@ -265,14 +265,14 @@ class StreamingDataset(TorchIterable[Any]):
         return self._table.total
 
     @property
-    def feed(self) -> EpochReader:
+    def epoch_reader(self) -> EpochReader:
         """What is opened, and how it is read: for stoker's other loaders, which read it in ways of their own."""
-        return self._feed
+        return self._epoch_reader
 
     @property
     def epoch_size(self) -> int:
         """Number of samples in an epoch, over all ranks."""
-        return self._feed.course.epoch_size
+        return self._epoch_reader.sample_order.epoch_size
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -282,32 +282,32 @@ class StreamingDataset(TorchIterable[Any]):
     @property
     def columns(self) -> tuple[str, ...] | None:
         """The columns that are read; ``None`` for all."""
-        return None if self._feed.settings.columns is None else tuple(self._feed.settings.columns)
+        return None if self._epoch_reader.settings.columns is None else tuple(self._epoch_reader.settings.columns)
 
     @property
     def transform(self) -> Transform | None:
         """What is applied to each sample."""
-        return self._feed.settings.transform
+        return self._epoch_reader.settings.transform
 
     @property
     def world(self) -> World:
         """This process's rank and world."""
-        return self._seating.world
+        return self._rank_finder.world
 
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that the next iteration delivers."""
-        return self._feed.upcoming().epoch
+        return self._epoch_reader.upcoming().epoch
 
     @property
     def order(self) -> dict[str, Any]:
         """The settings that decide which sample comes when, by name, as states hold them."""
-        settings: dict[str, Any] = self._feed.course.as_dict()["order"]
+        settings: dict[str, Any] = self._epoch_reader.sample_order.as_dict()["order"]
         return settings
 
     def __len__(self) -> int:
         """Number of samples that this rank gets in an epoch."""
-        return self._feed.count(self.batch_size or 1)
+        return self._epoch_reader.count(self.batch_size or 1)
 
     # -- by id -----------------------------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class StreamingDataset(TorchIterable[Any]):
         shards, rows = self._table.locate(self._ids(ids))
         if not len(rows):
             return {name: [] for name in (wanted or self.index.columns)}
-        return read_samples(self._feed.pool, shards, rows, wanted)
+        return read_samples(self._epoch_reader.pool, shards, rows, wanted)
 
     def _ids(self, index: Any) -> Ids:
         given = np.asarray(index)
@@ -361,13 +361,13 @@ class StreamingDataset(TorchIterable[Any]):
         if not len(ids):
             return []
         shards, rows = self._table.locate(ids)
-        return list(iterate_samples(self._feed.pool, shards, rows, self.columns, self.transform).samples)
+        return list(iterate_samples(self._epoch_reader.pool, shards, rows, self.columns, self.transform).samples)
 
     # -- in order --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch."""
-        return self._feed.samples(self.batch_size or 1)
+        return self._epoch_reader.samples(self.batch_size or 1)
 
     @checked
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
@@ -383,7 +383,7 @@ class StreamingDataset(TorchIterable[Any]):
         size = batch_size or self.batch_size
         if size is None:
             raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
-        return self._feed.batches(size)
+        return self._epoch_reader.batches(size)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -401,7 +401,7 @@ class StreamingDataset(TorchIterable[Any]):
             StateError: without ``num_samples``, where DataLoader workers iterate, or two iterations take turns, or this rank
                 has ended an epoch of which other ranks have more (``remainder="uneven"``).
         """
-        return self._feed.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
+        return self._epoch_reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
 
     def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
@@ -414,11 +414,11 @@ class StreamingDataset(TorchIterable[Any]):
         Raises:
             StateError: it has ended, and other ranks have more.
         """
-        return self._feed.state_after(start, batches, self.batch_size or 1, ended=ended)
+        return self._epoch_reader.state_after(start, batches, self.batch_size or 1, ended=ended)
 
     def upcoming(self) -> StartingPoint:
         """Where the next iteration begins."""
-        return self._feed.upcoming()
+        return self._epoch_reader.upcoming()
 
     def check_alone(self) -> None:
         """See that only this object delivers, so that it knows how far it is.
@@ -426,7 +426,7 @@ class StreamingDataset(TorchIterable[Any]):
         Raises:
             StateError: copies in other processes, such as workers of a DataLoader, have begun to iterate.
         """
-        self._feed.check_alone()
+        self._epoch_reader.check_alone()
 
     def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
         """Make the next iteration go on where ``state`` was taken.
@@ -440,7 +440,7 @@ class StreamingDataset(TorchIterable[Any]):
             StateError: it belongs to another dataset, or to other order settings, or this world can not go on from there;
                 says what differs.
         """
-        self._feed.load(state, self.batch_size, change_streams=change_streams)
+        self._epoch_reader.load(state, self.batch_size, change_streams=change_streams)
 
     # -- how it goes -----------------------------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ class StreamingDataset(TorchIterable[Any]):
         :func:`~stoker.pipeline.stats.metrics.register_with_prometheus` and
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
         """
-        return StreamStats.of(self._feed.pool.counts)
+        return StreamStats.of(self._epoch_reader.pool.counts)
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 
@@ -468,7 +468,7 @@ class StreamingDataset(TorchIterable[Any]):
         if limit < largest:
             raise ConfigError(f"cache_limit={limit} can not hold one shard; the largest has {largest} bytes")
         shards = max(1, len(self._table))
-        needed = min(self._feed.course.shards_at_once, shards) * (total_bytes // shards)
+        needed = min(self._epoch_reader.sample_order.shards_at_once, shards) * (total_bytes // shards)
         if needed > limit:
             logger.warning(
                 "cache_limit=%d is less than the %d bytes of shards that this order reads at once, so shards will be fetched "
@@ -479,11 +479,11 @@ class StreamingDataset(TorchIterable[Any]):
 
     def close(self) -> None:
         """Stop fetching and let go of all files. Iterating again opens them anew."""
-        self._feed.close()
+        self._epoch_reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # The child process may not be able to find out its world (a process group does not survive a spawn).
-        self._seating.settle()
+        self._rank_finder.settle()
         return self.__dict__.copy()
 
     def __repr__(self) -> str:

@@ -165,17 +165,17 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self.batch_size = batch_size
         self.decode_threads = decode_threads
         self.stats = LoaderStats()
-        self._seating = DataRankFinder(world, replication, mesh)
-        self._seating.seat(batch_size)
+        self._rank_finder = DataRankFinder(world, replication, mesh)
+        self._rank_finder.data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
         self._source = open_source(source, column, local, storage_options, on_bad_files, limit, in_memory=held)
         self._making = making.over(self._source, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
-        self._course: TokenSampleOrder = self._making.course(
+        self._sample_order: TokenSampleOrder = self._making.sample_order(
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
         )
-        self._session = ResumeState(self._course, "begin the next one with reset_epoch()")
+        self._resume = ResumeState(self._sample_order, "begin the next one with reset_epoch()")
         self._told: set[int] = set()
         self._known_shares: dict[tuple[int, int], FileShares] = {}
         self._forget()
@@ -223,12 +223,12 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
     @property
     def tokens(self) -> int:
         """Tokens of the files that this rank has in an epoch; where rows are divided, about."""
-        return self._division().tokens(self._course.cells, self._seat().rank)
+        return self._division().tokens(self._sample_order.cells, self._data_rank().rank)
 
     @property
     def steps(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return len(self._course.run(Leg(0), self._seat()).plan)
+        return len(self._sample_order.run(Leg(0), self._data_rank()).plan)
 
     def __len__(self) -> int:
         return self.steps
@@ -263,7 +263,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         """Number of the epoch that is being delivered, or comes next."""
         if self._exhausted is not None:
             return self._exhausted
-        return self._session.upcoming().epoch if self._passage is None else self._passage.leg.epoch
+        return self._resume.upcoming().epoch if self._passage is None else self._passage.leg.epoch
 
     @property
     def is_epoch_exhausted(self) -> bool:
@@ -280,11 +280,11 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             return self.num_files
         if self._passage is not None:
             return self._index_at(self._passage, self._passage.batches)
-        point = self._session.upcoming()
+        point = self._resume.upcoming()
         if not point.position:
             return 0
         leg = leg_of(point)
-        return self._index_at(_Passage(leg, self._course.run(leg, self._seat()).plan), 0)
+        return self._index_at(_Passage(leg, self._sample_order.run(leg, self._data_rank()).plan), 0)
 
     @checked
     def reset_epoch(self, epoch: int) -> None:
@@ -299,14 +299,14 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
 
         Call it on all ranks. Where their files differ in size they are out of step then; states are the better way.
         """
-        epoch, seat, shares = self.current_epoch, self._seat(), self._shares()
+        epoch, data_rank, shares = self.current_epoch, self._data_rank(), self._shares()
         if file_index >= shares.files.size:
             self._go_to(StartingPoint(epoch + 1))
             self._exhausted = epoch
             return
         rounds = self._division().rounds
-        row = shares.begin(file_index, rounds.size(seat.rank))
-        self._go_to(StartingPoint(epoch, rounds.position_of_round(row // seat.batch_size * seat.batch_size)))
+        row = shares.begin(file_index, rounds.size(data_rank.rank))
+        self._go_to(StartingPoint(epoch, rounds.position_of_round(row // data_rank.batch_size * data_rank.batch_size)))
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -316,18 +316,18 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         It counts what this object has delivered; in a ``DataLoader``'s workers, what each has, for a loader that saves their
         states apart. Around a ``DataLoader`` use :meth:`state_after`.
         """
-        worker, seat = LoaderWorker.detect(), self._seat()
+        worker, data_rank = LoaderWorker.detect(), self._data_rank()
         if worker.token is not None:
-            return self._session.worker_state(worker, seat)
-        return self._session.state(self._session.here(), seat)
+            return self._resume.worker_state(worker, data_rank)
+        return self._resume.state(self._resume.here(), data_rank)
 
     def upcoming(self) -> StartingPoint:
         """Where the next iteration begins."""
-        return self._session.upcoming()
+        return self._resume.upcoming()
 
     def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
-        return self._session.state_after(start, batches, self._seat(), ended=ended)
+        return self._resume.state_after(start, batches, self._data_rank(), ended=ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration go on where ``state`` was taken, with any number of ranks and rows a batch.
@@ -335,7 +335,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         Raises:
             StateError: it belongs to other data, or to other settings of the order; says what differs.
         """
-        self._session.load(state, LoaderWorker.detect(), self._seat())
+        self._resume.load(state, LoaderWorker.detect(), self._data_rank())
         self._forget()
 
     def close(self) -> None:
@@ -346,18 +346,18 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
     # -- within ----------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[LMBatch]:
-        worker, seat = LoaderWorker.detect(), self._seat()
-        point, begun = self._session.begin(worker, seat)
+        worker, data_rank = LoaderWorker.detect(), self._data_rank()
+        point, begun = self._resume.begin(worker, data_rank)
         if point.partial:
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
         leg = leg_of(point)
-        run = self._session.run(point, seat)
+        run = self._resume.run(point, data_rank)
         self._tell(run, leg)
-        delivery = self._session.deliver(point, run.plan, begun)
+        delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
         passage = self._passage = _Passage(leg, run.plan, begun)
         order = run.order
-        assert isinstance(order, TokenOrder)  # as courses of tokens make them
+        assert isinstance(order, TokenOrder)  # as sample orders of tokens make them
         steps = stretches(order, run.plan, worker.number, worker.count, begun)
         layout, settings = self._making.layout, self._making.settings
         if layout.parts:
@@ -393,27 +393,27 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         track, block = order.split(order.last_block(place))
         return {int(track[0]): int(block[0])}
 
-    def _seat(self) -> DataRank:
-        return self._seating.seat(self.batch_size)
+    def _data_rank(self) -> DataRank:
+        return self._rank_finder.data_rank(self.batch_size)
 
     def _division(self) -> TokenDivision:
         """The parts of the world at hand."""
-        seat = self._seat()
-        division = self._course.division(seat.world_size)
-        if seat.world_size not in self._told:
-            self._told.add(seat.world_size)
-            if division.reason and seat.rank == 0:
+        data_rank = self._data_rank()
+        division = self._sample_order.division(data_rank.world_size)
+        if data_rank.world_size not in self._told:
+            self._told.add(data_rank.world_size)
+            if division.reason and data_rank.rank == 0:
                 logger.warning(
                     "%s: ranks share out %ss: %s", self._source.name, _WORDS[division.granularity], division.reason
                 )
         return division
 
     def _shares(self) -> FileShares:
-        seat = self._seat()
-        found = self._known_shares.get((seat.world_size, seat.rank))
+        data_rank = self._data_rank()
+        found = self._known_shares.get((data_rank.world_size, data_rank.rank))
         if found is None:
-            found = FileShares.of(self._course.cells, self._division(), seat.rank)
-            self._known_shares = {(seat.world_size, seat.rank): found}
+            found = FileShares.of(self._sample_order.cells, self._division(), data_rank.rank)
+            self._known_shares = {(data_rank.world_size, data_rank.rank): found}
         return found
 
     def _index_at(self, passage: _Passage, batches: int) -> int:
@@ -439,7 +439,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
                 plan.padding,
                 plan.world_size,
             )
-        if self._course.settings.remainder == "drop":
+        if self._sample_order.settings.remainder == "drop":
             logger.warning(
                 "epoch %d: %d of %d rows are left out, so that all %d ranks take the same number of full batches",
                 leg.epoch,
@@ -449,13 +449,13 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             )
 
     def _go_to(self, point: StartingPoint) -> None:
-        seat = self._seat()
-        self._session.load(self._session.state(point, seat), LoaderWorker.detect(), seat)
+        data_rank = self._data_rank()
+        self._resume.load(self._resume.state(point, data_rank), LoaderWorker.detect(), data_rank)
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
         # The child process may not be able to find out its world.
-        self._seating.settle()
+        self._rank_finder.settle()
         return {**self.__dict__, "_running": None, "_passage": None}
 
     def __repr__(self) -> str:

@@ -13,11 +13,11 @@ from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.chosen import changed_course, course_of_arrays
+from stoker.pipeline.chosen import changed_order, order_of_arrays
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.pipeline.workers.adaptive import Adaptive, adaptive_course, planned_course
+from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.leased import Leased
@@ -69,13 +69,13 @@ class StreamingShardLoader:
         if isinstance(dataset, StreamingDataset):
             if transform is not None:
                 raise ConfigError("give transform= to the StreamingDataset")
-            rows, course = _of_dataset(dataset, config)
+            rows, sample_order = _of_dataset(dataset, config)
             batch_size = config.batch_size or dataset.batch_size or 1
         elif isinstance(dataset, Mapping):
             rows = ArraySource(dataset, transform)
-            course = course_of_arrays(rows, config)
+            sample_order = order_of_arrays(rows, config)
         elif isinstance(dataset, Sequence) and all(isinstance(one, Stream) for one in dataset):
-            rows, course = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
+            rows, sample_order = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
         else:
             raise ConfigError(
                 f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
@@ -83,11 +83,11 @@ class StreamingShardLoader:
         self._rows = rows
         self._worker: Lockstep | Planned | Leased | Replayed
         if config.global_batch_size is not None:
-            self._worker = Planned(rows, planned_course(course), config)
+            self._worker = Planned(rows, planned_order(sample_order), config)
         elif config.adaptive is None:
-            self._worker = Lockstep(rows, course, config, batch_size)
+            self._worker = Lockstep(rows, sample_order, config, batch_size)
         else:
-            adaptive = adaptive_course(course, config.adaptive)
+            adaptive = adaptive_order(sample_order, config.adaptive)
             self._worker = (Leased if config.leased else Replayed)(rows, adaptive, config)
         self._folder: CheckpointFolder | None = None
         if config.checkpoint_url is not None:
@@ -375,5 +375,7 @@ def _forget(worker: Leased) -> None:
 
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
-    feed = dataset.feed  # the loader is a second reader of what the dataset has opened
-    return PoolSource(feed.pool, feed.settings, dataset.world.local_world_size), changed_course(feed.course, config)
+    epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
+    return PoolSource(epoch_reader.pool, epoch_reader.settings, dataset.world.local_world_size), changed_order(
+        epoch_reader.sample_order, config
+    )

@@ -1,4 +1,4 @@
-"""Stoker's own course: streams, their shares, a partition, a batching method and a shuffle put together.
+"""Stoker's own sample order: streams, their shares, a partition, a batching method and a shuffle put together.
 
 Each stream is an endless line of samples (:mod:`stoker.order.shuffle.shuffle`), which epochs go on in: no sample comes
 twice before all came once. A mixing (:mod:`stoker.order.mixture.mixing`) says which stream's which sample comes at which
@@ -108,15 +108,15 @@ class NativeOrder:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the course was begun anew; empty if it was not."""
+        """Where the sample order was begun anew; empty if it was not."""
         return self._origin
 
     def continued(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
     ) -> NativeOrder:
-        """The same course begun anew at an epoch, each stream after so many samples.
+        """The same sample order begun anew at an epoch, each stream after so many samples.
 
-        With fixed sampling it is the course itself: every epoch has the same samples, whatever came before.
+        With fixed sampling it is the sample order itself: every epoch has the same samples, whatever came before.
         """
         if self.settings.sampling_method == "fixed":
             return self
@@ -127,7 +127,7 @@ class NativeOrder:
                 origin["away"] = [dict(one) for one in away]
         return NativeOrder(self.sources, self.settings, origin)
 
-    def ended(self, leg: Leg, seat: DataRank) -> bool:  # noqa: ARG002
+    def ended(self, leg: Leg, data_rank: DataRank) -> bool:  # noqa: ARG002
         """Whether nothing of the epoch is left at the leg's position."""
         return leg.position >= self._epoch_size
 
@@ -179,13 +179,13 @@ class NativeOrder:
             )
         return None
 
-    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:  # noqa: ARG002
+    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:  # noqa: ARG002
         """Nothing: no other program knows this order."""
         return {}
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
-    def run(self, leg: Leg, seat: DataRank) -> Run:
+    def run(self, leg: Leg, data_rank: DataRank) -> Run:
         """What a reader reads.
 
         Raises:
@@ -194,17 +194,17 @@ class NativeOrder:
         if leg.position > self._epoch_size:
             raise ConfigError(f"position {leg.position} is not in an epoch of {self._epoch_size}")
         if self.settings.partition.static:
-            home, batch = self.terms(leg, seat)[:2]
-            return self._divided.run(leg, seat, home, batch)
-        return self._run_elastic(leg, seat)
+            home, batch = self.terms(leg, data_rank)[:2]
+            return self._divided.run(leg, data_rank, home, batch)
+        return self._run_elastic(leg, data_rank)
 
-    def terms(self, leg: Leg, seat: DataRank) -> Terms:
+    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
         """The world and the batch size that the epoch was begun with, where its order hangs on them."""
         if not self.settings.partition.static and self._batching not in ("per_stream", "device_per_stream"):
             return 0, 0, 0
         if leg.position and any(leg.terms):
             return leg.terms
-        return seat.world_size, seat.batch_size, 0
+        return data_rank.world_size, data_rank.batch_size, 0
 
     def consumed(self, leg: Leg) -> dict[str, int]:
         """Stream name to how many samples of it are used up when the leg's epoch ends, or before it if it is whole."""
@@ -221,17 +221,17 @@ class NativeOrder:
         """How streams are put into batches; a stream alone is not."""
         return self.settings.batching_method if len(self.sources) > 1 else "random"
 
-    def _run_elastic(self, leg: Leg, seat: DataRank) -> Run:
+    def _run_elastic(self, leg: Leg, data_rank: DataRank) -> Run:
         batching = self._batching
-        world, batch = self.terms(leg, seat)[:2]
+        world, batch = self.terms(leg, data_rank)[:2]
         unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1)
         pieces = self._pieces(leg.epoch, unit, shared=batching == "per_stream")
         common: dict[str, Any] = {
             "start": leg.position,
             "end": self._epoch_size,
-            "batch_size": seat.batch_size,
-            "rank": seat.rank,
-            "world_size": seat.world_size,
+            "batch_size": data_rank.batch_size,
+            "rank": data_rank.rank,
+            "world_size": data_rank.world_size,
             "num_canonical_nodes": self._nodes,
             "remainder": self.settings.remainder,
         }
@@ -241,12 +241,13 @@ class NativeOrder:
             return Run(self._lines, StratifiedPlan(**common, strata=pieces, shuffled=shuffled, key=key))
         order = MixedOrder(self._lines, pieces)
         if batching == "device_per_stream":
-            check_batch(seat.batch_size, batch)
+            check_batch(data_rank.batch_size, batch)
             return Run(order, DevicePlan(**common))
-        if batching == "per_stream" and seat.world_size * seat.batch_size != unit:
+        if batching == "per_stream" and data_rank.world_size * data_rank.batch_size != unit:
             raise ConfigError(
                 f"this epoch was begun with global batches of {unit} samples of one stream, here they have "
-                f"{seat.world_size * seat.batch_size}: go on with the same batch_size times world size until it ends"
+                f"{data_rank.world_size * data_rank.batch_size}: go on with the same batch_size times world size until it "
+                "ends"
             )
         return Run(order, BatchPlan(**common))
 

@@ -1,4 +1,4 @@
-"""A course: the whole of what a run reads, epoch after epoch, and what a state must say for another to go on with it."""
+"""The sample order of a run over all its epochs, and the fields that a checkpoint needs to resume it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.order.protocols import Order, Plan
 __all__ = ["SampleOrder", "Leg", "Run", "DataRank", "Terms"]
 
 Terms: TypeAlias = tuple[int, ...]
-"""Three to six numbers from 0 that a state says beside its settings; which ones is the course's."""
+"""Three to six numbers from 0 that a state holds next to its settings. Each sample order defines its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DataRank:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A stretch of the course: an epoch, from a position to its end.
+    """The rest of an epoch, from a position to its end.
 
     Attributes:
         epoch: the epoch's number, from 0.
@@ -82,15 +82,15 @@ class SampleOrder(Protocol):
         """About how many shards are read at once, by all readers together."""
         ...
 
-    def run(self, leg: Leg, seat: DataRank) -> Run:
+    def run(self, leg: Leg, data_rank: DataRank) -> Run:
         """What a reader reads."""
         ...
 
-    def terms(self, leg: Leg, seat: DataRank) -> Terms:
+    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
         """What a state of this leg must say beside :meth:`as_dict`, for its rest to be delivered as it was begun."""
         ...
 
-    def ended(self, leg: Leg, seat: DataRank) -> bool:
+    def ended(self, leg: Leg, data_rank: DataRank) -> bool:
         """Whether nothing of the epoch is left at the leg's position."""
         ...
 
@@ -117,13 +117,13 @@ class SampleOrder(Protocol):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the course was begun anew: what :meth:`continued` took, by name; empty if it was not."""
+        """Where the sample order was begun anew: what :meth:`continued` took, by name; empty if it was not."""
         ...
 
     def continued(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
     ) -> SampleOrder:
-        """The same course begun anew at an epoch.
+        """The same sample order begun anew at an epoch.
 
         Args:
             epoch: the epoch.
@@ -140,6 +140,6 @@ class SampleOrder(Protocol):
         """Where to go on from a state that another program left behind, or ``None`` if it is none."""
         ...
 
-    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:
+    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:
         """What a state carries for another program to go on with; empty where there is no such program."""
         ...

@@ -1,4 +1,4 @@
-"""Which course a dataset's arguments ask for: stoker's own, or that of mosaicml-streaming."""
+"""Which sample order a dataset's arguments ask for: stoker's own, or that of mosaicml-streaming."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.pipeline.order_sources import make_sources
 from stoker.streams.streams import Streams
 from stoker.streams.subsets import Subset
 
-__all__ = ["OrderOptions", "make_course"]
+__all__ = ["OrderOptions", "make_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,20 @@ class OrderOptions(OrderChoices):
         return self.shuffle in SHUFFLES or self.partition_algo is not None
 
 
-def make_course(streams: Streams, options: OrderOptions) -> SampleOrder:
-    """The course of opened streams.
+def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
+    """The sample order of opened streams.
 
     Raises:
         ConfigError: options that do not go together, or do not fit the data.
     """
     if options.foreign:
-        return _incumbent(streams, options)
+        return _mosaicml(streams, options)
     sources = make_sources(streams, options.subsets, options.partition, options.read)
     chosen: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(OrderChoices)}
     return NativeOrder(sources, NativeSettings(**chosen))
 
 
-def _incumbent(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
+def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     subsets = options.subsets or any(stream.subsets for stream in streams.streams)
     for name, given in (
         ("partition", options.partition != Elastic()),

@@ -1,4 +1,4 @@
-"""The course of a worker: that of what it reads, changed as its config says."""
+"""The sample order of a worker: that of what it reads, changed as its config says."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic, Partition, RoundRobin
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.workers.adaptive import Adaptive
-from stoker.pipeline.workers.array_source import ArraySource, array_course
+from stoker.pipeline.workers.array_source import ArraySource, array_order
 from stoker.pipeline.workers.config import StreamingConfig
 
-__all__ = ["changed_course", "course_of_arrays"]
+__all__ = ["changed_order", "order_of_arrays"]
 
 
-def changed_course(course: SampleOrder, config: StreamingConfig) -> SampleOrder:
-    """A dataset's course, with what the config says instead.
+def changed_order(sample_order: SampleOrder, config: StreamingConfig) -> SampleOrder:
+    """A dataset's sample order, with what the config says instead.
 
     Raises:
-        ConfigError: the course is not stoker's own, or the config's partition needs what the dataset does not read.
+        ConfigError: the sample order is not stoker's own, or the config's partition needs what the dataset does not read.
     """
     partition = config.adaptive.base if config.adaptive is not None else config.partition
     if partition is None and config.shuffle_seed is None and config.ends is None:
-        return course
-    if not isinstance(course, NativeOrder):
+        return sample_order
+    if not isinstance(sample_order, NativeOrder):
         raise ConfigError(
             "partition=, shuffle_seed= and ends= change stoker's own orders, not those of mosaicml-streaming: leave them "
             "out of the config, or use shuffle_algo='block'"
         )
-    settings = course.settings
+    settings = sample_order.settings
     if partition is not None:
         assert not isinstance(partition, Adaptive)
         column = partition.column
@@ -46,14 +46,14 @@ def changed_course(course: SampleOrder, config: StreamingConfig) -> SampleOrder:
         settings = replace(settings, shuffle=shuffle, seed=config.shuffle_seed)
     if config.ends is not None:
         settings = replace(settings, remainder="uneven" if config.ends == "join" else config.ends)
-    return NativeOrder(course.sources, settings, course.origin)
+    return NativeOrder(sample_order.sources, settings, sample_order.origin)
 
 
-def course_of_arrays(rows: ArraySource, config: StreamingConfig) -> NativeOrder:
-    """The course of arrays in memory, as the config says."""
+def order_of_arrays(rows: ArraySource, config: StreamingConfig) -> NativeOrder:
+    """The sample order of arrays in memory, as the config says."""
     given = config.adaptive.base if config.adaptive is not None else config.partition
     assert not isinstance(given, Adaptive)
     alone = config.world_size == 1 or config.global_batch_size is not None
     partition: Partition = given or (Elastic() if alone else RoundRobin())
     ends = "uneven" if config.ends in (None, "join") else config.ends
-    return array_course(rows, partition, config.shuffle_seed, ends)
+    return array_order(rows, partition, config.shuffle_seed, ends)

@@ -1,4 +1,4 @@
-"""From this process's place in the world to its seat: who reads the same samples counts as one reader."""
+"""From this process's place in the world to its data rank: who reads the same samples counts as one reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["DataRankFinder"]
 
 
 class DataRankFinder:
-    """Finds the seat, each time that it is asked for.
+    """Finds the data rank, each time that it is asked for.
 
     Args:
         world: this process's place; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
@@ -38,8 +38,8 @@ class DataRankFinder:
         """This process among all processes."""
         return self._given or World.detect()
 
-    def seat(self, batch_size: int) -> DataRank:
-        """This process's seat.
+    def data_rank(self, batch_size: int) -> DataRank:
+        """This process's data rank.
 
         Raises:
             ConfigError: the world can not be divided so, or the mesh is not of its size.

@@ -1,4 +1,4 @@
-"""A feed: one process's way through a course, epoch after epoch, that can be stopped and gone on with."""
+"""Batches and samples of one process, epoch after epoch, from where its state says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EpochReaderSettings:
-    """How a feed reads; nothing here changes which samples come when.
+    """Settings of an :class:`EpochReader`; nothing here changes which samples come when.
 
     Attributes:
         columns: columns to read; ``None`` for all.
@@ -58,47 +58,47 @@ class EpochReaderSettings:
 
 
 class EpochReader:
-    """Batches and samples of one process in the order of a course.
+    """Batches and samples of one process in the order of a sample order.
 
     Args:
         pool: the open shards.
-        course: which sample comes when.
+        sample_order: which sample comes when.
         settings: how they are read.
-        seating: finds this process's seat, each time that iteration starts.
+        rank_finder: finds this process's data rank, each time that iteration starts.
     """
 
     def __init__(
         self,
         pool: ShardPool,
-        course: SampleOrder,
+        sample_order: SampleOrder,
         settings: EpochReaderSettings,
-        seating: DataRankFinder,
+        rank_finder: DataRankFinder,
     ) -> None:
         self.pool = pool
         self.settings = settings
-        self._seating = seating
-        self._session = ResumeState(course)
+        self._rank_finder = rank_finder
+        self._resume = ResumeState(sample_order)
         self._ring = Ring()
         # What lies open by id alone must not keep all of a limited cache from eviction.
         pool.most_open = min(pool.most_open, self._sizing(LoaderWorker()).most_shards)
 
     @property
-    def course(self) -> SampleOrder:
+    def sample_order(self) -> SampleOrder:
         """Which sample comes when."""
-        return self._session.course
+        return self._resume.sample_order
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def samples(self, batch_size: int) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch."""
-        worker, seat = LoaderWorker.detect(), self.seat(batch_size)
-        point, begun = self._begin(worker, seat)
+        worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
+        point, begun = self._begin(worker, data_rank)
         if point.partial and worker.token is not None:
             raise ConfigError("the state was taken inside a batch: go on without DataLoader workers for this epoch")
-        run = self._run(point, seat)
+        run = self._run(point, data_rank)
         skip = point.partial
         threads = self._threads(worker)
-        delivery = self._session.deliver(point, run.plan, begun)
+        delivery = self._resume.deliver(point, run.plan, begun)
         for part in self._pipeline(run, worker, threads, begun, one_by_one=not threads).sample_runs():
             delivery.enter(part)
             if skip:
@@ -116,12 +116,12 @@ class EpochReader:
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
-        worker, seat = LoaderWorker.detect(), self.seat(batch_size)
-        point, begun = self._begin(worker, seat)
+        worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
+        point, begun = self._begin(worker, data_rank)
         if point.partial:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
-        run = self._run(point, seat)
-        delivery = self._session.deliver(point, run.plan, begun)
+        run = self._run(point, data_rank)
+        delivery = self._resume.deliver(point, run.plan, begun)
         for batch in self._pipeline(run, worker, self._threads(worker), begun).batches():
             delivery.batch()
             yield batch
@@ -134,24 +134,24 @@ class EpochReader:
 
     def plan(self, point: StartingPoint, batch_size: int) -> Plan:
         """This rank's batches from ``point`` on."""
-        return self.course.run(leg_of(point), self.seat(batch_size)).plan
+        return self.sample_order.run(leg_of(point), self.data_rank(batch_size)).plan
 
-    def seat(self, batch_size: int) -> DataRank:
-        """This process's seat."""
-        return self._seating.seat(batch_size)
+    def data_rank(self, batch_size: int) -> DataRank:
+        """This process's data rank."""
+        return self._rank_finder.data_rank(batch_size)
 
-    def _begin(self, worker: LoaderWorker, seat: DataRank) -> tuple[StartingPoint, int]:
+    def _begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[StartingPoint, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if worker.token is not None:
             speed_up_worker(self._ring)
             if self.settings.transform is None:
                 load_at_once()
-        return self._session.begin(worker, seat)
+        return self._resume.begin(worker, data_rank)
 
-    def _run(self, point: StartingPoint, seat: DataRank) -> Run:
-        run = self._session.run(point, seat)
+    def _run(self, point: StartingPoint, data_rank: DataRank) -> Run:
+        run = self._resume.run(point, data_rank)
         if run.plan.padding and run.plan.rank == 0:
-            native = "like" not in self.course.as_dict()["order"]  # others' orders always repeat some
+            native = "like" not in self.sample_order.as_dict()["order"]  # others' orders always repeat some
             logger.warning(
                 "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps%s",
                 point.epoch,
@@ -190,7 +190,7 @@ class EpochReader:
             near=settings.near,
             held=settings.held,
             limit=settings.limit,
-            sharers=worker.count * self._seating.world.local_world_size,
+            sharers=worker.count * self._rank_finder.world.local_world_size,
             predownload=settings.predownload,
         )
 
@@ -198,35 +198,35 @@ class EpochReader:
 
     def upcoming(self) -> StartingPoint:
         """Where the next iteration begins."""
-        return self._session.upcoming()
+        return self._resume.upcoming()
 
     def check_alone(self) -> None:
         """See that no copy of this in another process has begun to iterate."""
-        self._session.check_alone()
+        self._resume.check_alone()
 
     def state(self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True) -> dict[str, Any]:
         """The state by what this object has delivered, or after ``samples`` of the epoch, or of this run of it."""
         worker = LoaderWorker.detect()
-        seat = self.seat(batch_size)
+        data_rank = self.data_rank(batch_size)
         if worker.token is not None:
-            return self._session.worker_state(worker, seat)
+            return self._resume.worker_state(worker, data_rank)
         if samples is None:
-            return self._session.state(self._session.here(), seat)
-        return self._session.state(self._session.after(samples, seat, from_beginning=from_beginning), seat)
+            return self._resume.state(self._resume.here(), data_rank)
+        return self._resume.state(self._resume.after(samples, data_rank, from_beginning=from_beginning), data_rank)
 
     def state_after(
         self, start: StartingPoint, batches: int, batch_size: int, *, ended: bool = False
     ) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
-        return self._session.state_after(start, batches, self.seat(batch_size), ended=ended)
+        return self._resume.state_after(start, batches, self.data_rank(batch_size), ended=ended)
 
     def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
         """Make the next iteration go on where ``state`` was taken, or begin a new epoch with other streams."""
         if change_streams:
-            self._session.change(state)
+            self._resume.change(state)
         else:
             known = batch_size is not None
-            self._session.load(state, LoaderWorker.detect(), self.seat(batch_size or 1), check=known)
+            self._resume.load(state, LoaderWorker.detect(), self.data_rank(batch_size or 1), check=known)
 
     def close(self) -> None:
         """Stop fetching and let go of all files."""

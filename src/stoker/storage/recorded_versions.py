@@ -55,7 +55,7 @@ def rewritten_streams(theirs: Any, ours: Any) -> list[tuple[str, str]]:
 
     Args:
         theirs: ``streams`` of a state or of a run: descriptions by name; anything else has none.
-        ours: those of the course at hand.
+        ours: those of the sample order at hand.
     """
     return [(name, mine) for name, mine, it, its in _pairs(theirs, ours) if is_rewritten(it, its)]
 
@@ -71,13 +71,13 @@ def is_rewritten(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state or run says, with this course's versions in place of those that do not contradict them.
+    """What a state or run says, with this sample order's versions in place of those that do not contradict them.
 
     After this, both can be compared as they are.
 
     Args:
         theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
-        ours: the same of this course.
+        ours: the same of this sample order.
     """
     streams = theirs.get("streams")
     if not isinstance(streams, Mapping):
@@ -95,8 +95,8 @@ def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Map
 
     Args:
         theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.
-        ours: the same of this course.
-        urls: where this course's streams are, by name.
+        ours: the same of this sample order.
+        urls: where this sample order's streams are, by name.
         what: the user's expression for ``theirs``, such as ``checkpoint.state``.
 
     Raises:
@@ -113,7 +113,7 @@ def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Map
 
 
 def host_versions(described: Mapping[str, Any], urls: Mapping[str, str]) -> dict[str, Any]:
-    """A course's description in which versions of directories are compared on this machine only.
+    """A sample order's description in which versions of directories are compared on this machine only.
 
     Workers on several machines may each have a copy of their own under one path, whose files have other times.
 

@@ -24,7 +24,7 @@ from stoker.order.mosaicml import (
     MosaicmlState,
     MosaicmlWorld,
     StreamWeight,
-    read_incumbent_state,
+    read_mosaicml_state,
     shuffle_ids,
 )
 from stoker.order.mosaicml.partition import MosaicmlPartition
@@ -150,7 +150,7 @@ def test_a_resume_goes_on_where_a_run_stopped(seed: int, data: st.DataObject) ->
     case, ranks = plans(seed)
     assume(len(ranks[0]) > 1)
     stop = data.draw(st.integers(0, ranks[0].full_batches - 1))
-    state = read_incumbent_state(json.loads(json.dumps(ranks[0].state_after(stop).as_dict())))
+    state = read_mosaicml_state(json.loads(json.dumps(ranks[0].state_after(stop).as_dict())))
     assert state.sample_in_epoch == case["sample_in_epoch"] + stop * ranks[0].global_batch_size
     for plan in ranks:
         rest = MosaicmlPlan(plan.mixture, plan.settings.resumed(state), plan.world, state.epoch, state.sample_in_epoch)
@@ -236,7 +236,7 @@ def test_a_plan_drives_the_loader(tmp_path: Path) -> None:
     dataset = StreamingDataset(local=tmp_path)
     mixture = Mixture.resolve([dataset.index.sizes], None, 400)
     plan = MosaicmlPlan(mixture, MosaicmlSettings(7, 2, shuffle=True, shuffle_block_size=90), start=70)
-    pipeline = Pipeline(dataset._feed.pool, mixture.table(), plan, PipelineSettings(chunk=30))
+    pipeline = Pipeline(dataset._epoch_reader.pool, mixture.table(), plan, PipelineSettings(chunk=30))
     assert [np.asarray(batch["id"]).tolist() for batch in pipeline.batches()] == delivered(plan)
     dataset.close()
 
@@ -275,12 +275,12 @@ def test_replication_makes_groups() -> None:
 )
 def test_states_that_are_none(state: Any, said: str) -> None:
     with pytest.raises(StateError, match=said):
-        read_incumbent_state(state)
+        read_mosaicml_state(state)
 
 
 def test_states_of_old_versions_lack_the_first_run_s_nodes() -> None:
     state = {"epoch": 1, "sample_in_epoch": 2, "num_canonical_nodes": 3, "shuffle_seed": 4}
-    assert read_incumbent_state(state) == MosaicmlState(1, 2, 3, 4, None)
+    assert read_mosaicml_state(state) == MosaicmlState(1, 2, 3, 4, None)
 
 
 @pytest.mark.parametrize(

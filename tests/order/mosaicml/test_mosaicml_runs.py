@@ -21,7 +21,7 @@ from stoker.order.mosaicml import (
     MosaicmlSettings,
     MosaicmlWorld,
     StreamWeight,
-    read_incumbent_state,
+    read_mosaicml_state,
 )
 from stoker.storage import open_store
 from stoker.types import Ids
@@ -75,7 +75,7 @@ def check_pass(plan: MosaicmlPlan, workers: int, batches: list[list[int]], state
     assert batches_of(plan, workers)[: len(batches)] == batches
     for number, state in enumerate(states, 1):
         assert plan.state_after(number).as_dict() == state
-        assert read_incumbent_state(state).as_dict() == state
+        assert read_mosaicml_state(state).as_dict() == state
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_one_process(tmp_path: Path, options: dict[str, Any], workers: int) -> N
     check_pass(MosaicmlPlan(mixture, settings), max(1, workers), *whole)
     assert len(whole[0]) == len(MosaicmlPlan(mixture, settings))
     check_pass(MosaicmlPlan(mixture, settings, epoch=1), max(1, workers), *stopped)
-    read = read_incumbent_state(state)
+    read = read_mosaicml_state(state)
     plan = MosaicmlPlan(mixture, settings.resumed(read), epoch=read.epoch, start=read.sample_in_epoch)
     check_pass(plan, max(1, workers), *resumed)
     assert len(resumed[0]) == len(plan)
@@ -139,7 +139,7 @@ def test_a_mixture_on_ranks(tmp_path: Path, options: dict[str, Any], ranks: int)
         state = first[0][0][1][-1]
         second = read_in({**case, "state": state, "passes": [0]})
     mixture = Mixture.resolve(sizes, [StreamWeight(**weight) for weight in weights], None, 5)
-    read = read_incumbent_state(state)
+    read = read_mosaicml_state(state)
     replication = options.pop("replication", 1)
     for rank in range(ranks):
         world = MosaicmlWorld(rank, 1, ranks).replicate(replication)

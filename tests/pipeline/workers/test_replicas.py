@@ -21,7 +21,7 @@ from stoker.order.selection.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReaderSettings
-from stoker.pipeline.workers.adaptive import Adaptive, Splits, adaptive_course
+from stoker.pipeline.workers.adaptive import Adaptive, Splits, adaptive_order
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.replicas import Replicas
 from stoker.pipeline.workers.sample_source import PoolSource, in_order
@@ -75,8 +75,8 @@ def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, 
     place = open_place(folder / "data", folder / "cache", None, settings=CacheSettings(limit=limit))
     pool = ShardPool(place.index, place.cache)
     table = ShardTable(place.index.sizes)
-    course = NativeOrder([StreamSource("data", table, Everything(table))], NativeSettings(partition=LEASED.base))
-    splits = Splits(adaptive_course(course, LEASED), 0, 2)
+    sample_order = NativeOrder([StreamSource("data", table, Everything(table))], NativeSettings(partition=LEASED.base))
+    splits = Splits(adaptive_order(sample_order, LEASED), 0, 2)
     url = f"memory://{folder}"
     config = StreamingConfig(2, 0, LEASED, coordinator=url, fault_tolerant=True, replication_factor=2)
     run = config.coordination._replace(threshold=LEASED.rebalance_threshold)

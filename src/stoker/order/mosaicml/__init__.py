@@ -2,7 +2,7 @@
 
 from stoker.order.mosaicml.plan import MosaicmlPlan
 from stoker.order.mosaicml.sampling import Mixture, StreamWeight
-from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlState, MosaicmlWorld, read_incumbent_state
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlState, MosaicmlWorld, read_mosaicml_state
 from stoker.order.mosaicml.shuffles import shuffle_ids
 
 __all__ = [
@@ -12,6 +12,6 @@ __all__ = [
     "MosaicmlWorld",
     "Mixture",
     "StreamWeight",
-    "read_incumbent_state",
+    "read_mosaicml_state",
     "shuffle_ids",
 ]

@@ -13,7 +13,7 @@ from stoker.order.mosaicml.settings import (
     MosaicmlSettings,
     MosaicmlState,
     MosaicmlWorld,
-    read_incumbent_state,
+    read_mosaicml_state,
 )
 from stoker.order.sample_order import DataRank, Leg, Run, Terms
 
@@ -66,9 +66,9 @@ class MosaicmlOrder:
         }
         return min(len(sizes), per_node.get(settings.shuffle_algo, 2) * settings.num_canonical_nodes)
 
-    def run(self, leg: Leg, seat: DataRank) -> Run:
+    def run(self, leg: Leg, data_rank: DataRank) -> Run:
         """What a reader reads. With shuffling, the epoch's order is built when the first batch is asked for."""
-        world, settings = self._settings(leg, seat)
+        world, settings = self._settings(leg, data_rank)
         plan = MosaicmlPlan(self.mixture, settings, world, leg.epoch, leg.position)
         nodes, ranks, batch = leg.terms[3:] or (0, 0, 0)
         if leg.position and nodes:
@@ -84,22 +84,22 @@ class MosaicmlOrder:
                 )
         return Run(self.mixture.table(), plan)
 
-    def terms(self, leg: Leg, seat: DataRank) -> Terms:
+    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
         """Canonical nodes, seed, the nodes that the run began on (0: not known), and the nodes, ranks of each and batch size
         that the epoch was begun with.
         """
         if leg.position and len(leg.terms) == _TERMS:
             return leg.terms
-        world, settings = self._settings(leg, seat)
+        world, settings = self._settings(leg, data_rank)
         run = leg.terms[:3] if any(leg.terms) else ()
         run = run or (settings.num_canonical_nodes, settings.shuffle_seed, world.num_nodes)
-        return *run, world.num_nodes, world.ranks_per_node, seat.batch_size
+        return *run, world.num_nodes, world.ranks_per_node, data_rank.batch_size
 
-    def ended(self, leg: Leg, seat: DataRank) -> bool:
+    def ended(self, leg: Leg, data_rank: DataRank) -> bool:
         """Whether nothing of the epoch is left. What the reference repeats to even out ranks comes after ``epoch_size``."""
         if leg.position < self.epoch_size:
             return False
-        world, settings = self._settings(leg, seat)
+        world, settings = self._settings(leg, data_rank)
         return MosaicmlPlan(self.mixture, settings, world, leg.epoch, leg.position).end <= leg.position
 
     def beyond(self, leg: Leg) -> bool:  # noqa: ARG002
@@ -137,37 +137,37 @@ class MosaicmlOrder:
         return {}
 
     def continued(self, *_: Any, **__: Any) -> MosaicmlOrder:
-        """The course itself, since no epoch depends on an earlier one."""
+        """The sample order itself, since no epoch depends on an earlier one."""
         return self
 
     def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:
         """Where the reference's ``state_dict`` says that its run stopped."""
         if "sample_in_epoch" not in state:
             return None
-        read = read_incumbent_state(state)
+        read = read_mosaicml_state(state)
         return Leg(
             read.epoch,
             read.sample_in_epoch,
             (read.num_canonical_nodes, read.shuffle_seed, read.initial_physical_nodes or 0),
         )
 
-    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:
+    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:
         """The state that the reference resumes from at the same place."""
-        nodes, seed, began = self.terms(leg, seat)[:3]
+        nodes, seed, began = self.terms(leg, data_rank)[:3]
         state = MosaicmlState(leg.epoch, leg.position, nodes, seed, began or None)
         return {FOREIGN_KEY: state.as_dict()}
 
-    def _settings(self, leg: Leg, seat: DataRank) -> tuple[MosaicmlWorld, MosaicmlSettings]:
-        processes = seat.world_size * seat.replication
-        nodes, rest = divmod(processes, seat.ranks_per_node)
+    def _settings(self, leg: Leg, data_rank: DataRank) -> tuple[MosaicmlWorld, MosaicmlSettings]:
+        processes = data_rank.world_size * data_rank.replication
+        nodes, rest = divmod(processes, data_rank.ranks_per_node)
         if rest:
             raise ConfigError(
                 f"the order of mosaicml-streaming needs nodes of equally many ranks, got {processes} ranks and "
-                f"{seat.ranks_per_node} on this node"
+                f"{data_rank.ranks_per_node} on this node"
             )
-        physical = MosaicmlWorld(seat.rank * seat.replication, nodes, seat.ranks_per_node)
-        world = physical.replicate(seat.replication)
-        settings = MosaicmlSettings.resolve(world, batch_size=seat.batch_size, **self.options)
+        physical = MosaicmlWorld(data_rank.rank * data_rank.replication, nodes, data_rank.ranks_per_node)
+        world = physical.replicate(data_rank.replication)
+        settings = MosaicmlSettings.resolve(world, batch_size=data_rank.batch_size, **self.options)
         if any(leg.terms):
             canonical, seed, began = leg.terms[:3]
             settings = settings.resumed(MosaicmlState(leg.epoch, leg.position, canonical, seed, began or None))

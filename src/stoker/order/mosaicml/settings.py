@@ -12,7 +12,7 @@ from stoker.order.mosaicml.partition import PARTITIONS
 from stoker.order.mosaicml.sampling import SAMPLING_METHODS
 from stoker.order.mosaicml.shuffles import SHUFFLES
 
-__all__ = ["MosaicmlSettings", "MosaicmlState", "MosaicmlWorld", "read_incumbent_state"]
+__all__ = ["MosaicmlSettings", "MosaicmlState", "MosaicmlWorld", "read_mosaicml_state"]
 
 _LEAST_BLOCK = 1 << 18
 _BLOCKS = 4_000_000
@@ -166,7 +166,7 @@ class MosaicmlState:
 _LEAST = {"epoch": 0, "sample_in_epoch": 0, "num_canonical_nodes": 1, "shuffle_seed": 0, "initial_physical_nodes": 1}
 
 
-def read_incumbent_state(state: Any) -> MosaicmlState:
+def read_mosaicml_state(state: Any) -> MosaicmlState:
     """Check a ``state_dict`` of the reference's dataset or loader.
 
     Raises:

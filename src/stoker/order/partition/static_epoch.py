@@ -30,11 +30,11 @@ _PART_MASK: Final = (1 << PART_BITS) - 1
 
 
 class Divided:
-    """The tracks of a course, divided among ranks.
+    """The tracks of a sample order, divided among ranks.
 
     Args:
         tracks: the tracks.
-        settings: the course's, of which the partition is static.
+        settings: the sample order's, of which the partition is static.
         offsets: number of each track's first shard among the shards of all streams.
         origin: see :class:`~stoker.order.native.NativeOrder`.
         batching: how streams are put into batches.
@@ -57,7 +57,7 @@ class Divided:
         self.counts = lru_cache(maxsize=2)(self._count)
         self._sizes = lru_cache(maxsize=2)(self._divide)
 
-    def run(self, leg: Leg, seat: DataRank, home: int, batch: int) -> Run:
+    def run(self, leg: Leg, data_rank: DataRank, home: int, batch: int) -> Run:
         """What a reader reads of an epoch that began on ``home`` ranks with batches of ``batch``.
 
         Raises:
@@ -65,7 +65,7 @@ class Divided:
         """
         settings, tracks = self._settings, self._tracks
         if self._batching == "device_per_stream":
-            check_batch(seat.batch_size, batch)
+            check_batch(data_rank.batch_size, batch)
         counts, _ = self.counts(leg.epoch, home)
         # Only the sizes of all parts together are needed here, and those not at all where they are known to be equal.
         even = settings.partition.even and len(tracks) == 1 and tracks[0].count == tracks[0].total
@@ -76,7 +76,9 @@ class Divided:
                 f"some of {home} ranks have parts without samples, which can not be padded: an epoch has {rounds.total}. Use "
                 "a larger epoch_size, fewer ranks, or remainder='uneven' or 'drop'"
             )
-        plan = plan_parts(rounds, leg.position, seat.batch_size, seat.rank, seat.world_size, settings.remainder)
+        plan = plan_parts(
+            rounds, leg.position, data_rank.batch_size, data_rank.rank, data_rank.world_size, settings.remainder
+        )
         return Run(_PartsOrder(self, leg.epoch, home, batch), plan)
 
     def mixing(self, epoch: int, home: int, batch: int, part: int) -> Mixing:

@@ -78,7 +78,7 @@ class Progress:
         return replace(self.point, position=position, partial=inside)
 
 
-def run_from(course: SampleOrder, point: StartingPoint, seat: DataRank) -> Run:
+def run_from(sample_order: SampleOrder, point: StartingPoint, data_rank: DataRank) -> Run:
     """What a reader reads from ``point`` to its epoch's end.
 
     Raises:
@@ -87,15 +87,15 @@ def run_from(course: SampleOrder, point: StartingPoint, seat: DataRank) -> Run:
     """
     leg = leg_of(point)
     try:
-        run = course.run(leg, seat)
+        run = sample_order.run(leg, data_rank)
     except ConfigError as error:
         if not point.position:
             raise
         raise StateError(
-            f"the state was taken at position {point.position} of epoch {point.epoch}, from which {seat.world_size} ranks "
-            f"with batch_size {seat.batch_size} can not go on: {error}"
+            f"the state was taken at position {point.position} of epoch {point.epoch}, from which {data_rank.world_size} "
+            f"ranks with batch_size {data_rank.batch_size} can not go on: {error}"
         ) from error
-    check_not_empty(course, point, run, seat)
+    check_not_empty(sample_order, point, run, data_rank)
     return run
 
 
@@ -104,7 +104,7 @@ def others_have_more(plan: Plan) -> bool:
     return plan.position_after(len(plan)) < plan.end
 
 
-def check_not_empty(course: SampleOrder, point: StartingPoint, run: Run, seat: DataRank) -> None:
+def check_not_empty(sample_order: SampleOrder, point: StartingPoint, run: Run, data_rank: DataRank) -> None:
     """See that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
 
     Raises:
@@ -112,16 +112,17 @@ def check_not_empty(course: SampleOrder, point: StartingPoint, run: Run, seat: D
     """
     if point.position or len(run.plan):
         return
-    if not course.epoch_size:
+    if not sample_order.epoch_size:
         logger.warning(
             "epoch %d has no samples: there are none in the dataset, or subset=, filters= or the streams' weights leave none",
             point.epoch,
         )
-    elif not len(course.run(leg_of(point), replace(seat, rank=run.plan.longest)).plan):
+    elif not len(sample_order.run(leg_of(point), replace(data_rank, rank=run.plan.longest)).plan):
         raise ConfigError(
-            f"epoch {point.epoch} has no batch for any of {seat.world_size} ranks with batch_size {seat.batch_size}: what "
-            "does not fill a batch of every rank is left out (by remainder='drop' or batching_method=), or what does not "
-            "fill a row of tokens. Use a smaller batch_size, fewer ranks or more samples, remainder='pad', or pad_id="
+            f"epoch {point.epoch} has no batch for any of {data_rank.world_size} ranks with batch_size "
+            f"{data_rank.batch_size}: what does not fill a batch of every rank is left out (by remainder='drop' or "
+            "batching_method=), or what does not fill a row of tokens. Use a smaller batch_size, fewer ranks or more "
+            "samples, remainder='pad', or pad_id="
         )
 
 
@@ -129,12 +130,12 @@ class ResumeState:
     """Epochs and states of a data set object, and of its copies in DataLoader workers.
 
     Args:
-        course: what is read.
+        sample_order: what is read.
         all_ended: how a user says that all ranks have ended an epoch, for errors.
     """
 
-    def __init__(self, course: SampleOrder, all_ended: str = _ALL_ENDED) -> None:
-        self.course = course
+    def __init__(self, sample_order: SampleOrder, all_ended: str = _ALL_ENDED) -> None:
+        self.sample_order = sample_order
         self._all_ended = all_ended
         self._clock = EpochClock()
         self._delivery: Progress | None = None
@@ -146,22 +147,22 @@ class ResumeState:
         """Where the next iteration begins."""
         return self._clock.peek()
 
-    def begin(self, worker: LoaderWorker, seat: DataRank) -> tuple[StartingPoint, int]:
+    def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[StartingPoint, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if self._resumed is not None:
             (point, begun), self._resumed = self._resumed, None
             self._clock.adopt(worker.token, point.epoch)
         else:
             point, begun = self._clock.begin(worker.token, worker.number), 0
-        return self.settled(point, seat), begun
+        return self.settled(point, data_rank), begun
 
-    def settled(self, point: StartingPoint, seat: DataRank) -> StartingPoint:
+    def settled(self, point: StartingPoint, data_rank: DataRank) -> StartingPoint:
         """The point with the terms that hold for the rest of its epoch, as begun, or gone on with, in this world."""
-        return replace(point, terms=self.course.terms(leg_of(point), seat))
+        return replace(point, terms=self.sample_order.terms(leg_of(point), data_rank))
 
-    def run(self, point: StartingPoint, seat: DataRank) -> Run:
+    def run(self, point: StartingPoint, data_rank: DataRank) -> Run:
         """What this process reads from ``point`` on; see :func:`run_from`."""
-        return run_from(self.course, point, seat)
+        return run_from(self.sample_order, point, data_rank)
 
     def deliver(self, point: StartingPoint, plan: Plan, begun: int) -> Progress:
         """The iteration that states speak of from now on."""
@@ -171,9 +172,9 @@ class ResumeState:
         self._delivery = Progress(point, plan, begun)
         return self._delivery
 
-    def state(self, point: StartingPoint, seat: DataRank) -> dict[str, Any]:
+    def state(self, point: StartingPoint, data_rank: DataRank) -> dict[str, Any]:
         """The state at ``point``."""
-        return make_state(self.course, point, seat)
+        return make_state(self.sample_order, point, data_rank)
 
     def check_alone(self) -> None:
         """See that only this object delivers.
@@ -206,7 +207,7 @@ class ResumeState:
             return self._clock.peek()
         return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
 
-    def after(self, samples: int, seat: DataRank, *, from_beginning: bool) -> StartingPoint:
+    def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool) -> StartingPoint:
         """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it.
 
         Raises:
@@ -221,15 +222,17 @@ class ResumeState:
             begun = self._delivery.point
         else:
             begun = self._clock.peek()
-        begun = self.settled(begun, seat)
+        begun = self.settled(begun, data_rank)
         taken = samples - (begun.position if from_beginning else 0)
         if not taken:
             return replace(begun, partial=0)
         if taken < 0:
             return replace(begun, position=samples, partial=0)
-        plan = self.course.run(leg_of(begun), seat).plan
+        plan = self.sample_order.run(leg_of(begun), data_rank).plan
         # With what ranks repeat to be equally many.
-        most = max(self.course.epoch_size - begun.position, len(plan) * seat.batch_size * seat.world_size)
+        most = max(
+            self.sample_order.epoch_size - begun.position, len(plan) * data_rank.batch_size * data_rank.world_size
+        )
         if taken > most:
             raise StateError(
                 f"num_samples={samples}: epoch {begun.epoch} has {most + samples - taken} at most; count the samples of the "
@@ -243,28 +246,30 @@ class ResumeState:
             return StartingPoint(begun.epoch + 1, terms=begun.terms)
         return replace(begun, position=position, partial=0)
 
-    def state_after(self, start: StartingPoint, batches: int, seat: DataRank, *, ended: bool = False) -> dict[str, Any]:
+    def state_after(
+        self, start: StartingPoint, batches: int, data_rank: DataRank, *, ended: bool = False
+    ) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
 
         Args:
             start: where it began.
             batches: how many of this rank's were delivered.
-            seat: this rank.
+            data_rank: this rank.
             ended: whether this rank was then told that there are no more.
 
         Raises:
             StateError: it has ended, and other ranks have more.
         """
-        start = self.settled(start, seat)
+        start = self.settled(start, data_rank)
         if not batches and not ended:
-            return self.state(start, seat)
-        plan = self.course.run(leg_of(start), seat).plan
+            return self.state(start, data_rank)
+        plan = self.sample_order.run(leg_of(start), data_rank).plan
         if ended:
-            return self.state(self.after_epoch(start, plan), seat)
+            return self.state(self.after_epoch(start, plan), data_rank)
         position = plan.position_after(batches)
         if position >= plan.end:
-            return self.state(StartingPoint(start.epoch + 1, terms=start.terms), seat)
-        return self.state(replace(start, position=position, partial=0), seat)
+            return self.state(StartingPoint(start.epoch + 1, terms=start.terms), data_rank)
+        return self.state(replace(start, position=position, partial=0), data_rank)
 
     def after_epoch(self, point: StartingPoint, plan: Plan) -> StartingPoint:
         """Where to go on after an iteration over ``plan``, begun at ``point``, was told of its end.
@@ -281,7 +286,7 @@ class ResumeState:
             )
         return StartingPoint(point.epoch + 1, terms=point.terms)
 
-    def worker_state(self, worker: LoaderWorker, seat: DataRank) -> dict[str, Any]:
+    def worker_state(self, worker: LoaderWorker, data_rank: DataRank) -> dict[str, Any]:
         """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
         delivery = self._delivery
         if delivery is None:
@@ -291,15 +296,15 @@ class ResumeState:
         else:
             begun, batches = delivery.point, delivery.batches
         own = {"number": worker.number, "count": worker.count, "batches": batches}
-        return {**self.state(begun, seat), "worker": own}
+        return {**self.state(begun, data_rank), "worker": own}
 
-    def load(self, state: Mapping[str, Any], worker: LoaderWorker, seat: DataRank, *, check: bool = True) -> None:
+    def load(self, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank, *, check: bool = True) -> None:
         """Make the next iteration go on where ``state`` was taken.
 
         Args:
             state: of :meth:`state`.
             worker: this process.
-            seat: likewise.
+            data_rank: likewise.
             check: whether the batch size is known, to see that this world can go on from there.
 
         Raises:
@@ -317,10 +322,10 @@ class ResumeState:
                 f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can go on "
                 "from. States of StreamingDataLoader fit any number of workers"
             )
-        point, course = read_state(state, self.course, seat)
+        point, sample_order = read_state(state, self.sample_order, data_rank)
         if check:
-            run_from(course, self.settled(point, seat), seat)
-        self.course = course
+            run_from(sample_order, self.settled(point, data_rank), data_rank)
+        self.sample_order = sample_order
         if own is not None:
             self._resumed = point, own["batches"]
         else:
@@ -333,7 +338,7 @@ class ResumeState:
         Raises:
             StateError: more than the streams differs.
         """
-        point, self.course = read_changed(state, self.course)
+        point, self.sample_order = read_changed(state, self.sample_order)
         self._clock.load(point)
         self._forget()
 

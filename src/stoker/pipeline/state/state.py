@@ -25,98 +25,98 @@ _MOST_AWAY: Final = 256
 
 
 def leg_of(point: StartingPoint) -> Leg:
-    """The stretch of the course that begins at ``point``."""
+    """The stretch of the sample order that begins at ``point``."""
     return Leg(point.epoch, point.position, point.terms)
 
 
-def make_state(course: SampleOrder, point: StartingPoint, seat: DataRank) -> dict[str, Any]:
+def make_state(sample_order: SampleOrder, point: StartingPoint, data_rank: DataRank) -> dict[str, Any]:
     """The state of a run as a JSON-serialisable dict: position, what the order depends on, and the dataset's identity."""
     leg = leg_of(point)
-    if point.position and course.ended(leg, seat):
+    if point.position and sample_order.ended(leg, data_rank):
         point = StartingPoint(point.epoch + 1, terms=point.terms)
         leg = leg_of(point)
     state: dict[str, Any] = {
         "version": STATE_VERSION,
         "epoch": point.epoch,
         "position": point.position,
-        **course.as_dict(),
-        "consumed": course.consumed(leg),
+        **sample_order.as_dict(),
+        "consumed": sample_order.consumed(leg),
     }
-    if course.origin:
-        state["origin"] = course.origin
-    terms = course.terms(leg, seat)
+    if sample_order.origin:
+        state["origin"] = sample_order.origin
+    terms = sample_order.terms(leg, data_rank)
     if any(terms):
         state["terms"] = list(terms)
     if point.partial:
         # Inside a batch: which samples it still lacks depends on how the batch was cut.
         state["partial"] = {
             "samples": point.partial,
-            "batch_size": seat.batch_size,
-            "world_size": seat.world_size,
-            "ranks_per_node": seat.ranks_per_node,
+            "batch_size": data_rank.batch_size,
+            "world_size": data_rank.world_size,
+            "ranks_per_node": data_rank.ranks_per_node,
         }
-    return state | course.write_foreign(leg, seat)
+    return state | sample_order.write_foreign(leg, data_rank)
 
 
 def read_state(
-    state: Mapping[str, Any], course: SampleOrder, seat: DataRank, what: str = "state"
+    state: Mapping[str, Any], sample_order: SampleOrder, data_rank: DataRank, what: str = "state"
 ) -> tuple[StartingPoint, SampleOrder]:
     """Check a state against the dataset and settings at hand.
 
     Args:
         state: the state.
-        course: the order of the data at hand.
-        seat: who reads.
+        sample_order: the order of the data at hand.
+        data_rank: who reads.
         what: how the caller calls the state, for messages.
 
     Returns:
-        Where to go on, and the course, which is another if the state's run had changed its streams before.
+        Where to go on, and the sample order, which is another if the state's run had changed its streams before.
 
     Raises:
         StateError: it is no state, or belongs to another dataset or another order; says exactly what differs.
     """
     _check_kind(state)
     if "version" not in state:
-        leg = course.read_foreign(state)
+        leg = sample_order.read_foreign(state)
         if leg is None:
             raise StateError(_NO_STATE)
-        return StartingPoint(leg.epoch, leg.position, terms=leg.terms), course
+        return StartingPoint(leg.epoch, leg.position, terms=leg.terms), sample_order
     theirs, epoch, position, terms, inside = _fields(state)
-    ours = course.as_dict()
+    ours = sample_order.as_dict()
     said, changed = _compare(theirs, ours)
     if said:
         remedy = "Use the data and the settings that it was taken with"
         if changed:
             remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
         raise StateError(f"this state belongs to another order: {'; '.join(said)}. {remedy}")
-    check_versions(theirs, ours, course.urls, what)
+    check_versions(theirs, ours, sample_order.urls, what)
     point = StartingPoint(epoch, position, terms=terms)
-    if course.beyond(leg_of(point)):
-        raise StateError(f"position {position} lies beyond the epoch of {course.epoch_size} samples")
+    if sample_order.beyond(leg_of(point)):
+        raise StateError(f"position {position} lies beyond the epoch of {sample_order.epoch_size} samples")
     origin = state.get("origin") or {}
-    if origin != course.origin:
-        course = course.continued(*_origin(origin))
+    if origin != sample_order.origin:
+        sample_order = sample_order.continued(*_origin(origin))
     if not inside:
-        return point, course
+        return point, sample_order
     samples, batch_size, world_size, per_node = inside
     # Which samples of a batch are a rank's depends on nodes only where the order is mosaicml-streaming's.
-    nodes = seat.ranks_per_node if "like" in theirs["order"] else per_node
-    if (batch_size, world_size, per_node) != (seat.batch_size, seat.world_size, nodes):
+    nodes = data_rank.ranks_per_node if "like" in theirs["order"] else per_node
+    if (batch_size, world_size, per_node) != (data_rank.batch_size, data_rank.world_size, nodes):
         raise StateError(
             f"this state was taken inside a batch, {samples} samples into it, with batch_size {batch_size} on {world_size} "
-            f"ranks, {per_node} a node; here they are {seat.batch_size}, {seat.world_size} and {seat.ranks_per_node}. Take "
-            "states between batches to resume on another cluster"
+            f"ranks, {per_node} a node; here they are {data_rank.batch_size}, {data_rank.world_size} and "
+            f"{data_rank.ranks_per_node}. Take states between batches to resume on another cluster"
         )
     if not samples < batch_size:
         raise StateError(f"{samples} samples can not lie inside a batch of {batch_size}")
-    return StartingPoint(epoch, position, samples, point.terms), course
+    return StartingPoint(epoch, position, samples, point.terms), sample_order
 
 
-def read_changed(state: Mapping[str, Any], course: SampleOrder) -> tuple[StartingPoint, SampleOrder]:
+def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[StartingPoint, SampleOrder]:
     """Begin anew, with other streams, where a state's epoch ends.
 
     Returns:
-        The beginning of an epoch, and the course whose streams go on after what the state's run had of them.
+        The beginning of an epoch, and the sample order whose streams go on after what the state's run had of them.
 
     Raises:
         StateError: more than the streams and their weights differs.
@@ -125,7 +125,7 @@ def read_changed(state: Mapping[str, Any], course: SampleOrder) -> tuple[Startin
     if "version" not in state:
         raise StateError(_NO_STATE)
     theirs, epoch, position, _, _ = _fields(state)
-    ours = course.as_dict()
+    ours = sample_order.as_dict()
     said = _beside_streams(theirs["order"], ours["order"])
     if said:
         raise StateError(
@@ -167,7 +167,9 @@ def read_changed(state: Mapping[str, Any], course: SampleOrder) -> tuple[Startin
         if position
         else "",
     )
-    return StartingPoint(begin), course.continued(begin, kept, samples + (begin - began) * size, away[-_MOST_AWAY:])
+    return StartingPoint(begin), sample_order.continued(
+        begin, kept, samples + (begin - began) * size, away[-_MOST_AWAY:]
+    )
 
 
 def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from stoker.order.sample_order import DataRank, Leg, SampleOrder
 from stoker.storage.recorded_versions import check_versions, host_versions
 from stoker.types import Ids
 
-__all__ = ["Adaptive", "Splits", "adaptive_course", "planned_course"]
+__all__ = ["Adaptive", "Splits", "adaptive_order", "planned_order"]
 
 _THRESHOLD: Final = 0.2
 
@@ -97,8 +97,8 @@ class Adaptive:
         return {"name": self.name, "base": self.base.as_dict()}
 
 
-def adaptive_course(course: SampleOrder, adaptive: Adaptive) -> NativeOrder:
-    """The course as it is read split by split.
+def adaptive_order(sample_order: SampleOrder, adaptive: Adaptive) -> NativeOrder:
+    """The sample order as it is read split by split.
 
     Every position comes once, so nothing is padded. Without a number of canonical nodes by the user there is one, for
     neighbouring positions to lie in few shards.
@@ -106,40 +106,40 @@ def adaptive_course(course: SampleOrder, adaptive: Adaptive) -> NativeOrder:
     Raises:
         ConfigError: an order that has no positions which could be handed out one by one.
     """
-    if not isinstance(course, NativeOrder):
+    if not isinstance(sample_order, NativeOrder):
         raise ConfigError(
             "Adaptive hands out stoker's own orders, not those of mosaicml-streaming: use shuffle_algo='block', 'global' or "
             "'shard'"
         )
-    settings = course.settings
-    if len(course.sources) > 1 and settings.batching_method != "random":
+    settings = sample_order.settings
+    if len(sample_order.sources) > 1 and settings.batching_method != "random":
         raise ConfigError(
             f"Adaptive goes with batching_method='random', not {settings.batching_method!r}, whose batches need all ranks"
         )
     nodes = settings.num_canonical_nodes or 1
     settings = replace(settings, partition=adaptive.base, num_canonical_nodes=nodes, remainder="uneven")
-    return NativeOrder(course.sources, settings, course.origin)
+    return NativeOrder(sample_order.sources, settings, sample_order.origin)
 
 
-def planned_course(course: SampleOrder) -> NativeOrder:
-    """The course as it is read in parts of global batches that a plan divides.
+def planned_order(sample_order: SampleOrder) -> NativeOrder:
+    """The sample order as it is read in parts of global batches that a plan divides.
 
     Raises:
         ConfigError: an order that has no global batches of all ranks' positions in a row.
     """
-    if isinstance(course, NativeOrder) and course.settings.partition.static:
+    if isinstance(sample_order, NativeOrder) and sample_order.settings.partition.static:
         raise ConfigError(
             f"global_batch_size= divides batches of all ranks together, and the dataset has partition "
-            f"{course.settings.partition.name!r}, by which each rank owns its data: give it Elastic()"
+            f"{sample_order.settings.partition.name!r}, by which each rank owns its data: give it Elastic()"
         )
-    return adaptive_course(course, Adaptive())
+    return adaptive_order(sample_order, Adaptive())
 
 
 class Splits:
     """The positions of one epoch, as they are leased, and where their samples lie.
 
     Args:
-        course: see :func:`adaptive_course`.
+        sample_order: see :func:`adaptive_order`.
         epoch: the epoch.
         world_size: most workers that take part.
 
@@ -148,17 +148,17 @@ class Splits:
         total: samples of all.
     """
 
-    def __init__(self, course: NativeOrder, epoch: int, world_size: int) -> None:
-        seat = DataRank(0, world_size) if course.settings.partition.static else DataRank()
-        run = course.run(Leg(epoch), seat)
+    def __init__(self, sample_order: NativeOrder, epoch: int, world_size: int) -> None:
+        data_rank = DataRank(0, world_size) if sample_order.settings.partition.static else DataRank()
+        run = sample_order.run(Leg(epoch), data_rank)
         self._order = run.order
-        self._static = course.settings.partition.static
+        self._static = sample_order.settings.partition.static
         if self._static:
             assert isinstance(run.plan, PartPlan | DealtPlan)
             rounds = run.plan.rounds
             self.parts = [rounds.size(part) for part in range(rounds.parts)]
         else:
-            self.parts = [course.epoch_size]
+            self.parts = [sample_order.epoch_size]
         self._starts: Ids = np.cumsum([0, *self.parts], dtype=np.int64)
         self.total = int(self._starts[-1])
 
@@ -172,7 +172,12 @@ class Splits:
 
 
 def replayed(
-    assignment: Assignment, course: NativeOrder, splits: Splits, batch_size: int | None, rank: int, world_size: int
+    assignment: Assignment,
+    sample_order: NativeOrder,
+    splits: Splits,
+    batch_size: int | None,
+    rank: int,
+    world_size: int,
 ) -> list[tuple[int, int]]:
     """The ranges of a rank in a recorded assignment.
 
@@ -180,12 +185,12 @@ def replayed(
         StateError: it is of another data set, order or settings, or not of a whole epoch; says what differs.
         ConfigError: it needs a larger world.
     """
-    ours = {**host_versions(course.as_dict(), course.urls), "batch_size": batch_size}
-    check_versions(assignment.identity, ours, course.urls, "assignment['identity']")
+    ours = {**host_versions(sample_order.as_dict(), sample_order.urls), "batch_size": batch_size}
+    check_versions(assignment.identity, ours, sample_order.urls, "assignment['identity']")
     assignment.check(ours)
-    if course.settings.partition.static and assignment.world_size != world_size:
+    if sample_order.settings.partition.static and assignment.world_size != world_size:
         raise StateError(
             f"the recorded assignment is of a world of {assignment.world_size}, this one has {world_size} ranks, and parts "
-            f"of {course.settings.partition.name!r} are others in each: replay it in a world of {assignment.world_size}"
+            f"of {sample_order.settings.partition.name!r} are others in each: replay it in a world of {assignment.world_size}"
         )
     return Replay(assignment.entries, splits.total, world_size).splits(rank)

@@ -25,7 +25,7 @@ from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
 from stoker.types import Array, Batch, Column, Ids, Transform
 
-__all__ = ["ArraySource", "array_course"]
+__all__ = ["ArraySource", "array_order"]
 
 _CHUNK: Final = 4096
 _HASHED_PIECES: Final = 64
@@ -190,7 +190,7 @@ def _column(name: str, values: Any) -> Column:
     raise ConfigError(f"column {name!r} is a {type(values).__name__}: an array or a list is needed")
 
 
-def array_course(rows: ArraySource, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeOrder:
+def array_order(rows: ArraySource, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeOrder:
     """The order of arrays: a shuffle of all rows, as no sample is farther away than another."""
     table = ShardTable(np.array([rows.total], dtype=np.int64))
     source = StreamSource(

@@ -13,7 +13,7 @@ from stoker.storage.recorded_versions import host_versions
 __all__ = ["join_run"]
 
 
-def join_run(config: StreamingConfig, course: NativeOrder, splits: Splits) -> Coordination:
+def join_run(config: StreamingConfig, sample_order: NativeOrder, splits: Splits) -> Coordination:
     """The worker's part in its run; no epoch has begun yet.
 
     Raises:
@@ -47,7 +47,7 @@ def join_run(config: StreamingConfig, course: NativeOrder, splits: Splits) -> Co
         world_size=config.world_size,
         positions=splits.parts if static else splits.total,
         lanes=None if static else lanes,
-        identity={**host_versions(course.as_dict(), course.urls), "batch_size": config.batch_size},
+        identity={**host_versions(sample_order.as_dict(), sample_order.urls), "batch_size": config.batch_size},
         settings=settings,
         commit_every=config.commit_every,
         patience=config.patience,

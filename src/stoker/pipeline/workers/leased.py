@@ -37,7 +37,7 @@ class Leased:
 
     Args:
         rows: where samples come from.
-        course: see :func:`~stoker.pipeline.workers.adaptive.adaptive_course`.
+        sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
         config: this worker's place; its partition is an :class:`~stoker.pipeline.workers.adaptive.Adaptive`.
 
     Attributes:
@@ -46,9 +46,9 @@ class Leased:
         finished: whether all of it is committed, by whomever.
     """
 
-    def __init__(self, rows: SampleSource, course: NativeOrder, config: StreamingConfig) -> None:
+    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
         self._rows = rows
-        self._course = course
+        self._sample_order = sample_order
         self._config = config
         self._coordination: Coordination | None = None
         self._ahead: PrefetchBuffer[SplitPiece] | None = None
@@ -205,7 +205,7 @@ class Leased:
         """Go to an epoch. Its work begins with the first call that needs it."""
         with self._lock:
             self._leave()
-            self._splits = Splits(self._course, epoch, self._config.world_size)
+            self._splits = Splits(self._sample_order, epoch, self._config.world_size)
             if not self._splits.total:
                 logger.warning(
                     "epoch %d has no samples: there are none in the dataset, or its subset leaves none", epoch
@@ -301,12 +301,12 @@ class Leased:
         self._check_process()
         with self._lock:
             if self._coordination is None:
-                coordination = join_run(self._config, self._course, self._splits)
+                coordination = join_run(self._config, self._sample_order, self._splits)
                 try:
                     if restored is not None:
-                        run, urls = restored.state.get("identity"), self._course.urls
+                        run, urls = restored.state.get("identity"), self._sample_order.urls
                         if isinstance(run, Mapping):
-                            ours = host_versions(self._course.as_dict(), urls)
+                            ours = host_versions(self._sample_order.as_dict(), urls)
                             check_versions(run, ours, urls, "checkpoint.state['identity']")
                         coordination.restore(dict(restored.state), rollback=rollback, attempt=attempt)
                     coordination.begin_epoch(self.epoch)
@@ -344,7 +344,7 @@ class Leased:
             kind="leased",
             epoch=epoch,
             position=sum(end - begin for begin, end in processed),
-            seed=self._course.settings.seed,
+            seed=self._sample_order.settings.seed,
             rank=self._config.rank,
             world_size=self._config.world_size,
             time=time.time(),

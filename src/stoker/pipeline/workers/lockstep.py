@@ -48,9 +48,9 @@ class _Reader:
     """All that the reading thread needs. It knows nothing of the loader, so that a forgotten loader ends its thread."""
 
     rows: SampleSource
-    course: SampleOrder
+    sample_order: SampleOrder
     config: StreamingConfig
-    seat: DataRank
+    data_rank: DataRank
     point: StartingPoint
     run: Run
 
@@ -70,7 +70,7 @@ class _Reader:
             count = _length(batch)
             yield _Item(batch={**batch, FILLER: np.zeros(count, dtype=np.bool_)} if joined else batch, count=count)
         if joined:
-            for _ in range(steps, _most_steps(self.course, self.point, self.seat)):
+            for _ in range(steps, _most_steps(self.sample_order, self.point, self.data_rank)):
                 if batch is None:
                     batch = self._any_batch()
                 flags = np.ones(_length(batch), dtype=np.bool_)
@@ -78,18 +78,18 @@ class _Reader:
 
     def _any_batch(self) -> Batch:
         """A batch of some other rank, for one that has none at all."""
-        for rank in range(self.seat.world_size):
-            run = self.course.run(leg_of(self.point), replace(self.seat, rank=rank))
+        for rank in range(self.data_rank.world_size):
+            run = self.sample_order.run(leg_of(self.point), replace(self.data_rank, rank=rank))
             for places in run.plan.chunks(1):
                 return self.rows.batch(*run.order.locate(places[0]))
         raise AssertionError("some rank has a batch")
 
 
-def _most_steps(course: SampleOrder, point: StartingPoint, seat: DataRank) -> int:
+def _most_steps(sample_order: SampleOrder, point: StartingPoint, data_rank: DataRank) -> int:
     """Steps of the rank that has most."""
-    leg = leg_of(replace(point, terms=course.terms(leg_of(point), seat)))
-    longest = course.run(leg, seat).plan.longest
-    return len(course.run(leg, replace(seat, rank=longest)).plan)
+    leg = leg_of(replace(point, terms=sample_order.terms(leg_of(point), data_rank)))
+    longest = sample_order.run(leg, data_rank).plan.longest
+    return len(sample_order.run(leg, replace(data_rank, rank=longest)).plan)
 
 
 class Lockstep:
@@ -97,16 +97,16 @@ class Lockstep:
 
     Args:
         rows: where samples come from.
-        course: which sample comes when.
+        sample_order: which sample comes when.
         config: this worker's place.
-        batch_size: samples in a batch of one rank, by which the course deals; also where samples come one by one.
+        batch_size: samples in a batch of one rank, by which the sample order deals; also where samples come one by one.
     """
 
-    def __init__(self, rows: SampleSource, course: SampleOrder, config: StreamingConfig, batch_size: int) -> None:
+    def __init__(self, rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int) -> None:
         self._rows = rows
-        self._course = course
+        self._sample_order = sample_order
         self._config = config
-        self._seat = DataRank(config.rank, config.world_size, 1, batch_size)
+        self._data_rank = DataRank(config.rank, config.world_size, 1, batch_size)
         self._ahead: PrefetchBuffer[_Item] | None = None
         self._lock = threading.Lock()
         self._forked = False
@@ -135,15 +135,15 @@ class Lockstep:
         """Whether all ranks take the same number of steps."""
         if self._config.ends is not None:
             return self._config.ends != "uneven"
-        return not isinstance(self._course, NativeOrder) or self._course.settings.remainder != "uneven"
+        return not isinstance(self._sample_order, NativeOrder) or self._sample_order.settings.remainder != "uneven"
 
     def __len__(self) -> int:
         """Batches, or samples, that :meth:`next` gives in a whole epoch."""
-        plan = self._course.run(leg_of(self._settled(StartingPoint(self._point.epoch))), self._seat).plan
+        plan = self._sample_order.run(leg_of(self._settled(StartingPoint(self._point.epoch))), self._data_rank).plan
         if self._config.batch_size is None:
             return plan.samples
         if self._config.ends == "join":
-            return _most_steps(self._course, StartingPoint(self._point.epoch), self._seat)
+            return _most_steps(self._sample_order, StartingPoint(self._point.epoch), self._data_rank)
         return len(plan)
 
     def next(self) -> Any:
@@ -211,8 +211,8 @@ class Lockstep:
             self._point = self._here()
             self._restart()
         if self._ahead is None:
-            check_not_empty(self._course, self._point, self._run, self._seat)
-            reader = _Reader(self._rows, self._course, self._config, self._seat, self._point, self._run)
+            check_not_empty(self._sample_order, self._point, self._run, self._data_rank)
+            reader = _Reader(self._rows, self._sample_order, self._config, self._data_rank, self._point, self._run)
             room = self._config.prefetch_buffer_size
             self._ahead = PrefetchBuffer(reader.items(), lambda item: item.count, room, self._rows.counts)
         return self._ahead
@@ -222,7 +222,7 @@ class Lockstep:
     def checkpoint(self) -> Checkpoint:
         """Where to go on after all that was delivered."""
         point = self._here()
-        state = make_state(self._course, point, self._seat)
+        state = make_state(self._sample_order, point, self._data_rank)
         position = int(state["position"])
         order = state["order"]
         if self._ended_first:
@@ -256,7 +256,7 @@ class Lockstep:
                 f"the checkpoint is of rank {checkpoint.rank} of {checkpoint.world_size}, this loader is rank {ours}: pass "
                 "any_rank=True if all ranks were in step when it was taken"
             )
-        point, course = read_state(checkpoint.state, self._course, self._seat, "checkpoint.state")
+        point, sample_order = read_state(checkpoint.state, self._sample_order, self._data_rank, "checkpoint.state")
         if (checkpoint.epoch, checkpoint.position) != (point.epoch, point.position):
             raise StateError(
                 f"the checkpoint says epoch {checkpoint.epoch}, position {checkpoint.position}, and its state epoch "
@@ -268,13 +268,15 @@ class Lockstep:
                 f"the checkpoint is of rank {checkpoint.rank}, which had ended epoch {point.epoch} before others, and does "
                 "not know how far they were: use that of the rank that has most samples, or each rank's own"
             )
-        run_from(course, replace(point, terms=course.terms(leg_of(point), self._seat)), self._seat)
-        self._course = course
+        run_from(
+            sample_order, replace(point, terms=sample_order.terms(leg_of(point), self._data_rank)), self._data_rank
+        )
+        self._sample_order = sample_order
         self._close_ahead()
         self._begin(point)
         if point.position and not self._run.plan.samples:
             # Nothing is left for this rank: what comes next is the next epoch.
-            self.finished = self._config.ends != "join" or not _most_steps(course, self._point, self._seat)
+            self.finished = self._config.ends != "join" or not _most_steps(sample_order, self._point, self._data_rank)
 
     @property
     def _ended_first(self) -> bool:
@@ -292,7 +294,7 @@ class Lockstep:
         return self._delivery.here()
 
     def _settled(self, point: StartingPoint) -> StartingPoint:
-        return replace(point, terms=self._course.terms(leg_of(point), self._seat))
+        return replace(point, terms=self._sample_order.terms(leg_of(point), self._data_rank))
 
     def _begin(self, point: StartingPoint) -> None:
         self.delivered = 0
@@ -306,7 +308,7 @@ class Lockstep:
         self._forked = False
         self.finished = False
         self._point = self._settled(self._point)
-        self._run: Run = self._course.run(leg_of(self._point), self._seat)
+        self._run: Run = self._sample_order.run(leg_of(self._point), self._data_rank)
         self._delivery = Progress(self._point, self._run.plan)
         if self._point.partial:
             # What was delivered of the first batch before counts as delivered.

@@ -44,7 +44,7 @@ class Planned:
 
     Args:
         rows: where samples come from.
-        course: see :func:`~stoker.pipeline.workers.adaptive.adaptive_course`.
+        sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
         config: this worker's place; it has a ``global_batch_size``.
 
     Attributes:
@@ -55,10 +55,10 @@ class Planned:
 
     in_step = True
 
-    def __init__(self, rows: SampleSource, course: NativeOrder, config: StreamingConfig) -> None:
+    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
         assert config.global_batch_size is not None
         self._rows = rows
-        self._course = course
+        self._sample_order = sample_order
         self._config = config
         self._step = config.global_batch_size
         self._steps = max(1, -(-config.prefetch_buffer_size * config.world_size // self._step))
@@ -197,12 +197,12 @@ class Planned:
             kind="planned",
             epoch=self.epoch,
             position=position,
-            seed=self._course.settings.seed,
+            seed=self._sample_order.settings.seed,
             rank=self._config.rank,
             world_size=self._config.world_size,
             time=time.time(),
             processed=((0, position),) if position else (),
-            state={**self._course.as_dict(), "plan": self._current.plan.as_dict()},
+            state={**self._sample_order.as_dict(), "plan": self._current.plan.as_dict()},
         )
 
     def restore(self, checkpoint: Checkpoint, *, any_rank: bool) -> None:
@@ -223,8 +223,8 @@ class Planned:
                 f"the checkpoint is of rank {checkpoint.rank} of {checkpoint.world_size}, this loader is rank {config.rank} "
                 f"of {config.world_size}: pass any_rank=True, as all ranks of a plan are in step"
             )
-        ours, theirs = self._course.as_dict(), dict(checkpoint.state)
-        check_versions(theirs, ours, self._course.urls, "checkpoint.state")
+        ours, theirs = self._sample_order.as_dict(), dict(checkpoint.state)
+        check_versions(theirs, ours, self._sample_order.urls, "checkpoint.state")
         theirs = with_versions_of(theirs, ours)
         written = theirs.pop("plan", None)
         for name in sorted({*ours, *theirs}):
@@ -234,7 +234,7 @@ class Planned:
                 )
         position = checkpoint.position
         plan = PlanLog.from_dict(written or {}, position)
-        end = self._end(Splits(self._course, checkpoint.epoch, config.world_size))
+        end = self._end(Splits(self._sample_order, checkpoint.epoch, config.world_size))
         if (plan.step, plan.end) != (self._step, end):
             raise StateError(
                 f"the checkpoint's plan has global batches of {plan.step} up to position {plan.end}, this loader "
@@ -254,7 +254,7 @@ class Planned:
         return splits.total // self._step * self._step
 
     def _begin(self, epoch: int, position: int, shares: Generation, plan: PlanLog | None = None) -> None:
-        self._splits = Splits(self._course, epoch, self._config.world_size)
+        self._splits = Splits(self._sample_order, epoch, self._config.world_size)
         end = self._end(self._splits)
         if end == 0:
             raise ConfigError(

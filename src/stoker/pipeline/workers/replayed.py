@@ -26,16 +26,16 @@ class Replayed:
 
     Args:
         rows: where samples come from.
-        course: see :func:`~stoker.pipeline.workers.adaptive.adaptive_course`.
+        sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
         config: this worker's place.
     """
 
-    def __init__(self, rows: SampleSource, course: NativeOrder, config: StreamingConfig) -> None:
+    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
         adaptive = config.adaptive
         assert adaptive is not None
         assert adaptive.replay is not None
         self._rows = rows
-        self._course = course
+        self._sample_order = sample_order
         self._config = config
         self._assignment = adaptive.replay
         self._ahead: PrefetchBuffer[tuple[Any, int, bool]] | None = None
@@ -108,7 +108,7 @@ class Replayed:
             kind="replay",
             epoch=self.epoch,
             position=self._skipped + self.delivered,
-            seed=self._course.settings.seed,
+            seed=self._sample_order.settings.seed,
             rank=self._config.rank,
             world_size=self._config.world_size,
             time=time.time(),
@@ -123,7 +123,7 @@ class Replayed:
             StateError: it is of another kind, rank, dataset, order or assignment.
         """
         state = self._state()
-        check_versions(checkpoint.state, state, self._course.urls, "checkpoint.state")
+        check_versions(checkpoint.state, state, self._sample_order.urls, "checkpoint.state")
         ours = ("replay", self._config.rank, self._assignment.epoch, state)
         theirs = (checkpoint.kind, checkpoint.rank, checkpoint.epoch, with_versions_of(checkpoint.state, state))
         for name, its, mine in zip(("kind", "rank", "epoch", "state"), theirs, ours, strict=True):
@@ -134,16 +134,16 @@ class Replayed:
 
     def _state(self) -> dict[str, Any]:
         return {
-            **self._course.as_dict(),
+            **self._sample_order.as_dict(),
             "batch_size": self._config.batch_size,
             "ranges": [list(r) for r in self._ranges],
         }
 
     def _begin(self, epoch: int, skip: int) -> None:
-        self._splits = Splits(self._course, epoch, self._config.world_size)
+        self._splits = Splits(self._sample_order, epoch, self._config.world_size)
         config = self._config
         self._ranges = replayed(
-            self._assignment, self._course, self._splits, config.batch_size, config.rank, config.world_size
+            self._assignment, self._sample_order, self._splits, config.batch_size, config.rank, config.world_size
         )
         self._skipped = skip
         self._part = iter(())

@@ -1,4 +1,4 @@
-"""From token files and a layout's name to a course, and from the course's blocks to documents in memory."""
+"""From token files and a layout's name to a sample order, and from the sample order's blocks to documents in memory."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ class BlockBuilder:
         self._memory = Memory(threads + 2)
         self._cells = self._make_cells()
 
-    def course(
+    def sample_order(
         self, granularity: Granularity | None, seed: int | None, shuffle_tokens: int, remainder: Remainder
     ) -> TokenSampleOrder:
-        """The course over these files; ``seed`` is ``None`` for the order of files."""
+        """The sample order over these files; ``seed`` is ``None`` for the order of files."""
         settings = self.settings
         joined = self.name == "concat"
         return TokenSampleOrder(

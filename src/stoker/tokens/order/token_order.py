@@ -1,4 +1,4 @@
-"""The course of a run over tokens: which unit comes when, for whom, in any world.
+"""The sample order of a run over tokens: which unit comes when, for whom, in any world.
 
 An epoch is divided for the world that began it (:mod:`stoker.tokens.order.division`), keeps its parts, and can be finished
 by any other (:mod:`stoker.order.partition.part_plan`). A *unit* is a row of a batch: a document, a window of joined
@@ -126,26 +126,28 @@ class TokenSampleOrder:
             self._divisions[home] = found
         return found
 
-    def run(self, leg: Leg, seat: DataRank) -> Run:
+    def run(self, leg: Leg, data_rank: DataRank) -> Run:
         """What a reader reads; the order is a :class:`TokenOrder`."""
-        order = self.order(leg, seat)
+        order = self.order(leg, data_rank)
         rounds = order.division.rounds
-        plan = plan_parts(rounds, leg.position, seat.batch_size, seat.rank, seat.world_size, self.settings.remainder)
+        plan = plan_parts(
+            rounds, leg.position, data_rank.batch_size, data_rank.rank, data_rank.world_size, self.settings.remainder
+        )
         return Run(order, plan)
 
-    def order(self, leg: Leg, seat: DataRank) -> TokenOrder:
+    def order(self, leg: Leg, data_rank: DataRank) -> TokenOrder:
         """The order of a leg's epoch."""
-        return TokenOrder(self.cells, self.division(self.terms(leg, seat)[0]), self.settings, leg.epoch)
+        return TokenOrder(self.cells, self.division(self.terms(leg, data_rank)[0]), self.settings, leg.epoch)
 
-    def terms(self, leg: Leg, seat: DataRank) -> Terms:
+    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
         """The home world of the leg's epoch."""
         if leg.position and leg.terms[0] > 0:
             return leg.terms
-        return seat.world_size, 0, 0
+        return data_rank.world_size, 0, 0
 
-    def ended(self, leg: Leg, seat: DataRank) -> bool:
+    def ended(self, leg: Leg, data_rank: DataRank) -> bool:
         """Whether nothing of the epoch is left at the leg's position."""
-        return leg.position >= self.division(self.terms(leg, seat)[0]).rounds.total
+        return leg.position >= self.division(self.terms(leg, data_rank)[0]).rounds.total
 
     def beyond(self, leg: Leg) -> bool:
         """Whether the leg's position is one that no run can have got to."""
@@ -199,7 +201,7 @@ class TokenSampleOrder:
         """No other program's states are known."""
         return None
 
-    def write_foreign(self, leg: Leg, seat: DataRank) -> dict[str, Any]:  # noqa: ARG002
+    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:  # noqa: ARG002
         """Nothing is carried for other programs."""
         return {}
 
@@ -210,7 +212,7 @@ class TokenOrder:
     Args:
         cells: what was divided.
         division: how.
-        settings: of the course.
+        settings: of the sample order.
         epoch: the epoch's number.
     """
 
