@@ -8,11 +8,14 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
 from s3server import Bucket, S3Server, make_bucket, run_s3_server
+from stoker.types import Ids
 
 # A deadline for an example is a timed assert: it fails where the machine is busy.
 settings.register_profile("stoker", deadline=None)
@@ -81,3 +84,19 @@ def no_debris(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
         assert not left, f"left behind: {left}"
     finally:
         shutil.rmtree(own)
+
+
+@pytest.fixture
+def turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain rotation in place of the keyed bijection, whose values are pinned where it is tested."""
+
+    def turn(index: Ids, n: Ids, key: Any) -> Ids:
+        turned: Ids = (index + (key % n.astype(np.uint64)).astype(np.int64)) % n
+        return turned
+
+    def turn_back(index: Ids, n: Ids, key: Any) -> Ids:
+        turned: Ids = (index - (key % n.astype(np.uint64)).astype(np.int64)) % n
+        return turned
+
+    monkeypatch.setattr("stoker.order.selection.selection.permute", turn)
+    monkeypatch.setattr("stoker.order.selection.selection.unpermute", turn_back)

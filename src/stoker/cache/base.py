@@ -31,9 +31,9 @@ _ATTEMPTS: Final = 2
 
 CacheKind: TypeAlias = Literal["disk", "memory"]
 IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
-"""What a cache does with a file for which it has no room under its limit. ``"exceed"``: remove files that are not in use,
-and go above the limit where that is not enough; ``"evict"``: remove files that are not in use, and give the file up where
-that is not enough; ``"give up"``: remove nothing."""
+"""How a cache treats a new file that exceeds its limit. ``"exceed"``: remove files that are not in use; where that is not
+enough, exceed the limit. ``"evict"``: remove files that are not in use; where that is not enough, do not fetch the file.
+``"give up"``: remove nothing, and do not fetch the file."""
 """Where shards of a remote are: in files that all processes of a node share, or held by each that reads them."""
 
 
@@ -139,13 +139,13 @@ class ShardCache(ABC):
             StorageFullError, CacheError, StorageError: writing or reading failed.
         """
 
-    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:  # noqa: B027 - where nothing is kept
+    def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:  # noqa: B027 - where nothing is kept
         """Put a file into the cache, whole, in place of one that may be there.
 
         Args:
             name: its path below the root.
             data: its bytes.
-            room: do so although there is a limit and room can not be made; otherwise leave it.
+            limited: count the file toward the limit, and leave it out where the cache can not make room for it.
 
         Raises:
             StorageFullError, CacheError: it can not be written.

@@ -32,7 +32,7 @@ from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.in_use import hold
 from stoker.cache.origin import PRIVATE, remove_origin_part
-from stoker.cache.quota import PART, Room, claim, part_name, release, remove_unlocked
+from stoker.cache.quota import PART, CacheQuota, claim, part_name, release, remove_unlocked
 from stoker.cache.range_fetch import check_file, fetch_part
 from stoker.concurrency.shared_counters import Count
 from stoker.errors import (
@@ -85,15 +85,15 @@ class DiskCache(ShardCache):
         super().__init__(root, store, settings, watch)
         self.directory = directory
         self._private = root / PRIVATE
-        self._room: Room | None = None
+        self._quota: CacheQuota | None = None
         self._warned = False
         self._seen = False
         # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
-            self._room = Room(root, self._private, settings.limit, settings.stall_timeout, known)
+            self._quota = CacheQuota(root, self._private, settings.limit, settings.stall_timeout, known)
             if directory is not None:
-                self._room.others = directory.others
+                self._quota.others = directory.others
         if settings.limit is not None and store is None:
             raise ConfigError(
                 f"cache_limit was given, but {root} has no remote to fetch evicted shards from again: "
@@ -197,19 +197,19 @@ class DiskCache(ShardCache):
 
     def _take_room(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
         """Make room for a file whose part file we hold; whether to go on."""
-        room = self._room
-        if room is None:
+        quota = self._quota
+        if quota is None:
             return True
         size = info.raw[number].whole
         if size == UNKNOWN:
             size = info.zip[number].bytes * _USUAL_RATIO
-        if self._guard(partial(room.take, size, evict=if_full != "give up"), "write to"):
+        if self._guard(partial(quota.take, size, evict=if_full != "give up"), "write to"):
             return True
-        insist = if_full == "exceed"
-        if insist and not self._warned:
+        exceed = if_full == "exceed"
+        if exceed and not self._warned:
             self._warned = True
-            logger.warning("cache_limit=%d is too small for what is read at once from %s", room.limit, self.root)
-        return insist
+            logger.warning("cache_limit=%d is too small for what is read at once from %s", quota.limit, self.root)
+        return exceed
 
     def _obtain(self, info: ShardInfo, number: int, part: Path, target: Path) -> None:
         """Fill the part file that we hold, verify it, and rename it into place."""
@@ -276,7 +276,7 @@ class DiskCache(ShardCache):
             self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
         self._guard(lambda: _write(part, raw), "write to")
         if self.settings.keep_zip and self.store is not None and not kept.exists():
-            self.keep(packed.basename, data, room=False)
+            self.keep(packed.basename, data, limited=True)
 
     def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
         """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
@@ -289,7 +289,7 @@ class DiskCache(ShardCache):
 
         return self._guard(read, "read from")
 
-    def keep(self, name: str, data: bytes, *, room: bool = True) -> None:
+    def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:
         """See :class:`~stoker.cache.base.ShardCache`."""
         target = self.root / name
         self._guard(lambda: self._make_directories(target), "write to")
@@ -298,8 +298,8 @@ class DiskCache(ShardCache):
             beside = self._private / part_name(name, secrets.token_hex(8))
             held = self._guard(partial(claim, beside), "write to")
         try:
-            limited = None if room else self._room
-            if limited is not None and not self._guard(partial(limited.take, len(data)), "write to"):
+            quota = self._quota if limited else None
+            if quota is not None and not self._guard(partial(quota.take, len(data)), "write to"):
                 _unlink(beside)
                 return
             self._guard(lambda: _write(beside, data), "write to")

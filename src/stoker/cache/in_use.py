@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from stoker.concurrency.bytelocks import is_byte_locked, lock_byte, unlock_byte
+from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.storage.files import PRIVATE, MappedFile
 
 __all__ = ["Users", "hold"]

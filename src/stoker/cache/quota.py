@@ -26,7 +26,7 @@ from stoker.storage.files import PRIVATE, open_own
 __all__ = [
     "PART",
     "PRIVATE",
-    "Room",
+    "CacheQuota",
     "claim",
     "files_below",
     "part_name",
@@ -108,8 +108,8 @@ def remove_unlocked(path: Path) -> bool:
         release(descriptor)
 
 
-class Room:
-    """The room in one cache.
+class CacheQuota:
+    """The limit of one cache, and the bytes that its files take.
 
     Args:
         root: the cache's directory.

@@ -33,7 +33,7 @@ PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What decides who reads what; names as in :class:`~stoker.loaders.dataset.StreamingDataset`."""
+    """The options of a simulated run that choose samples for ranks; names as in :class:`~stoker.StreamingDataset`."""
 
     url: str
     split: str | None
@@ -154,7 +154,7 @@ def _lookahead(asked: Asked, index: Index) -> int:
 
 
 def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, Leg]:
-    """Options, sample order and where to go on, of a state; its settings go before ``options``."""
+    """Read a state: options, sample order, and the position to resume at. Its settings override ``options``."""
     path = asked.resume or ""
     try:
         state = json.loads(Path(path).read_bytes())

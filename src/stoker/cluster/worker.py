@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from stoker.concurrency.usercode import in_user_code
+from stoker.concurrency.user_code import in_user_code
 
 __all__ = ["LoaderWorker"]
 

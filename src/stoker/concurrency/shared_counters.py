@@ -1,7 +1,7 @@
 """What reading costs, counted over all processes that share a dataset object.
 
 A DataLoader reads in worker processes, and who asks how it goes sits in the main process. So the counts lie in memory that
-the processes share (:class:`~stoker.concurrency.sharedfile.SharedFile`). Each process adds in a row of its own, so no two
+the processes share (:class:`~stoker.concurrency.shared_file.SharedFile`). Each process adds in a row of its own, so no two
 ever write the same; a sum over rows is the count. Rows of processes that are gone are added up in row 0 when their place is
 needed.
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.sharedfile import SharedFile, spawning
+from stoker.concurrency.shared_file import SharedFile, spawning
 
 __all__ = ["BUCKETS", "Count", "Counts", "bucket_of", "bucket_start"]
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from stoker.concurrency.usercode import pass_exits
+from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, EncodingError, TransformError
 from stoker.types import Sample
 

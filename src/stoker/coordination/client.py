@@ -335,7 +335,7 @@ class Coordination:
         return self._driver.insist(lambda: self._records.checkpoint(self.epoch))
 
     def assignment(self) -> list[Entry]:
-        """Who has committed what so far, for :class:`~stoker.coordination.history.assignment.Replay`."""
+        """The positions that each worker has committed, for :class:`~stoker.coordination.history.assignment.Replay`."""
         return self._driver.insist(lambda: self._records.assignment(self.epoch))
 
     def forget_epoch(self, number: int) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
-from stoker.concurrency.usercode import pass_exits
+from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.tokens.batch import LMBatch

@@ -5,7 +5,7 @@ handed over through a socket, unmapped and freed. For batches of small samples t
 does. Here the pieces stay: a worker writes into a block, the main process uses it in place, and when the last tensor on it
 is gone the block is free for the worker to fill again.
 
-The memory is a :class:`~stoker.concurrency.sharedfile.SharedFile`. Nobody ever waits for a block: where none is free, the
+The memory is a :class:`~stoker.concurrency.shared_file.SharedFile`. Nobody ever waits for a block: where none is free, the
 caller falls back to torch's own way.
 
 Each worker process holds one *region*, claimed by a record lock that the kernel drops with the process. A block is
@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.sharedfile import SharedFile, spawning
+from stoker.concurrency.shared_file import SharedFile, spawning
 
 __all__ = ["RingBlock", "Region", "Ring", "receive"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.concurrency.usercode import calls_user_code, pass_exits
+from stoker.concurrency.user_code import calls_user_code, pass_exits
 from stoker.errors import CorruptDataError, DecodeError, StokerError, TransformError
 from stoker.formats.registry import get_format
 from stoker.reading.shard_pool import ShardPool

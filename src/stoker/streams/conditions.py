@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.arguments import checked, unknown_operator
 from stoker.catalog.location import DatasetLocation
-from stoker.concurrency.usercode import pass_exits
+from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, TransformError
 from stoker.formats.base import ReadOptions
 from stoker.streams.compare import OPERATORS, compare, plain_operand

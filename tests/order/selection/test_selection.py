@@ -341,22 +341,6 @@ def every_kind(table: ShardTable) -> list[Selection]:
     ]
 
 
-@pytest.fixture
-def turned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain rotation in place of the keyed bijection, whose values are pinned where it is tested."""
-
-    def turn(index: Ids, n: Ids, key: Any) -> Ids:
-        turned: Ids = (index + (key % n.astype(np.uint64)).astype(np.int64)) % n
-        return turned
-
-    def turn_back(index: Ids, n: Ids, key: Any) -> Ids:
-        turned: Ids = (index - (key % n.astype(np.uint64)).astype(np.int64)) % n
-        return turned
-
-    monkeypatch.setattr("stoker.order.selection.selection.permute", turn)
-    monkeypatch.setattr("stoker.order.selection.selection.unpermute", turn_back)
-
-
 @pytest.mark.usefixtures("turned")
 def test_values_are_fixed_for_ever() -> None:
     # A change here moves samples between runs and between training and validation: it needs a new state version.

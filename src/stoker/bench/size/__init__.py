@@ -1,1 +1,1 @@
-"""How large a dataset a benchmark needs."""
+"""Search for the number of accelerators that a storage feeds, and for the dataset size that the rules demand."""

@@ -1,1 +1,1 @@
-"""What workers have done and will do, as records."""
+"""Records of a run: leases, commits, plans and checkpoints, and their bytes."""

@@ -1,1 +1,1 @@
-"""What several formats share: gathering, compression, hashing, containers."""
+"""Modules that several formats use: gathering, compression, hashing, containers."""

@@ -12,6 +12,7 @@ from stoker.formats.common.compression import parse_compression
 from stoker.storage.files import PRIVATE
 
 __all__ = [
+    "DECODE_ERRORS",
     "MAX_OFFSET",
     "check_basename",
     "check_memory",
@@ -23,6 +24,19 @@ __all__ = [
     "require",
     "string_list",
 ]
+
+# What decoders may raise on bytes that are not what they expect. Missing packages are not among them.
+DECODE_ERRORS: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    ArithmeticError,
+    SyntaxError,
+    EOFError,
+    OSError,
+)
 
 MAX_OFFSET: Final = (1 << 32) - 1
 """Largest offset that a shard's header can hold, and so the largest raw file, in bytes."""

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
-from stoker.formats.common.checks import parse_files, parse_samples
+from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples
 from stoker.formats.common.inspect_header import Survey, SurveyedFormat, check_count, only_settings
 from stoker.formats.common.merge import read_each
 from stoker.formats.mds.encodings import Encoding, get_encoding
@@ -31,7 +31,6 @@ from stoker.formats.mds.spec import parse_columns
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = [
-    "DECODE_ERRORS",
     "PackedFormat",
     "PackedShard",
     "Survey",
@@ -42,19 +41,6 @@ __all__ = [
     "only_settings",
     "read_offsets",
 ]
-
-# What decoders may raise on bytes that are not what they expect. Missing packages are not among them.
-DECODE_ERRORS: Final = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    ArithmeticError,
-    SyntaxError,
-    EOFError,
-    OSError,
-)
 
 
 def read_gathered(

@@ -87,8 +87,8 @@ class SurveyedFormat:
         beside: ends that replace a file's own, of files that belong to it; the last of them is the one with the data.
         whole: whether a survey reads about all of a file, so that it had better be fetched first.
         steps: whether such a survey goes from head to head, so that of a file of large members it reads only the heads.
-        packed: whether files whose names go on with an end of :data:`~stoker.formats.common.compression.PACKED` are such
-            files, compressed. They are decompressed once, into the cache.
+        packed: whether compressed files of the format are read, too: names that end with one of the suffixes and then one
+            of :data:`~stoker.formats.common.compression.PACKED`. They are decompressed once, into the cache.
         settings: names of the settings that :meth:`survey` understands.
     """
 

@@ -27,8 +27,8 @@ from stoker.formats.arrays.array_shards import (
 from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
-from stoker.formats.common.checks import check_memory
-from stoker.formats.common.container import DECODE_ERRORS, Survey, check_count, only_settings, read_offsets
+from stoker.formats.common.checks import DECODE_ERRORS, check_memory
+from stoker.formats.common.container import Survey, check_count, only_settings, read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.records import BytesLike
 from stoker.formats.hdf5.chunks import read_chunks

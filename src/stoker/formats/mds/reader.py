@@ -13,24 +13,13 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.gather import address_of, gather_rows, gather_u32
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids
 
 __all__ = ["MDSShard", "RecordLayout", "iterate_many", "read_many"]
 
-# What a decoder may raise on bytes that are not what it expects. Missing packages are not among them.
-_DECODE_ERRORS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    OverflowError,
-    ArithmeticError,
-    SyntaxError,
-    EOFError,
-    OSError,
-)
 _NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
 _NO_VALUES: list[bytes] = []
 # Samples are gathered in pieces of this size where they are taken one by one.
@@ -172,7 +161,7 @@ def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequen
             raw, values = _NO_ROWS, list(_slices(shards, which, begins[k], lengths[k], layout.encodings[k]))
         try:
             batch[name] = _decode(layout.encodings[k], raw, values)
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             raise _blame(shards, which, rows, layout.encodings[k], raw, values, name, error) from error
     return batch
 
@@ -211,7 +200,7 @@ def _fixed_items(
         raw = _fixed(addresses[piece], size)
         try:
             items = encoding.items(encoding.decode_fixed(raw))
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             raise _blame(shards, which[piece], rows[piece], encoding, raw, _NO_VALUES, name, error) from error
         yield items
 
@@ -232,7 +221,7 @@ def _decoded(
     try:
         for number, data in enumerate(slices):  # noqa: B007 - for the error below
             yield decode(data)
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         here = slice(number, number + 1)
         raise _blame(shards, which[here], rows[here], encoding, _NO_ROWS, [data], name, error) from error
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
-from stoker.formats.common.inspect_header import Survey, SurveyedFormat
-from stoker.formats.common.merge import iterate_each, read_each
+from stoker.formats.common.inspect_header import Survey
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
-from stoker.types import Batch, Buffer, Ids
+from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
+from stoker.types import Buffer
 
 __all__ = ["JSONEncoder", "JSONFormat", "JSONShard", "lines_remedy", "parse_objects"]
 
@@ -82,7 +81,7 @@ def _with_remedy(said: str, line: str) -> str:
     return f"{said}: {remedy}" if remedy else said
 
 
-class JSONFormat(SurveyedFormat):
+class JSONFormat(LineFormat):
     """Two files a shard: lines of JSON, and their offsets. Of others' files, pieces."""
 
     name = "json"
@@ -127,18 +126,6 @@ class JSONFormat(SurveyedFormat):
 
             return JSONFileShard(info, files, where)
         return JSONShard(info, files, where)
-
-    def read_many(
-        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
-        return read_each(shards, which, rows, columns)
-
-    def iterate_many(
-        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.base.Format`."""
-        return iterate_each(shards, which, rows, columns)
 
 
 class JSONEncoder(LineEncoder):

@@ -5,18 +5,17 @@ There is no quoting, so text that holds the separator or the newline can not be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
-from stoker.formats.common.inspect_header import Survey, SurveyedFormat
-from stoker.formats.common.merge import iterate_each, read_each
+from stoker.formats.common.inspect_header import Survey
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
-from stoker.types import Batch, Buffer, Ids
+from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
+from stoker.types import Buffer
 
 __all__ = ["SEPARATORS", "XSVEncoder", "XSVFormat", "XSVShard", "header_line"]
 
@@ -65,7 +64,7 @@ class XSVShard(LineShard):
         return values
 
 
-class XSVFormat(SurveyedFormat):
+class XSVFormat(LineFormat):
     """Two files a shard: lines of separated values, and their offsets. Of others' files, pieces.
 
     Args:
@@ -130,18 +129,6 @@ class XSVFormat(SurveyedFormat):
 
             return CSVFileShard(info, files, where)
         return XSVShard(info, files, where)
-
-    def read_many(
-        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
-        return read_each(shards, which, rows, columns)
-
-    def iterate_many(
-        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.base.Format`."""
-        return iterate_each(shards, which, rows, columns)
 
 
 def header_line(names: Sequence[str], separator: str, newline: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.concurrency.sharedfile import SharedFile, spawning
+from stoker.concurrency.shared_file import SharedFile, spawning
 from stoker.order.sample_order import Terms
 
 __all__ = ["EpochClock", "StartingPoint"]

@@ -17,7 +17,7 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from stoker.concurrency.bytelocks import lock_byte
+from stoker.concurrency.byte_locks import lock_byte
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import StokerError
 
