@@ -53,7 +53,7 @@ class Saved(NamedTuple):
         return "partial" in self.state
 
 
-class Unreadable(Exception):  # noqa: N818 - a world was drawn in which this sample order has no order
+class Unreadable(Exception):  # noqa: N818 - the drawn world can not read this order
     """Said before a history begins."""
 
 

@@ -231,7 +231,7 @@ def check_course(sample_order: NativeOrder, world: int, batch: int, epochs: int 
                     spread(its, ids, counts[number] * (epoch + 1))
                 continue
             if fixed and counts[number] % ids.size:
-                continue  # what parts of the drawn samples are, only the sample order knows
+                continue  # only the sample order knows the parts of drawn samples
             for rank in range(world):
                 part = sample_order.settings.partition.part(source.table, source.selection, rank, world, source.labels)
                 own = chosen_ids(source.table, part) + firsts[number]

@@ -357,7 +357,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self._exhausted = None
         passage = self._passage = _Passage(leg, run.plan, begun)
         order = run.order
-        assert isinstance(order, TokenOrder)  # as sample orders of tokens make them
+        assert isinstance(order, TokenOrder)  # which TokenSampleOrder makes
         steps = stretches(order, run.plan, worker.number, worker.count, begun)
         layout, settings = self._making.layout, self._making.settings
         if layout.parts:

@@ -116,7 +116,7 @@ class NativeOrder:
     ) -> NativeOrder:
         """The same sample order begun anew at an epoch, each stream after so many samples.
 
-        With fixed sampling it is the sample order itself: every epoch has the same samples, whatever came before.
+        With fixed sampling this order is returned unchanged: every epoch has the same samples.
         """
         if self.settings.sampling_method == "fixed":
             return self

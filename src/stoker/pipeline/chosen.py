@@ -1,4 +1,4 @@
-"""The sample order of a worker: that of what it reads, changed as its config says."""
+"""The sample order of one worker: the order of its data, with the settings of its config."""
 
 from __future__ import annotations
 

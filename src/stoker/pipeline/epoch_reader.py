@@ -58,7 +58,7 @@ class EpochReaderSettings:
 
 
 class EpochReader:
-    """Batches and samples of one process in the order of a sample order.
+    """Reads the batches and samples of one process, epoch after epoch.
 
     Args:
         pool: the open shards.

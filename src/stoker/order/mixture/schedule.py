@@ -20,7 +20,7 @@ __all__ = ["Schedule"]
 @checked
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Weights of streams over the sample order of training.
+    """Weights of streams that change in the course of training.
 
     Attributes:
         points: when weights begin to hold, and the weights by stream name, in order. The first is at 0. A time is a number

@@ -137,7 +137,7 @@ class MosaicmlOrder:
         return {}
 
     def continued(self, *_: Any, **__: Any) -> MosaicmlOrder:
-        """The sample order itself, since no epoch depends on an earlier one."""
+        """This order unchanged: no epoch depends on an earlier one."""
         return self
 
     def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:

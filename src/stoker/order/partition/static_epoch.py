@@ -30,7 +30,7 @@ _PART_MASK: Final = (1 << PART_BITS) - 1
 
 
 class Divided:
-    """The tracks of a sample order, divided among ranks.
+    """The streams of one epoch, divided among ranks.
 
     Args:
         tracks: the tracks.

@@ -25,7 +25,7 @@ _MOST_AWAY: Final = 256
 
 
 def leg_of(point: StartingPoint) -> Leg:
-    """The stretch of the sample order that begins at ``point``."""
+    """The rest of the epoch that begins at ``point``."""
     return Leg(point.epoch, point.position, point.terms)
 
 
@@ -70,7 +70,8 @@ def read_state(
         what: how the caller calls the state, for messages.
 
     Returns:
-        Where to go on, and the sample order, which is another if the state's run had changed its streams before.
+        The position to resume at, and the sample order. The order differs from the given one if the state's run had
+        changed its streams.
 
     Raises:
         StateError: it is no state, or belongs to another dataset or another order; says exactly what differs.
@@ -116,7 +117,8 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[S
     """Begin anew, with other streams, where a state's epoch ends.
 
     Returns:
-        The beginning of an epoch, and the sample order whose streams go on after what the state's run had of them.
+        The start of an epoch, and a sample order in which each stream continues after the samples that the state's run
+        delivered.
 
     Raises:
         StateError: more than the streams and their weights differs.

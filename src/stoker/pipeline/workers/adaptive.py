@@ -98,7 +98,7 @@ class Adaptive:
 
 
 def adaptive_order(sample_order: SampleOrder, adaptive: Adaptive) -> NativeOrder:
-    """The sample order as it is read split by split.
+    """The order in which workers lease the splits of an epoch.
 
     Every position comes once, so nothing is padded. Without a number of canonical nodes by the user there is one, for
     neighbouring positions to lie in few shards.
@@ -122,7 +122,7 @@ def adaptive_order(sample_order: SampleOrder, adaptive: Adaptive) -> NativeOrder
 
 
 def planned_order(sample_order: SampleOrder) -> NativeOrder:
-    """The sample order as it is read in parts of global batches that a plan divides.
+    """The order from which a plan divides each global batch among ranks.
 
     Raises:
         ConfigError: an order that has no global batches of all ranks' positions in a row.
