@@ -56,10 +56,10 @@ CASES: dict[str, Case] = {
 
 
 def opened(data: bytes, name: str = "npy", options: ReadOptions = ReadOptions(), **settings: Any) -> Any:
-    """A reader of a file that others wrote, by its format's survey."""
+    """A reader of a file that others wrote, by its format's header facts."""
     form: Any = get_format(name)
-    survey = form.survey(MappedSource(data, "the file"), settings)
-    info = ShardInfo(name, survey.samples, (FileInfo("a", len(data), {}),), (), None, survey.spec)
+    header = form.inspect_header(MappedSource(data, "the file"), settings)
+    info = ShardInfo(name, header.samples, (FileInfo("a", len(data), {}),), (), None, header.spec)
     return form.open(info, [data], where="the file", options=options)
 
 

@@ -17,7 +17,7 @@ import pytest
 from stoker import KeepIds, MDSWriter, StreamingDataset, merge_index
 from stoker.cache.base import CacheSettings
 from stoker.cache.in_use import Users
-from stoker.catalog.location import open_place
+from stoker.catalog.location import open_indexed
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
 from stoker.inspection.caches import list_caches, prune_caches
@@ -79,7 +79,7 @@ def test_an_epoch_of_more_shards_than_descriptors(tmp_path: Path, remote: bool) 
 
 def test_a_pool_keeps_as_many_readers_as_it_says_and_all_that_are_needed(tmp_path: Path) -> None:
     write(tmp_path / "data")
-    place = open_place(None, tmp_path / "data", None, settings=CacheSettings())
+    place = open_indexed(None, tmp_path / "data", None, settings=CacheSettings())
     pool = ShardPool(place.index, place.cache, most_open=4)
     for number in range(10):
         pool.get(number)

@@ -18,7 +18,7 @@ from s3server import Bucket
 from stoker import JSONWriter, MDSWriter, Stratified, StreamingDataset, Where, World
 from stoker.cache.base import CacheSettings
 from stoker.cache.directory import is_cache_directory
-from stoker.catalog.location import default_cache, open_place
+from stoker.catalog.location import default_cache, open_indexed
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StateError
 from stoker.storage import Store, open_store
 from stoker.streams.labels import column_labels
@@ -145,7 +145,7 @@ def test_labels_are_those_of_the_version(tmp_path: Path) -> None:
     for tag in (1, 2):
         write(str(tmp_path / "remote"), tag)
         for local in (tmp_path / "cache", None):
-            place = open_place(str(tmp_path / "remote"), local, None, settings=CacheSettings())
+            place = open_indexed(str(tmp_path / "remote"), local, None, settings=CacheSettings())
             assert set(column_labels(place, "tag", "classes").tolist()) == {tag}
 
 

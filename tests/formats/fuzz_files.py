@@ -24,21 +24,21 @@ from format_table import OTHERS
 from fuzz_damage import Target, seal_png, seal_tar, seal_tfrecord
 from fuzz_reading import (
     facts_of,
+    inspected,
     read_index,
     read_indexed,
+    read_inspected,
     read_packed,
     read_parquet,
     read_side,
-    read_surveyed,
-    surveyed,
     told_of,
 )
 
 from packed_cases import sample_of
 from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
-from stoker.catalog.unindexed import file_facts as foreign_facts
+from stoker.catalog.unindexed import file_facts as side_facts
 from stoker.catalog.unindexed import parquet_facts as parquet_side
-from stoker.catalog.unindexed.file_facts import ForeignFile
+from stoker.catalog.unindexed.file_facts import UnindexedFile
 from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import compression_names, parse_compression
@@ -130,8 +130,8 @@ def targets_of(name: str) -> list[Target]:
             targets.append(Target([data], partial(read_indexed, info), seal))
         return targets
     for files, settings in _others(name):
-        known = surveyed(name, settings, files)
-        targets.append(Target(files, partial(read_surveyed, name, settings, known), seal, range(len(files))))
+        known = inspected(name, settings, files)
+        targets.append(Target(files, partial(read_inspected, name, settings, known), seal, range(len(files))))
     return targets
 
 
@@ -184,13 +184,13 @@ def _sides() -> Iterator[list[bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         spec = {"columns": {"id": "int", "text": "str"}, "separator": ","}
         pieces = ((3, 9, 1), (9, 20, 2))
-        foreign = [
-            ForeignFile("a", 99, "v1", 3, spec, pieces),
-            ForeignFile("b", 9, "", 3, spec, (), (FoundFile("c", 9, ""),)),
+        unindexed = [
+            UnindexedFile("a", 99, "v1", 3, spec, pieces),
+            UnindexedFile("b", 9, "", 3, spec, (), (FoundFile("c", 9, ""),)),
         ]
-        foreign_facts.save_facts([Path(folder)], "memory://data", "foreign", foreign)
-        kept = Path(folder, ".stoker", "foreign").read_bytes()
-        yield [kept, repr(foreign_facts.parse_facts(kept)).encode()]
+        side_facts.save_facts([Path(folder)], "memory://data", "side", unindexed)
+        kept = Path(folder, ".stoker", "side").read_bytes()
+        yield [kept, repr(side_facts.parse_facts(kept)).encode()]
         for data in list(_parquet())[:2]:
             facts = [facts_of(data, {})]
             parquet_side.save_facts([Path(folder)], "memory://data", "parquet", facts)

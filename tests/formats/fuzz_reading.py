@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from stoker.cache.decompress import unpack_file
-from stoker.catalog.unindexed import file_facts as foreign_facts
+from stoker.catalog.unindexed import file_facts as side_facts
 from stoker.catalog.unindexed import parquet_facts as parquet_side
-from stoker.catalog.unindexed.file_facts import ForeignFile
+from stoker.catalog.unindexed.file_facts import UnindexedFile
 from stoker.catalog.unindexed.file_shards import describe_file
 from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.catalog.unindexed.parquet_shards import describe_row_groups
@@ -21,7 +21,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.common.compression import parse_compression
-from stoker.formats.common.inspect_header import Survey
+from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.parquet.footer.facts import FileFacts
 from stoker.formats.parquet.footer.footer import TAIL, footer_length, read_facts
 from stoker.formats.parquet.footer.predicate import Predicate
@@ -38,7 +38,7 @@ __all__ = [
     "read_packed",
     "read_parquet",
     "read_side",
-    "read_surveyed",
+    "read_inspected",
 ]
 
 WHERE = "the shard"
@@ -96,25 +96,27 @@ def read_indexed(info: ShardInfo, files: Sequence[bytes], bits: int) -> None:
     read_shard(get_format(info.format), info, files, bits)
 
 
-def surveyed(name: str, settings: Mapping[str, Any], files: Sequence[bytes]) -> Survey:
+def inspected(name: str, settings: Mapping[str, Any], files: Sequence[bytes]) -> HeaderFacts:
     """What a file says of itself."""
     form: Any = get_format(name)
-    found: Survey = form.survey(MappedSource(files[0], WHERE), settings)
+    found: HeaderFacts = form.inspect_header(MappedSource(files[0], WHERE), settings)
     return found
 
 
-def read_surveyed(name: str, settings: Mapping[str, Any], known: Survey, files: Sequence[bytes], bits: int) -> None:
+def read_inspected(
+    name: str, settings: Mapping[str, Any], known: HeaderFacts, files: Sequence[bytes], bits: int
+) -> None:
     """Read a file's shards as they would be fetched: by what it says of itself, or by what was ``known`` of it before."""
     form: Any = get_format(name)
-    # Text is mostly understood when it is surveyed, other formats again when they are opened.
-    found = known if bits & (16 if known.pieces else 48) else surveyed(name, settings, files)
+    # Text is mostly understood when its header is read, other formats again when they are opened.
+    found = known if bits & (16 if known.pieces else 48) else inspected(name, settings, files)
     if not found.pieces:
         raw = tuple([FileInfo(f"f{turn}", len(file), {}) for turn, file in enumerate(files)])
         read_shard(form, ShardInfo(name, found.samples, raw, (), None, found.spec), files, bits)
         return
     pieces = tuple((piece.start, piece.end, piece.samples) for piece in found.pieces)
     beside = tuple(FoundFile(f"{WHERE}.{turn}", len(data), "") for turn, data in enumerate(files[1:]))
-    one = ForeignFile(WHERE, len(files[0]), "", found.samples, found.spec, pieces, beside)
+    one = UnindexedFile(WHERE, len(files[0]), "", found.samples, found.spec, pieces, beside)
     in_place = bool(bits & 8)
     for info in describe_file(name, one, found.spec, in_place=in_place):
         read_shard(form, info, [_cut(data, file.part) for data, file in zip(files, info.raw, strict=True)], bits)
@@ -180,7 +182,7 @@ def read_side(files: Sequence[bytes], bits: int) -> None:
         facts = parquet_side.parse_facts(data)
         told = told_of(facts.values())
     else:
-        told = repr(foreign_facts.parse_facts(data)).encode()
+        told = repr(side_facts.parse_facts(data)).encode()
     if told in (b"{}", b"parquet "):
         raise CorruptDataError(WHERE)
     assert told == expected

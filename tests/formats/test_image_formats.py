@@ -12,7 +12,7 @@ from PIL import Image
 
 from packed_cases import tiny_image
 from stoker import StreamingDataset
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
 
@@ -27,7 +27,7 @@ def test_files_lie_in_folders_of_their_labels(tmp_path: Path) -> None:
     assert found == sorted(f"{['dog', 'a cat'][n % 2]}/{n:09}.png" for n in range(6))
     for path in found:
         assert (tmp_path / path).read_bytes() == tiny_image(int(Path(path).stem), "png")
-    assert open_foreign(tmp_path, "png").index.columns == ("image", "path", "class", "label")
+    assert open_unindexed(tmp_path, "png").index.columns == ("image", "path", "class", "label")
     assert [sample["label"] for sample in StreamingDataset(local=tmp_path)] == ["dog", "a cat"] * 3
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, FormatError
 from stoker.formats import registry
 from stoker.formats.registry import format_names, get_format
@@ -24,7 +24,7 @@ from stoker.storage import open_store
 
 TOY = '''
 import numpy as np
-from stoker.formats.common.container import PackedFormat, PackedShard, Survey, only_settings
+from stoker.formats.common.container import PackedFormat, PackedShard, HeaderFacts, only_settings
 
 
 class ToyShard(PackedShard):
@@ -42,9 +42,9 @@ class ToyFormat(PackedFormat):
     name = "toy"
     suffixes = (".toy",)
 
-    def survey(self, source, settings):
+    def inspect_header(self, source, settings):
         only_settings(settings, self.settings, self.name)
-        return Survey(source.size // 4, {"columns": {"value": "uint32"}})
+        return HeaderFacts(source.size // 4, {"columns": {"value": "uint32"}})
 
     def open(self, info, files, *, where, options=None):
         return ToyShard(info, files[0], where, options)
@@ -90,7 +90,7 @@ def test_files_of_its_format_are_read(toys: Path, tmp_path: Path) -> None:
     assert "toy" in format_names()
     for number in range(3):
         (tmp_path / f"{number}.toy").write_bytes(np.arange(number * 10, number * 10 + 10, dtype="<u4").tobytes())
-    place = open_foreign(tmp_path, "toy")
+    place = open_unindexed(tmp_path, "toy")
     assert place.index.sizes.tolist() == [10, 10, 10]
     pool = ShardPool(place.index, place.cache)
     batch = read_samples(pool, np.array([2, 0, 1]), np.array([9, 0, 5]))

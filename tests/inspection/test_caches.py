@@ -13,7 +13,7 @@ from broken import shard_files, write, write_others
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import open_place
+from stoker.catalog.location import open_indexed
 from stoker.cli import main
 from stoker.errors import CacheError
 from stoker.inspection.caches import list_caches, prune_caches
@@ -175,7 +175,7 @@ def test_what_was_kept_of_a_dataset_read_in_place_is_listed_and_goes(home: Path,
         write_others("npy", tmp_path / name)
         read(str(tmp_path / name), format="npy")
     write("mds", tmp_path / "shards")
-    column_labels(open_place(str(tmp_path / "shards"), None, None, settings=CacheSettings()), "id", "classes")
+    column_labels(open_indexed(str(tmp_path / "shards"), None, None, settings=CacheSettings()), "id", "classes")
     origins = {str(tmp_path / name) for name in ("stays", "goes", "shards")}
     assert {cache.origin for cache in list_caches()} == origins
     assert all(cache.kept_bytes and not cache.files for cache in list_caches())
@@ -194,7 +194,7 @@ def test_a_dataset_that_is_read_in_place_is_listed_and_cleared_in_the_same_words
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     write("mds", tmp_path / "data")
-    column_labels(open_place(None, tmp_path / "data", None, settings=CacheSettings()), "id", "classes")
+    column_labels(open_indexed(None, tmp_path / "data", None, settings=CacheSettings()), "id", "classes")
     assert main(["cache", "list", str(tmp_path / "data")]) == 0
     assert "no copies: left alone" in capsys.readouterr().out
     assert main(["cache", "clear", str(tmp_path / "data")]) == 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import open_place
+from stoker.catalog.location import open_indexed
 from stoker.streams import labels
 
 made: list[str] = []
@@ -42,7 +42,7 @@ def slow_scan(*arguments: Any) -> Any:
 
 
 vars(labels)["scan"] = slow_scan
-place = open_place(remote, local, None, settings=CacheSettings())
+place = open_indexed(remote, local, None, settings=CacheSettings())
 print(json.dumps("ready"), flush=True)
 array = labels.column_labels(place, "lang", "classes")
 print(json.dumps([len(made), np.asarray(array).tolist()]), flush=True)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stoker import CSVWriter, JSONWriter, MDSWriter, merge_index
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import DatasetLocation, open_place
+from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, UnsafeDataError
 from stoker.formats.base import ReadOptions
 from stoker.reading.shard_pool import ShardPool
@@ -51,7 +51,7 @@ def write(out: Path, count: int = 300, **options: Any) -> Path:
 
 
 def place_of(remote: Path | None, local: Path | None, **settings: Any) -> DatasetLocation:
-    return open_place(remote, local, None, settings=CacheSettings(**settings))
+    return open_indexed(remote, local, None, settings=CacheSettings(**settings))
 
 
 def kept_files(root: Path) -> list[Path]:

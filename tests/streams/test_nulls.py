@@ -17,7 +17,7 @@ import pytest
 
 from stoker import HashBased, Stratified, StreamingDataset, Where, World
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError
 from stoker.pipeline.workers.array_source import ArraySource
@@ -40,7 +40,7 @@ def parquet(folder: Path) -> DatasetLocation:
 
 def arrow(folder: Path) -> DatasetLocation:
     feather.write_feather(pa.table(TABLE), folder / "0.arrow", chunksize=3)
-    return open_foreign(folder, "arrow")
+    return open_unindexed(folder, "arrow")
 
 
 def json_lines(folder: Path) -> DatasetLocation:
@@ -48,7 +48,7 @@ def json_lines(folder: Path) -> DatasetLocation:
     # A null, and a key that is missing, are one.
     lines = [{k: v for k, v in row.items() if v is not None or row["id"] % 3} for row in rows]
     (folder / "0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return open_foreign(folder, "json")
+    return open_unindexed(folder, "json")
 
 
 FORMATS = [parquet, arrow, json_lines]
@@ -91,7 +91,7 @@ def test_conditions_mean_what_they_mean_in_sql(tmp_path: Path, make: Callable[[P
 
 def test_empty_cells_of_numbers_are_null_in_csv(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("n,t\n1,a\n,\n2.5,b\n")
-    place = open_foreign(tmp_path, "csv")
+    place = open_unindexed(tmp_path, "csv")
     assert chosen_ids(place, ~Where("n", "==", 1)).tolist() == [2]
     assert chosen_ids(place, Where("n", "==", None)).tolist() == [1]
     assert chosen_ids(place, Where("t", "==", None)).tolist() == []

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from cases import OPERATORS
 from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import DatasetLocation, open_place
+from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError, TransformError
 from stoker.reading.shard_pool import ShardPool
@@ -59,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def place_of(data: Path) -> DatasetLocation:
-    return open_place(None, data, None, settings=CacheSettings())
+    return open_indexed(None, data, None, settings=CacheSettings())
 
 
 def expected(holds: Callable[[dict[str, Any]], bool]) -> list[int]:

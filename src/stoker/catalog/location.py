@@ -25,7 +25,7 @@ from stoker.storage.files import read_regular
 from stoker.storage.recorded_versions import describe_version
 from stoker.types import StorageOptions
 
-__all__ = ["Address", "DatasetLocation", "address_of", "caches_home", "default_cache", "open_place", "origin_of"]
+__all__ = ["SourceLocation", "DatasetLocation", "locate", "caches_home", "default_cache", "open_indexed", "origin_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class DatasetLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class SourceLocation:
     """Where a dataset lies, by what the caller gave, before anything is read.
 
     Attributes:
@@ -95,12 +95,12 @@ class Address:
     in_place: bool
 
 
-def address_of(
+def locate(
     remote: str | os.PathLike[str] | None,
     local: str | os.PathLike[str] | None,
     split: str | None,
     storage_options: StorageOptions | None = None,
-) -> Address:
+) -> SourceLocation:
     """Where the dataset lies.
 
     Raises:
@@ -118,10 +118,10 @@ def address_of(
     if root is None:
         root = directory if directory is not None else default_cache(str(source), storage_options)
     root = root.absolute()
-    return Address(source, root, source is None or (directory is not None and _same(directory, root)))
+    return SourceLocation(source, root, source is None or (directory is not None and _same(directory, root)))
 
 
-def open_place(
+def open_indexed(
     remote: str | os.PathLike[str] | None,
     local: str | os.PathLike[str] | None,
     split: str | None,
@@ -149,7 +149,7 @@ def open_place(
         ObjectNotFoundError: there is no index.
         IndexFileError: the index is not valid.
     """
-    address = address_of(remote, local, split, storage_options)
+    address = locate(remote, local, split, storage_options)
     source, base = address.source, address.root
     opened = opening_time(base if address.source is None else address.source)
     if address.in_place:

@@ -9,10 +9,10 @@ from typing import Any, Final
 from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.catalog.header_columns import index_or_headers
-from stoker.catalog.location import DatasetLocation, open_place
+from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.missing import split_explained
 from stoker.catalog.synthetic import open_synthetic
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
 from stoker.errors import ConfigError
 from stoker.formats.parquet.footer.predicate import Filters
@@ -95,7 +95,7 @@ def open_format(
         options: settings of the format.
         cache_limit: bytes that opening may put into the cache.
         remote, local, split, filters, on_bad_files: see :class:`~stoker.streams.streams.Stream`.
-        settings, storage_options, retry, stall_timeout: see :func:`~stoker.catalog.location.open_place`.
+        settings, storage_options, retry, stall_timeout: see :func:`~stoker.catalog.location.open_indexed`.
     """
     name, more = format_name(format), dict(options or {})
     reading: dict[str, Any] = {
@@ -116,8 +116,8 @@ def open_format(
         if name is not None and name != _INDEXED:
             if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit", "unpack_into"}:
                 raise ConfigError(f"format {name!r} has no setting {min(clash)!r}")
-            return open_foreign(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
+            return open_unindexed(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
         assert remote is None or isinstance(remote, str | os.PathLike)
         if name == _INDEXED:
             reading["load"] = index_or_headers
-        return open_place(remote, local, split, **reading)
+        return open_indexed(remote, local, split, **reading)

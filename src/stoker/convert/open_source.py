@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import DatasetLocation, default_cache, open_place
+from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
 from stoker.catalog.unindexed.found_files import source_of
-from stoker.catalog.unindexed.listing import find_foreign
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.listing import find_format_files
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.convert.detect import FILES, HUGGING_FACE, IMAGES, INDEX, DetectedSource, Url, detect
 from stoker.convert.schema import ColumnType, of_arrow, of_values
@@ -166,7 +166,7 @@ def _files(name: str, found: DetectedSource, options: StorageOptions | None) -> 
     def open_root(root: str) -> Store:
         return open_store(root, options if local is None else None)
 
-    _, store, files, *_ = find_foreign(where, open_root, suffixes, found.kind)
+    _, store, files, *_ = find_format_files(where, open_root, suffixes, found.kind)
     source = FileSource.of(name, content_column("png" if found.kind == IMAGES else FILES), store, files)
     return source, {file.key: file_version(file.size, file.version) for file in files}
 
@@ -195,9 +195,9 @@ def _open(
             raise ConfigError(
                 f"format_options={dict(format_options)}: a dataset with an index.json says all of that itself"
             )
-        place = open_place(first, local, None, settings=settings, storage_options=options)
+        place = open_indexed(first, local, None, settings=settings, storage_options=options)
         if not remote and place.cache.store is not None:  # compressed: decompressed elsewhere, for a while
-            place, local = open_place(first, cache, None, settings=settings), cache
+            place, local = open_indexed(first, cache, None, settings=settings), cache
         return place, local
     if found.kind == "parquet":
         given = found.given
@@ -205,7 +205,7 @@ def _open(
         return place, local
     name = "arrow" if found.kind == HUGGING_FACE else found.kind
     given = found.given
-    place = open_foreign(
+    place = open_unindexed(
         given, name, local, settings=settings, storage_options=options, unpack_into=cache, **format_options
     )
     return place, None if place.cache.store is None else cache

@@ -19,7 +19,14 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, whole
 from stoker.formats.common.container import PackedFormat, PackedShard
-from stoker.formats.common.inspect_header import ShardSpan, Survey, check_count, only_settings, piece_bytes, piece_of
+from stoker.formats.common.inspect_header import (
+    HeaderFacts,
+    ShardSpan,
+    check_count,
+    only_settings,
+    piece_bytes,
+    piece_of,
+)
 from stoker.types import Array, Buffer, Column, Ids
 
 __all__ = ["DTYPES", "MegatronFormat", "MegatronIndex", "MegatronShard", "index_bytes", "read_index"]
@@ -133,10 +140,10 @@ def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, 
     if document:
         borders = found[first : first + count + 1].astype(np.int64)
         if len(borders) != count + 1 or (borders[1:] < borders[:-1]).any():
-            raise CorruptDataError(f"{where} has not the document borders that it had when it was surveyed")
+            raise CorruptDataError(f"{where} has not the document borders that it had when its header was read")
         low, high = int(borders[0]), int(borders[-1])
     if not 0 <= low <= high <= len(lengths):
-        raise CorruptDataError(f"{where} has {len(lengths)} sequences, and had {high} or more when it was surveyed")
+        raise CorruptDataError(f"{where} has {len(lengths)} sequences, and had {high} or more when its header was read")
     return MegatronIndex(dtype, *_checked(dtype, lengths[low:high], places[low:high], low, where), borders - low)
 
 
@@ -201,7 +208,7 @@ class MegatronShard(PackedShard):
         self._begins: Ids = begins - start
         self._ends: Ids = ends - start
         if index.dtype.name != next(iter(info.spec["columns"].values())).rpartition(":")[2]:
-            raise CorruptDataError(f"{there} tells of {index.dtype.name}, and did not when it was surveyed")
+            raise CorruptDataError(f"{there} tells of {index.dtype.name}, and did not when its header was read")
         if len(self._begins) and (int(self._begins.min()) < 0 or int(self._ends.max()) > len(data)):
             row = int(np.argmax((self._begins < 0) | (self._ends > len(data))))  # lengths are not negative
             raise CorruptDataError(
@@ -230,7 +237,7 @@ class MegatronFormat(PackedFormat):
     whole = True
     settings = ("column", "piece_bytes", "unit")
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``unit`` (what a sample is: ``"sequence"`` or ``"document"``), ``column`` (its name, ``"tokens"``),
@@ -244,7 +251,7 @@ class MegatronFormat(PackedFormat):
         begins, ends = _samples_of(index, unit == "document", source.where)
         count = check_count(len(begins), source.where)
         spec = {"columns": {str(settings.get("column", "tokens")): f"tokens:{index.dtype.name}"}, "unit": unit}
-        return Survey(count, spec, _pieces(begins, ends, piece_bytes(settings, _PIECE)))
+        return HeaderFacts(count, spec, _pieces(begins, ends, piece_bytes(settings, _PIECE)))
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

@@ -14,7 +14,7 @@ from stoker.cache.directory import CacheDirectory, is_cache_directory
 from stoker.cache.open_cache import make_cache
 from stoker.catalog.detect import detect
 from stoker.catalog.location import origin_of
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
@@ -100,7 +100,7 @@ def _open(
     if name == "parquet":
         place = open_parquet(url, root, storage_options=options)
     else:
-        place = open_foreign(url, name, root, storage_options=options, **settings)
+        place = open_unindexed(url, name, root, storage_options=options, **settings)
     return place.index, place.cache, name
 
 

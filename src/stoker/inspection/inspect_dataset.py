@@ -19,7 +19,7 @@ from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
 from stoker.inspection.previews import preview_shard
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown
-from stoker.inspection.unindexed.facts import inspect_foreign
+from stoker.inspection.unindexed.facts import inspect_unindexed
 from stoker.inspection.unindexed.parquet_facts import inspect_parquet
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
@@ -89,7 +89,7 @@ def inspect(
         files = FileReader(open_store(source.root, options), Path(scratch))
         if name == "parquet":
             return inspect_parquet(source, files, samples)
-        return inspect_foreign(source, files, name, dict(format_options or {}), samples, count=count)
+        return inspect_unindexed(source, files, name, dict(format_options or {}), samples, count=count)
 
 
 def _indexed(store: Store, index: Index, files: FileReader, samples: int) -> DatasetFacts:

@@ -25,7 +25,7 @@ from stoker.inspection.problems import Problem, VerifyReport
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.repair import rebuild
 from stoker.inspection.unindexed.row_groups import plan_parquet
-from stoker.inspection.unindexed.verify import plan_foreign
+from stoker.inspection.unindexed.verify import plan_unindexed
 from stoker.storage import is_local, open_store
 from stoker.types import StorageOptions
 
@@ -130,7 +130,7 @@ def verify(
             checker = checker_of(source.root)
             if name == "parquet":
                 return check(plan_parquet(checker, source, count), checker)
-            return check(plan_foreign(checker, source, name, format_options or {}), checker)
+            return check(plan_unindexed(checker, source, name, format_options or {}), checker)
         checker = checker_of(text)
         index, plan = plan_index(checker)
         repaired: tuple[str, ...] = ()

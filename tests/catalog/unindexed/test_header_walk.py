@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from s3server import Bucket
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed import header_walk as stepping
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import CorruptDataError
 from stoker.formats.common.byte_source import MappedSource, check_range
 from stoker.formats.registry import get_format
@@ -107,14 +107,14 @@ def test_of_large_members_only_heads_are_read(
     monkeypatch.setattr(stepping, "_RATE", 0.0)  # however busy the machine is
     options = bucket.storage_options
     url, size = put(name, [900_000] * SAMPLES, f"{bucket.url}/d", **options)
-    place = open_foreign(url, name, tmp_path / "cache", storage_options=options)
+    place = open_unindexed(url, name, tmp_path / "cache", storage_options=options)
     assert place.index.sizes.tolist() == [SAMPLES] * 3
     # The first records of a TFRecord file tell which features there are.
     assert sum(asked) < (0.03 if name == "tar" else 0.5) * size
     assert not list(cache_of(tmp_path / "cache").glob(f"*.{name}"))
     assert texts(place) == [f"text {number}" for number in range(SAMPLES)] * 3
     asked.clear()
-    again = open_foreign(url, name, tmp_path / "cache", storage_options=options)
+    again = open_unindexed(url, name, tmp_path / "cache", storage_options=options)
     assert again.index.sizes.tolist() == [SAMPLES] * 3
     assert not asked  # it is kept what they hold
 
@@ -130,7 +130,7 @@ def test_what_had_better_be_fetched_whole_is(
 ) -> None:
     monkeypatch.setattr(stepping, "_RATE", rate)
     url, size = put(name, sizes)
-    place = open_foreign(url, name, tmp_path / "cache")
+    place = open_unindexed(url, name, tmp_path / "cache")
     assert place.index.sizes.tolist() == [len(sizes)] * 3
     assert len(list(cache_of(tmp_path / "cache").glob(f"*.{name}"))) == 3
     # Beside the files themselves, some heads, and the records that tell of features.
@@ -154,7 +154,7 @@ def test_damage_in_a_head_is_found_from_afar_as_it_is_nearby(
     told = []
     for where in (url, str(tmp_path)):
         with pytest.raises(CorruptDataError) as caught:
-            open_foreign(where, name, tmp_path / "cache" if where == url else None)
+            open_unindexed(where, name, tmp_path / "cache" if where == url else None)
         told.append(str(caught.value).replace(where, ""))
     assert told[0] == told[1]
 
@@ -188,8 +188,8 @@ def test_heads_tell_the_same_as_the_whole_file(
     found: list[Any] = []
     for source in (MappedSource(bytes(data), "there"), Remote(bytes(data))):
         try:
-            survey = reader.survey(source, {})
-            found.append((survey.samples, survey.spec))
+            header = reader.inspect_header(source, {})
+            found.append((header.samples, header.spec))
         except CorruptDataError as error:
             found.append(str(error))
     assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Files that others wrote are found, surveyed once, read where they lie or through the cache, and watched for changes."""
+"""Files without an index are found, their headers read once; they are mapped or come by the cache, and changes are noticed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import (
     ConfigError,
     CorruptDataError,
@@ -149,10 +149,10 @@ def test_every_format_is_read_from_every_place(
         fill(into(tmp_path / "data"), name)
     if where != "in place":
         arguments["local"] = tmp_path / "cache"
-    place = open_foreign(format=name, **arguments)
+    place = open_unindexed(format=name, **arguments)
     assert place.index.sizes.tolist() == [ROWS] * 3
     assert read(place, ID_COLUMNS[name]) == list(range(3 * ROWS))
-    again = open_foreign(format=name, **arguments)
+    again = open_unindexed(format=name, **arguments)
     assert again.index.fingerprint == place.index.fingerprint
     assert read(pickle.loads(pickle.dumps(again)), ID_COLUMNS[name]) == list(range(3 * ROWS))
     if where == "in place":
@@ -173,7 +173,7 @@ def test_where_files_lie_has_no_part_in_the_order(
             put(f"{number}/part{suffix}", make(range(number * ROWS, number * ROWS + ROWS)))
     there = {"remote": f"{bucket.url}/data", "storage_options": bucket.storage_options}
     places = [
-        open_foreign(format=name, **pieces, **arguments)
+        open_unindexed(format=name, **pieces, **arguments)
         for arguments in (
             {"remote": str(tmp_path / "data")},
             {"remote": str(tmp_path / "data"), "local": tmp_path / "near"},
@@ -183,26 +183,26 @@ def test_where_files_lie_has_no_part_in_the_order(
     assert len({place.index.fingerprint for place in places}) == 1
     assert len(places[0].index) == 3 if not pieces else len(places[0].index) > 3
     (tmp_path / "data" / f"more{suffix}").write_bytes(make(range(ROWS)))
-    assert open_foreign(str(tmp_path / "data"), name, **pieces).index.fingerprint != places[0].index.fingerprint
+    assert open_unindexed(str(tmp_path / "data"), name, **pieces).index.fingerprint != places[0].index.fingerprint
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_second_start_opens_no_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(into(tmp_path), name)
-    first = open_foreign(tmp_path, name)
+    first = open_unindexed(tmp_path, name)
     form: Any = type(get_format(name))
-    survey, seen = form.survey, []
+    original, seen = form.inspect_header, []
 
     def counted(self: Any, source: Any, settings: Any) -> Any:
         seen.append(source.where)
-        return survey(self, source, settings)
+        return original(self, source, settings)
 
-    monkeypatch.setattr(form, "survey", counted)
-    assert open_foreign(tmp_path, name).index.fingerprint == first.index.fingerprint
+    monkeypatch.setattr(form, "inspect_header", counted)
+    assert open_unindexed(tmp_path, name).index.fingerprint == first.index.fingerprint
     assert not seen
     suffix, make = FILES[name]
     into(tmp_path)(f"part-1{suffix}", make(range(500, 507)))
-    changed = open_foreign(tmp_path, name)
+    changed = open_unindexed(tmp_path, name)
     assert [os.path.basename(one) for one in seen] == [f"part-1{suffix}"]
     assert changed.index.sizes.tolist() == [ROWS, 7, ROWS]
     assert read(changed, ID_COLUMNS[name])[ROWS : ROWS + 7] == list(range(500, 507))
@@ -210,7 +210,7 @@ def test_a_second_start_opens_no_file(name: str, tmp_path: Path, monkeypatch: py
 
 def test_a_file_that_is_replaced_during_a_run_is_noticed(tmp_path: Path) -> None:
     fill(into(tmp_path), "npy")
-    place = open_foreign(tmp_path, "npy")
+    place = open_unindexed(tmp_path, "npy")
     path = tmp_path / "part-1.npy"
     data = path.read_bytes()
     path.write_bytes(data)
@@ -222,20 +222,20 @@ def test_a_file_that_is_replaced_during_a_run_is_noticed(tmp_path: Path) -> None
 def test_a_replaced_remote_file_is_fetched_anew(tmp_path: Path) -> None:
     fill(into(tmp_path / "data"), "tar")
     arguments: dict[str, Any] = {"remote": tmp_path / "data", "local": tmp_path / "cache", "format": "tar"}
-    assert read(open_foreign(**arguments), "cls") == list(range(3 * ROWS))
+    assert read(open_unindexed(**arguments), "cls") == list(range(3 * ROWS))
     into(tmp_path / "data")("part-0.tar", tar_file(range(900, 900 + ROWS)))
     os.utime(tmp_path / "data" / "part-0.tar", ns=(5, 5))
-    assert read(open_foreign(**arguments), "cls")[:ROWS] == list(range(900, 900 + ROWS))
+    assert read(open_unindexed(**arguments), "cls")[:ROWS] == list(range(900, 900 + ROWS))
 
 
 def test_files_patterns_lists_and_splits(tmp_path: Path) -> None:
     fill(into(tmp_path / "train"), "npy")
-    assert read(open_foreign(tmp_path, "npy", split="train"), "data") == list(range(60))
-    assert read(open_foreign(str(tmp_path / "train" / "part-[12].npy"), "npy"), "data") == list(range(20, 60))
-    assert read(open_foreign(tmp_path / "train" / "part-1.npy", "npy"), "data") == list(range(20, 40))
+    assert read(open_unindexed(tmp_path, "npy", split="train"), "data") == list(range(60))
+    assert read(open_unindexed(str(tmp_path / "train" / "part-[12].npy"), "npy"), "data") == list(range(20, 60))
+    assert read(open_unindexed(tmp_path / "train" / "part-1.npy", "npy"), "data") == list(range(20, 40))
     listed = [tmp_path / "train" / "part-2.npy", tmp_path / "train" / "part-0.npy"]
-    assert read(open_foreign(listed, "npy"), "data") == [*range(40, 60), *range(20)]
-    assert read(open_foreign(None, "npy", local=tmp_path / "train"), "data") == list(range(60))
+    assert read(open_unindexed(listed, "npy"), "data") == [*range(40, 60), *range(20)]
+    assert read(open_unindexed(None, "npy", local=tmp_path / "train"), "data") == list(range(60))
 
 
 @pytest.mark.s3
@@ -256,18 +256,18 @@ def test_headers_of_remote_files_are_read_without_the_files(
         return get_range(self, key, start, end)
 
     monkeypatch.setattr(type(store), "get_range", counted)
-    place = open_foreign(f"{bucket.url}/d", "npz", tmp_path / "cache", storage_options=bucket.storage_options)
+    place = open_unindexed(f"{bucket.url}/d", "npz", tmp_path / "cache", storage_options=bucket.storage_options)
     assert place.index.sizes.tolist() == [40, 40]
     assert 0 < sum(asked) < 2 * 40 * 100_000
     assert not (tmp_path / "cache" / "0.npz").exists()
-    alone = open_foreign(f"{bucket.url}/d/1.npz", "npz", tmp_path / "b", storage_options=bucket.storage_options)
+    alone = open_unindexed(f"{bucket.url}/d/1.npz", "npz", tmp_path / "b", storage_options=bucket.storage_options)
     assert read(alone, "id") == list(range(40))
 
 
 def test_a_limited_cache_makes_room(tmp_path: Path) -> None:
     fill(into(tmp_path / "data"), "tar", files=6)
     size = (tmp_path / "data" / "part-0.tar").stat().st_size
-    place = open_foreign(tmp_path / "data", "tar", tmp_path / "cache", settings=CacheSettings(limit=int(2.5 * size)))
+    place = open_unindexed(tmp_path / "data", "tar", tmp_path / "cache", settings=CacheSettings(limit=int(2.5 * size)))
     pool = ShardPool(place.index, place.cache, threads=1)
     for shard in range(6):
         rows = np.arange(ROWS)
@@ -302,7 +302,7 @@ def test_files_that_differ_in_columns_are_named(tmp_path: Path) -> None:
     np.savez(out, id=np.array([1], np.int16))
     into(tmp_path)("b.npz", out.getvalue())
     with pytest.raises(IndexFileError, match=r"a\.npz and .*b\.npz.*'id' is int64 in the first and int16"):
-        open_foreign(tmp_path, "npz")
+        open_unindexed(tmp_path, "npz")
 
 
 def test_archives_may_differ_in_extensions_and_empty_files_in_all(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_archives_may_differ_in_extensions_and_empty_files_in_all(tmp_path: Path
         member.size = 1
         archive.addfile(member, io.BytesIO(b"p"))
     into(tmp_path)("c.tar", out.getvalue())
-    place = open_foreign(tmp_path, "tar")
+    place = open_unindexed(tmp_path, "tar")
     assert place.index.columns == ("__key__", "cls", "jpg", "png")
     assert read(place, "png") == [None, None, b"p"]
     assert read(place, "cls") == [1, 2, None]
@@ -324,19 +324,19 @@ def test_damaged_missing_and_unknown_are_told(tmp_path: Path) -> None:
     fill(into(tmp_path), "npz")
     into(tmp_path)("part-1.npz", b"PK")
     with pytest.raises(CorruptDataError, match=r"part-1\.npz: not an NPZ file"):
-        open_foreign(tmp_path, "npz")
+        open_unindexed(tmp_path, "npz")
     with pytest.raises(ObjectNotFoundError, match=r"no files of format 'tar'.*end with \.tar"):
-        open_foreign(tmp_path, "tar")
+        open_unindexed(tmp_path, "tar")
     with pytest.raises(FormatError, match=r"'zarr' is unknown; .* known: arrow"):
-        open_foreign(tmp_path, "zarr")
+        open_unindexed(tmp_path, "zarr")
     with pytest.raises(ConfigError, match=r"index\.json"):
-        open_foreign(tmp_path, "mds")
+        open_unindexed(tmp_path, "mds")
     with pytest.raises(ConfigError, match="has no setting 'columms'"):
-        open_foreign(tmp_path, "npz", columms=["a"])
+        open_unindexed(tmp_path, "npz", columms=["a"])
     with pytest.raises(ConfigError, match="give remote= or local="):
-        open_foreign(None, "npz")
+        open_unindexed(None, "npz")
     with pytest.raises(ConfigError, match="validate_hash"):
-        open_foreign(tmp_path, "npz", settings=CacheSettings(validate_hash="sha1"))
+        open_unindexed(tmp_path, "npz", settings=CacheSettings(validate_hash="sha1"))
 
 
 # -- a file a sample ---------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_any_files_as_they_are(tmp_path: Path) -> None:
     contents = {"a.bin": b"1", "sub/b.txt": b"22", "sub/empty": b"", "z": b"\0" * 70_000}
     for key, data in {**contents, ".hidden": b"no", "_x/y": b"no"}.items():
         into(tmp_path)(key, data)
-    place = open_foreign(tmp_path, "files")
+    place = open_unindexed(tmp_path, "files")
     assert dict(zip(read(place, "path"), read(place, "data"), strict=True)) == contents
     views = read(place, "data", ReadOptions(views=True))
     assert [bytes(view) for view in views] == list(contents.values())
@@ -357,7 +357,7 @@ def test_a_bucket_of_files_is_streamed_as_it_is(bucket: Bucket, tmp_path: Path) 
     store = open_store(bucket.url, bucket.storage_options)
     for number in range(30):
         store.put(f"{number % 3}/{number:03}.bin", bytes([number]) * number)
-    place = open_foreign(bucket.url, "files", tmp_path / "cache", storage_options=bucket.storage_options)
+    place = open_unindexed(bucket.url, "files", tmp_path / "cache", storage_options=bucket.storage_options)
     assert sorted(map(len, read(place, "data"))) == list(range(30))
     assert read(place, "path") == [f"{k}/{number:03}.bin" for k in range(3) for number in range(k, 30, 3)]
 
@@ -367,7 +367,7 @@ def test_folders_of_images_are_classes(name: str, suffix: str, tmp_path: Path) -
     for number in range(12):
         into(tmp_path)(f"class {number % 3}/deep/{number}{suffix}", tiny_image(number, name))
         into(tmp_path)(f"class {number % 3}/notes.txt", b"not an image")
-    place = open_foreign(tmp_path, name)
+    place = open_unindexed(tmp_path, name)
     assert place.index.columns == ("image", "path", "class", "label")
     paths, labels, images = read(place, "path"), read(place, "label"), read(place, "image")
     assert labels == [0] * 4 + [1] * 4 + [2] * 4
@@ -375,13 +375,13 @@ def test_folders_of_images_are_classes(name: str, suffix: str, tmp_path: Path) -
     for path, image in zip(paths, images, strict=True):
         expected = Image.open(tmp_path / path)
         assert image.tobytes() == expected.tobytes()
-    raw = read(open_foreign(tmp_path, name, decode=False), "image")
+    raw = read(open_unindexed(tmp_path, name, decode=False), "image")
     assert raw == [(tmp_path / path).read_bytes() for path in paths]
     into(tmp_path)(f"loose{suffix}", tiny_image(99, name))
-    assert open_foreign(tmp_path, name).index.columns == ("image", "path")
+    assert open_unindexed(tmp_path, name).index.columns == ("image", "path")
     into(tmp_path)(f"false{suffix}", b"GIF89a")
     with pytest.raises(CorruptDataError, match=rf"false{suffix}.*not a {name.upper()} file"):
-        read(open_foreign(tmp_path, name), "image")
+        read(open_unindexed(tmp_path, name), "image")
 
 
 class _Unreachable:
@@ -404,4 +404,4 @@ class _Unreachable:
 def test_a_store_that_fails_is_no_damaged_file(name: str) -> None:
     form: Any = get_format(name)
     with pytest.raises(StorageTimeoutError, match="no answer"):
-        form.survey(_Unreachable(FILES[name][1](range(200))), {})
+        form.inspect_header(_Unreachable(FILES[name][1](range(200))), {})

@@ -157,13 +157,13 @@ def test_a_second_start_opens_no_file_and_a_new_file_is_noticed(
     fill(tmp_path, "json", ".gz")
     first = StreamingDataset(remote=tmp_path, format="json")
     form: Any = type(get_format("json"))
-    survey, seen = form.survey, []
+    original, seen = form.inspect_header, []
 
     def counted(self: Any, source: Any, settings: Any) -> Any:
         seen.append(source.where)
-        return survey(self, source, settings)
+        return original(self, source, settings)
 
-    monkeypatch.setattr(form, "survey", counted)
+    monkeypatch.setattr(form, "inspect_header", counted)
     with monkeypatch.context() as patch:
         patch.setattr(unpacking, "_decompress", lambda *_: pytest.fail("decompressed a second time"))
         again = StreamingDataset(remote=tmp_path, format="json")

@@ -152,7 +152,7 @@ def test_who_keeps_the_error_of_a_damaged_file_ends_well(tmp_path: Path) -> None
 
 _KEEPS_ERRORS = """
 import sys, threading, time
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.formats.hdf5.reader import HDF5Format
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.base import ShardInfo, FileInfo
@@ -163,7 +163,7 @@ for path in sys.argv[1:]:
     data = open(path, "rb").read()
     try:
         format = HDF5Format()
-        found = format.survey(MappedSource(data, path), {})
+        found = format.inspect_header(MappedSource(data, path), {})
         info = ShardInfo("hdf5", found.samples, (FileInfo(path, len(data), {}),), (), None, found.spec)
         format.open(info, [data], where=path).read([0, 1, 11])
     except Exception as error:

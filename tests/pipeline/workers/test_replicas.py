@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.cache.base import CacheSettings
-from stoker.catalog.location import open_place
+from stoker.catalog.location import open_indexed
 from stoker.concurrency.shared_counters import Count
 from stoker.coordination import Coordination
 from stoker.order.native import NativeOrder
@@ -72,7 +72,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, list[int], Callable[[], Replicas]]]:
     """Rank 0 of two with a replication of two: its open shards, those of rank 1's lane in order, and what starts replicas."""
     make_dataset(folder / "data", SAMPLES, size_limit=SHARD)
-    place = open_place(folder / "data", folder / "cache", None, settings=CacheSettings(limit=limit))
+    place = open_indexed(folder / "data", folder / "cache", None, settings=CacheSettings(limit=limit))
     pool = ShardPool(place.index, place.cache)
     table = ShardTable(place.index.sizes)
     sample_order = NativeOrder([StreamSource("data", table, Everything(table))], NativeSettings(partition=LEASED.base))

@@ -22,7 +22,7 @@ from stoker.cache.quota import part_name, release, try_lock
 from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.storage.files import PRIVATE, open_own, read_regular
 
-__all__ = ["ForeignFile", "load_facts", "parse_facts", "save_facts"]
+__all__ = ["UnindexedFile", "load_facts", "parse_facts", "save_facts"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignFile:
+class UnindexedFile:
     """A file of a dataset that has no index.
 
     Attributes:
@@ -59,7 +59,7 @@ class ForeignFile:
         return FoundFile(self.key, self.size, self.version).mark, *(one.mark for one in self.beside)
 
 
-def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]:
+def load_facts(directories: Sequence[Path], name: str) -> dict[str, UnindexedFile]:
     """Files by key, from the first of the directories that knows them; empty where none does."""
     for directory in directories:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
@@ -69,7 +69,7 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, ForeignFile]
     return {}
 
 
-def parse_facts(data: bytes) -> dict[str, ForeignFile]:
+def parse_facts(data: bytes) -> dict[str, UnindexedFile]:
     """Files by key; empty where the text is not whole, as its digest tells, or of another version."""
     digest, _, text = data.partition(b"\n")
     if digest != _digest(text):
@@ -83,7 +83,7 @@ def parse_facts(data: bytes) -> dict[str, ForeignFile]:
     beside = {key: tuple(FoundFile(*one) for one in given) for key, given in kept["beside"].items()}
     unpacked: dict[str, int] = kept["unpacked"]
     return {
-        key: ForeignFile(
+        key: UnindexedFile(
             key,
             size,
             version,
@@ -101,7 +101,7 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).hexdigest().encode()
 
 
-def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence[ForeignFile]) -> None:
+def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence[UnindexedFile]) -> None:
     """Keep facts of files below ``url`` in the first of the directories that can be written to; else nowhere."""
     specs: dict[int, tuple[int, Mapping[str, Any]]] = {}
     numbers = [specs.setdefault(id(one.spec), (len(specs), one.spec))[0] for one in files]

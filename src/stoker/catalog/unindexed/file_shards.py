@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from stoker.catalog.unindexed.file_facts import ForeignFile
+from stoker.catalog.unindexed.file_facts import UnindexedFile
 from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.errors import CorruptDataError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ShardInfo
@@ -21,7 +21,7 @@ _NO_HASHES: Final[Mapping[str, str]] = {}
 
 
 def describe_file(
-    format_name: str, one: ForeignFile, spec: Mapping[str, Any], *, in_place: bool
+    format_name: str, one: UnindexedFile, spec: Mapping[str, Any], *, in_place: bool
 ) -> Iterator[ShardInfo]:
     """The shards of a file: one, or as many as it has pieces.
 
@@ -61,7 +61,7 @@ def describe_file(
 
 
 def _unpacked_shards(
-    format_name: str, one: ForeignFile, file: FoundFile, spec: Mapping[str, Any]
+    format_name: str, one: UnindexedFile, file: FoundFile, spec: Mapping[str, Any]
 ) -> Iterator[ShardInfo]:
     """The shards of a compressed file: all are windows of what comes out of it, which lies in the cache."""
     assert one.unpacked is not None

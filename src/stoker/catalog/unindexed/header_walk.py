@@ -13,9 +13,9 @@ from typing import Final
 from stoker.formats.common.byte_source import check_range
 from stoker.storage import Store
 
-__all__ = ["ShortStepsError", "Stepping"]
+__all__ = ["ShortStepsError", "HeaderWalk"]
 
-# What a request brings: a head, and small members behind it. See benchmarks/survey_bytes.py.
+# What a request brings: a head, and small members behind it. See benchmarks/header_bytes.py.
 _BLOCK: Final = 1 << 14
 # Steps are to be longer than this, so that at most a quarter of the bytes is fetched.
 _STEP: Final = 4 * _BLOCK
@@ -29,7 +29,7 @@ class ShortStepsError(Exception):
     """Heads lie so close that it is better to have all of the file."""
 
 
-class Stepping:
+class HeaderWalk:
     """Sources for the files of one dataset. Once the heads of one lie too close, the others are not tried.
 
     Args:
@@ -40,14 +40,14 @@ class Stepping:
         self._store = store
         self._short = threading.Event()
 
-    def source(self, key: str, size: int, where: str) -> SteppingSource | None:
+    def source(self, key: str, size: int, where: str) -> WalkedSource | None:
         """A source that reads heads, or ``None`` where the file had better be fetched whole."""
         if self._short.is_set() or size < _TRIAL * _STEP:
             return None
-        return SteppingSource(self._store, key, size, where, self._short)
+        return WalkedSource(self._store, key, size, where, self._short)
 
 
-class SteppingSource:
+class WalkedSource:
     """A file of a store that is read from its begin to its end with long steps.
 
     Raises:

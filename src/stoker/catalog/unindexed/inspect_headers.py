@@ -11,33 +11,33 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from stoker.cache.base import ShardCache
-from stoker.catalog.unindexed.file_facts import ForeignFile
+from stoker.catalog.unindexed.file_facts import UnindexedFile
 from stoker.catalog.unindexed.file_shards import packed_file, whole_file
 from stoker.catalog.unindexed.found_files import FoundFile, read_listed
-from stoker.catalog.unindexed.header_walk import ShortStepsError, Stepping
+from stoker.catalog.unindexed.header_walk import HeaderWalk, ShortStepsError
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource, check_range
 from stoker.formats.common.compression import codec_of
-from stoker.formats.common.inspect_header import SurveyedFormat
+from stoker.formats.common.inspect_header import UnindexedFormat
 from stoker.storage import Store
 
-__all__ = ["FetchedFiles", "StoreSource", "survey_files"]
+__all__ = ["FetchedFiles", "StoreSource", "inspect_headers"]
 
 _THREADS: Final = 16
 _BLOCK: Final = 1 << 16
 _HELD: Final = 8
 
 
-def survey_files(
-    reader: SurveyedFormat,
+def inspect_headers(
+    reader: UnindexedFormat,
     files: Sequence[FoundFile],
     beside: Mapping[str, tuple[FoundFile, ...]],
-    known: Mapping[str, ForeignFile],
+    known: Mapping[str, UnindexedFile],
     settings: Mapping[str, Any],
     fetched: FetchedFiles,
     store: Store,
-) -> list[ForeignFile]:
+) -> list[UnindexedFile]:
     """What all files hold, in their order; those that are known are not opened again.
 
     Args:
@@ -54,9 +54,9 @@ def survey_files(
         ConfigError: the settings do not fit a file.
     """
 
-    steps = Stepping(store)
+    steps = HeaderWalk(store)
 
-    def survey(file: FoundFile) -> ForeignFile:
+    def header(file: FoundFile) -> UnindexedFile:
         old, more = known.get(file.key), beside.get(file.key, ())
         if old is not None and old.mark == (file.mark, *(one.mark for one in more)):
             return old
@@ -78,10 +78,10 @@ def survey_files(
                 chosen = {"piece_bytes": max(1, unpacked), **settings}
         try:
             try:
-                found = reader.survey(source, chosen)
+                found = reader.inspect_header(source, chosen)
             except ShortStepsError:
                 source = MappedSource(fetched.open(reader.name, file), where)
-                found = reader.survey(source, chosen)
+                found = reader.inspect_header(source, chosen)
         except (ConfigError, FormatError):
             raise
         except ValueError as error:  # of another package's format
@@ -90,10 +90,10 @@ def survey_files(
             del source
             fetched.let_go(file, unpacked)
         pieces = tuple((piece.start, piece.end, piece.samples) for piece in found.pieces)
-        return ForeignFile(file.key, file.size, file.version, found.samples, found.spec, pieces, more, unpacked)
+        return UnindexedFile(file.key, file.size, file.version, found.samples, found.spec, pieces, more, unpacked)
 
-    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="stoker-survey") as pool:
-        futures = [pool.submit(survey, file) for file in files]
+    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="stoker-headers") as pool:
+        futures = [pool.submit(header, file) for file in files]
         try:
             return [future.result() for future in futures]
         except BaseException:

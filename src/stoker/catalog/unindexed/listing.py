@@ -16,13 +16,13 @@ from stoker.formats.common.checks import check_basename
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local
 
-__all__ = ["find_foreign"]
+__all__ = ["find_format_files"]
 
 # Formats with a sample a file, whose names may say anything.
 _SAMPLE_FILES: Final = ("files", "images", "jpeg", "png")
 
 
-def find_foreign(
+def find_format_files(
     source: FilesLocation,
     open_root: Callable[[str], Store],
     suffixes: Sequence[str],

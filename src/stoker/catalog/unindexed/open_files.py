@@ -19,13 +19,13 @@ from typing import Any
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.open_cache import make_cache
-from stoker.catalog.location import Address, DatasetLocation, address_of, default_cache, origin_of
+from stoker.catalog.location import DatasetLocation, SourceLocation, default_cache, locate, origin_of
 from stoker.catalog.source_args import files_asked_for, files_directory, side_places
-from stoker.catalog.unindexed.file_facts import ForeignFile, load_facts, save_facts
+from stoker.catalog.unindexed.file_facts import UnindexedFile, load_facts, save_facts
 from stoker.catalog.unindexed.file_shards import describe_file, packed_file, whole_file
 from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile
-from stoker.catalog.unindexed.inspect_headers import FetchedFiles, survey_files
-from stoker.catalog.unindexed.listing import find_foreign
+from stoker.catalog.unindexed.inspect_headers import FetchedFiles, inspect_headers
+from stoker.catalog.unindexed.listing import find_format_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.common.compression import codec_of
 from stoker.formats.common.inspect_header import check_names, file_suffixes, only_settings
@@ -36,12 +36,12 @@ from stoker.storage import RetryPolicy, Store, is_local, open_store
 from stoker.storage.recorded_versions import version_of_files
 from stoker.types import StorageOptions
 
-__all__ = ["cached_names", "open_foreign"]
+__all__ = ["cached_names", "open_unindexed"]
 
 logger = logging.getLogger(__name__)
 
 
-def open_foreign(
+def open_unindexed(
     remote: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
     format: str,  # noqa: A002 - as StreamingDataset calls it
     local: str | os.PathLike[str] | None = None,
@@ -72,7 +72,7 @@ def open_foreign(
         unpack_into: where what comes out of compressed files goes where these are local and ``local`` is not given; default
             a directory of the user's cache.
         storage_options, retry, stall_timeout: see :func:`stoker.storage.open_store`.
-        **format_settings: what the format's ``survey`` understands. For ``jpeg``, ``png`` and ``images``: ``decode``,
+        **format_settings: what the format's ``inspect_header`` understands. For ``jpeg``, ``png`` and ``images``: ``decode``,
             false for the files' bytes instead of images.
 
     Raises:
@@ -85,7 +85,7 @@ def open_foreign(
     if settings.validate_hash:
         raise ConfigError("validate_hash: files without an index have no hashes")
     asked, cache_root = files_asked_for(remote, local, split)
-    if not isinstance(reader, FileFormat) and not hasattr(reader, "survey"):
+    if not isinstance(reader, FileFormat) and not hasattr(reader, "inspect_header"):
         raise ConfigError(f"format={format!r} is read only from datasets that have an index.json")
 
     def open_root(root: str) -> Store:
@@ -95,7 +95,7 @@ def open_foreign(
     name = _side_name(asked, format, format_settings)
     known = load_facts(keep, name)
     try:
-        source, store, files, beside = find_foreign(
+        source, store, files, beside = find_format_files(
             asked, open_root, file_suffixes(reader), format, getattr(reader, "beside", ())
         )
     except StorageTimeoutError as error:
@@ -105,13 +105,13 @@ def open_foreign(
         source, store = asked, open_root(asked.root)
         files = [FoundFile(one.key, one.size, one.version) for one in known.values()]
         beside = {one.key: one.beside for one in known.values()}
-    address = address_of(source.root, cache_root, None, storage_options)
+    address = locate(source.root, cache_root, None, storage_options)
     packed = _packed_files(reader, files, store)
     if packed and address.in_place:
         lies = is_local(source.root)
         assert lies is not None  # or it would not be in place
         root = unpack_into or default_cache(os.path.realpath(lies), None)
-        address = Address(source.root, root, in_place=False)
+        address = SourceLocation(source.root, root, in_place=False)
     sizes = {whole_file(file, in_place=False).basename: file.size for file in files}
     sizes.update({packed_file(file)[0].basename: file.size for file in packed})
     if packed and settings.in_memory:
@@ -130,7 +130,7 @@ def open_foreign(
         facts = _images(reader, files, format_settings)
     else:
         fetched = FetchedFiles(cache, cache_limit, in_place=address.in_place)
-        facts = survey_files(reader, files, beside, known, format_settings, fetched, store)
+        facts = inspect_headers(reader, files, beside, known, format_settings, fetched, store)
     if not _same(facts, list(known.values())):
         if directory is not None:
             with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ def _packed_files(reader: Any, files: Sequence[FoundFile], store: Store) -> list
     return found
 
 
-def _images(reader: FileFormat, files: Sequence[FoundFile], settings: Mapping[str, Any]) -> list[ForeignFile]:
+def _images(reader: FileFormat, files: Sequence[FoundFile], settings: Mapping[str, Any]) -> list[UnindexedFile]:
     """A sample a file; nothing of it is read."""
     content = content_column(reader.name)
     image = reader.name != "files"
@@ -189,10 +189,10 @@ def _images(reader: FileFormat, files: Sequence[FoundFile], settings: Mapping[st
     if "" not in folders:
         columns.update({CLASS: "str", LABEL: "int"})
         spec["numbers"] = {folder: number for number, folder in enumerate(folders)}
-    return [ForeignFile(file.key, file.size, file.version, 1, spec) for file in files]
+    return [UnindexedFile(file.key, file.size, file.version, 1, spec) for file in files]
 
 
-def _agreed(reader: Any, facts: Sequence[ForeignFile], store: Store) -> list[Mapping[str, Any]]:
+def _agreed(reader: Any, facts: Sequence[UnindexedFile], store: Store) -> list[Mapping[str, Any]]:
     """For each file the spec that all have together.
 
     Raises:
@@ -217,10 +217,10 @@ def _agreed(reader: Any, facts: Sequence[ForeignFile], store: Store) -> list[Map
     return [spec] * len(facts)
 
 
-def _same(facts: Sequence[ForeignFile], known: Sequence[ForeignFile]) -> bool:
+def _same(facts: Sequence[UnindexedFile], known: Sequence[UnindexedFile]) -> bool:
     """Whether what is known of files is what is kept of them."""
 
-    def plain(files: Sequence[ForeignFile]) -> list[tuple[object, ...]]:
+    def plain(files: Sequence[UnindexedFile]) -> list[tuple[object, ...]]:
         return [(one.key, one.size, one.version, one.samples, one.pieces, one.beside) for one in files]
 
     specs = {(id(one.spec), id(other.spec)): (one.spec, other.spec) for one, other in zip(facts, known, strict=False)}
@@ -228,7 +228,7 @@ def _same(facts: Sequence[ForeignFile], known: Sequence[ForeignFile]) -> bool:
 
 
 def _remove_replaced(
-    cache: ShardCache, known: Mapping[str, ForeignFile], facts: Sequence[ForeignFile], name: str
+    cache: ShardCache, known: Mapping[str, UnindexedFile], facts: Sequence[UnindexedFile], name: str
 ) -> None:
     """Remove what the cache holds of files that were replaced or are gone since the last start."""
     current = {one.mark for one in facts}
@@ -244,7 +244,7 @@ def _remove_replaced(
                     os.unlink(cache.root / basename)
 
 
-def cached_names(name: str, facts: Sequence[ForeignFile]) -> Iterator[str]:
+def cached_names(name: str, facts: Sequence[UnindexedFile]) -> Iterator[str]:
     """Names of all files of the cache that belong to files."""
     for one in facts:
         yield whole_file(FoundFile(one.key, one.size, one.version), in_place=False).basename

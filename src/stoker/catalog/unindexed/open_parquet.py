@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.open_cache import make_cache
-from stoker.catalog.location import DatasetLocation, address_of, origin_of
+from stoker.catalog.location import DatasetLocation, locate, origin_of
 from stoker.catalog.source_args import files_asked_for, files_directory, side_places
 from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile, find_files, kinds_of, partitions_of
 from stoker.catalog.unindexed.parquet_facts import load_facts, save_facts
@@ -125,7 +125,7 @@ def open_parquet(
         files = [FoundFile(one.key, one.size, one.version) for one in known.values()]
     constants = partitions_of(files, source.root) if hive else [()] * len(files)
     facts, skipped = _facts(reader, files, constants, known, skip_bad=on_bad_files == "skip")
-    address = address_of(source.root, cache_root, None, storage_options)
+    address = locate(source.root, cache_root, None, storage_options)
     directory = None if address.in_place else files_directory(address.root, source.root, storage_options)
     if facts != list(known.values()):
         if directory is not None:

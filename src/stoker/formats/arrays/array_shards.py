@@ -153,7 +153,7 @@ class ArrayFormat(PackedFormat):
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.common.inspect_header.SurveyedFormat`.
+        """See :class:`~stoker.formats.common.inspect_header.UnindexedFormat`.
 
         Columns of one data type may differ in the shape of rows.
         """

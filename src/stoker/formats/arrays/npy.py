@@ -29,7 +29,7 @@ from stoker.formats.arrays.array_shards import (
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import DECODE_ERRORS
-from stoker.formats.common.container import Survey, check_count, only_settings, read_offsets
+from stoker.formats.common.container import HeaderFacts, check_count, only_settings, read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
@@ -157,7 +157,7 @@ class NPYFormat(ArrayFormat):
     suffixes = (".npy",)
     settings = ("axis", "column")
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``axis`` (0, -1 where samples lie along the last axis, ``None`` where a file is a sample), ``column`` (the
@@ -175,7 +175,7 @@ class NPYFormat(ArrayFormat):
             kinds = {name: describe_kind(field.base, row + field.shape) for name, field in fields.items()}
         if not kinds:
             raise CorruptDataError(f"{source.where}: an array without fields")
-        return Survey(check_count(count, source.where), {"columns": kinds, "samples_last": last})
+        return HeaderFacts(check_count(count, source.where), {"columns": kinds, "samples_last": last})
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

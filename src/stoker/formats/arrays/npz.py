@@ -31,7 +31,7 @@ from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
-from stoker.formats.common.container import Survey, check_count, only_settings, read_offsets
+from stoker.formats.common.container import HeaderFacts, check_count, only_settings, read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
@@ -243,7 +243,7 @@ class NPZFormat(ArrayFormat):
     suffixes = (".npz",)
     settings = ("axis", "columns")
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``axis`` (0, -1 where samples lie along the last axis, as DLIO writes them, ``None`` where a file is a
@@ -265,7 +265,9 @@ class NPZFormat(ArrayFormat):
                 raise CorruptDataError(f"{here} of {dtype} and shape {str(shape)[:200]} is cut off")
             kinds[name] = describe_kind(dtype, row)
         check_rows(rows, source.where)
-        return Survey(check_count(next(iter(rows.values())), source.where), {"columns": kinds, "samples_last": last})
+        return HeaderFacts(
+            check_count(next(iter(rows.values())), source.where), {"columns": kinds, "samples_last": last}
+        )
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

@@ -19,9 +19,9 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import check_memory
 from stoker.formats.common.container import (
+    HeaderFacts,
     PackedFormat,
     PackedShard,
-    Survey,
     check_count,
     decode_fixed,
     decode_values,
@@ -272,7 +272,7 @@ class ArrowFormat(PackedFormat):
     suffixes = (".arrow", ".feather", ".ipc")
     settings = ("columns",)
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``columns`` (names of the columns to read, default all).
@@ -295,7 +295,7 @@ class ArrowFormat(PackedFormat):
             if name not in kinds:
                 raise FormatError(f"{source.where} has no column {name!r}; it has {', '.join(kinds)}")
         kinds = {name: kind for name, kind in kinds.items() if chosen is None or name in chosen}
-        return Survey(check_count(sum(layout.rows), source.where), {"columns": kinds})
+        return HeaderFacts(check_count(sum(layout.rows), source.where), {"columns": kinds})
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

@@ -9,7 +9,7 @@ Offsets are where samples begin in the data file, the last of them its size. Whe
 samples' shares of the data file, in proportion to their own bytes. By the meta file a killed writer's work is continued and
 a lost index is made anew, as for all formats of two files.
 
-A shard that others wrote is described by ``survey``, from its own headers.
+A shard that others wrote is described by ``inspect_header``, from its own headers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples
-from stoker.formats.common.inspect_header import Survey, SurveyedFormat, check_count, only_settings
+from stoker.formats.common.inspect_header import HeaderFacts, UnindexedFormat, check_count, only_settings
 from stoker.formats.common.merge import read_each
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
@@ -33,7 +33,7 @@ from stoker.types import Array, Batch, Buffer, Column, Ids
 __all__ = [
     "PackedFormat",
     "PackedShard",
-    "Survey",
+    "HeaderFacts",
     "check_count",
     "decode_fixed",
     "decode_values",
@@ -77,11 +77,11 @@ def read_gathered(
     return {name: batch[name] for name in names}
 
 
-class PackedFormat(SurveyedFormat, ABC):
+class PackedFormat(UnindexedFormat, ABC):
     """Base of formats whose shards are single files in a layout that others know, too.
 
-    A format of a third party is a subclass with a ``name``, ``suffixes``, ``survey`` (see
-    :class:`~stoker.formats.common.inspect_header.SurveyedFormat`) and :meth:`open`, and an entry point of the group
+    A format of a third party is a subclass with a ``name``, ``suffixes``, ``inspect_header`` (see
+    :class:`~stoker.formats.common.inspect_header.UnindexedFormat`) and :meth:`open`, and an entry point of the group
     ``stoker.formats`` that leads to it under the same name.
     """
 

@@ -22,8 +22,8 @@ from stoker.units import parse_bytes
 __all__ = [
     "ShardSpan",
     "PieceDetail",
-    "Survey",
-    "SurveyedFormat",
+    "HeaderFacts",
+    "UnindexedFormat",
     "check_count",
     "file_suffixes",
     "only_settings",
@@ -63,7 +63,7 @@ class PieceDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class HeaderFacts:
     """What a file that others wrote says of itself.
 
     Attributes:
@@ -78,18 +78,18 @@ class Survey:
     pieces: Sequence[ShardSpan] = ()
 
 
-class SurveyedFormat:
+class UnindexedFormat:
     """Base of formats whose files are read as they are.
 
     Attributes:
         name: what the index and ``format=`` call it.
         suffixes: ends of names of files that count, in lower case.
         beside: ends that replace a file's own, of files that belong to it; the last of them is the one with the data.
-        whole: whether a survey reads about all of a file, so that it had better be fetched first.
-        steps: whether such a survey goes from head to head, so that of a file of large members it reads only the heads.
+        whole: whether :meth:`inspect_header` reads about all of a file, so that it had better be fetched first.
+        steps: whether it goes from head to head, so that of a file of large members it reads only the heads.
         packed: whether compressed files of the format are read, too: names that end with one of the suffixes and then one
             of :data:`~stoker.formats.common.compression.PACKED`. They are decompressed once, into the cache.
-        settings: names of the settings that :meth:`survey` understands.
+        settings: names of the settings that :meth:`inspect_header` understands.
     """
 
     name: str
@@ -100,7 +100,7 @@ class SurveyedFormat:
     packed: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:  # noqa: ARG002
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:  # noqa: ARG002
         """What a file holds that stoker has no index of.
 
         Args:

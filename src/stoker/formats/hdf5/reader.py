@@ -28,7 +28,7 @@ from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
-from stoker.formats.common.container import Survey, check_count, only_settings, read_offsets
+from stoker.formats.common.container import HeaderFacts, check_count, only_settings, read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.records import BytesLike
 from stoker.formats.hdf5.chunks import read_chunks
@@ -198,7 +198,7 @@ class HDF5Format(ArrayFormat):
     suffixes = (".h5", ".hdf5", ".he5")
     settings = ("columns",)
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``columns`` (paths of the datasets to read, default all that can be).
@@ -224,7 +224,7 @@ class HDF5Format(ArrayFormat):
             if one.start is not None and one.start + size > source.size:
                 raise CorruptDataError(f"{source.where}: dataset {name!r} ends past the file's {source.size} bytes")
         kinds = {name: describe_kind(readable[name].dtype, readable[name].shape[1:]) for name in chosen}
-        return Survey(check_count(rows[chosen[0]], source.where), {"columns": kinds})
+        return HeaderFacts(check_count(rows[chosen[0]], source.where), {"columns": kinds})
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

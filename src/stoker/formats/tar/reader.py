@@ -19,9 +19,9 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
 from stoker.formats.common.checks import refuse, string_list
 from stoker.formats.common.container import (
+    HeaderFacts,
     PackedFormat,
     PackedShard,
-    Survey,
     check_count,
     decode_fixed,
     decode_values,
@@ -333,7 +333,7 @@ class TarFormat(PackedFormat):
                 refuse(where, f"{DIGITS!r} names {name!r}, which is no column of whole numbers")
         return {DIGITS: names}
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``columns`` (extensions to read, default all, and ``__key__``), ``encodings`` (extension to how its files
@@ -354,7 +354,7 @@ class TarFormat(PackedFormat):
             columns[KEY] = "str"
         for encoding in given.values():
             get_encoding(encoding)
-        return Survey(check_count(len(members.keys), source.where), _spec_of(columns))
+        return HeaderFacts(check_count(len(members.keys), source.where), _spec_of(columns))
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :class:`~stoker.formats.common.container.PackedFormat`: the columns of both, as a sample need not have all."""

@@ -12,13 +12,13 @@ from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
-from stoker.formats.common.inspect_header import Survey, only_settings, piece_bytes
+from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_pieces
 from stoker.formats.text.line_shards import KINDS, LineShard
 from stoker.types import Buffer
 
-__all__ = ["SETTINGS", "CSVFileShard", "agree_on_csv", "split_line", "survey_csv"]
+__all__ = ["SETTINGS", "CSVFileShard", "agree_on_csv", "split_line", "inspect_csv"]
 
 SETTINGS: Final = ("columns", "header", "piece_bytes", "quote", "separator")
 _LOOKED_AT: Final = 1000
@@ -99,7 +99,7 @@ def _value(separator: str, quote: str) -> re.Pattern[str]:
     return re.compile(f"{q}([^{q}]*(?:{q}{q}[^{q}]*)*){q}|([^{s}{q}]*)", re.DOTALL)
 
 
-def survey_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separator: str | None) -> Survey:
+def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separator: str | None) -> HeaderFacts:
     """What a file of separated values holds.
 
     Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header),
@@ -120,7 +120,7 @@ def survey_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separ
     if not lines:
         if source.size > start:
             raise CorruptDataError(f"{source.where}: its first line is longer than 1 MiB")
-        return Survey(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
+        return HeaderFacts(0, {"columns": {}, "names": [], "separator": separator, "quote": quote})
     rows = [_split(line, separator, quote, number, source.where) for number, line in enumerate(lines)]
     if header:
         names, rows = rows[0], rows[1:]
@@ -132,7 +132,7 @@ def survey_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separ
     kinds = _kinds(names, rows, chosen, source.where)
     pieces = line_pieces(source, start, code, piece_bytes(settings, PIECE_BYTES))
     spec = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
-    return Survey(sum(piece.samples for piece in pieces), spec, pieces)
+    return HeaderFacts(sum(piece.samples for piece in pieces), spec, pieces)
 
 
 def _dialect(settings: Mapping[str, Any], name: str, separator: str | None) -> tuple[str, str]:

@@ -11,14 +11,14 @@ from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
-from stoker.formats.common.inspect_header import Survey, only_settings, piece_bytes
+from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.json_shards import lines_remedy, parse_objects
 from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_pieces
 from stoker.formats.text.line_shards import LineShard
 from stoker.types import Buffer
 
-__all__ = ["SETTINGS", "JSONFileShard", "agree_on_json", "survey_json"]
+__all__ = ["SETTINGS", "JSONFileShard", "agree_on_json", "inspect_json"]
 
 SETTINGS: Final = ("columns", "piece_bytes")
 _KINDS: Final = ("str", "int", "float", "bool", "json")
@@ -47,7 +47,7 @@ class JSONFileShard(LineShard):
             raise
 
 
-def survey_json(source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
     """What a file of JSON lines holds.
 
     Settings: ``columns`` (keys to read, to ``str``, ``int``, ``float``, ``bool`` or ``json``, which is anything). By default
@@ -73,7 +73,7 @@ def survey_json(source: ByteSource, settings: Mapping[str, Any]) -> Survey:
         raise CorruptDataError(
             f"{source.where}: its first lines are longer than 1 MiB: give columns= in format_options"
         )
-    return Survey(sum(piece.samples for piece in pieces), {"columns": columns}, pieces)
+    return HeaderFacts(sum(piece.samples for piece in pieces), {"columns": columns}, pieces)
 
 
 def agree_on_json(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
-from stoker.formats.common.inspect_header import Survey
+from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
@@ -89,14 +89,14 @@ class JSONFormat(LineFormat):
     packed = True
     settings = ("columns", "piece_bytes")
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
-        """See :func:`stoker.formats.text.json.survey_json`."""
-        from stoker.formats.text.json import survey_json
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
+        """See :func:`stoker.formats.text.json.inspect_json`."""
+        from stoker.formats.text.json import inspect_json
 
-        return survey_json(source, settings)
+        return inspect_json(source, settings)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.common.inspect_header.SurveyedFormat`."""
+        """See :class:`~stoker.formats.common.inspect_header.UnindexedFormat`."""
         from stoker.formats.text.json import agree_on_json
 
         return agree_on_json(first, other)

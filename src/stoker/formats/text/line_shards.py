@@ -17,7 +17,7 @@ from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import refuse
-from stoker.formats.common.inspect_header import SurveyedFormat, piece_of
+from stoker.formats.common.inspect_header import UnindexedFormat, piece_of
 from stoker.formats.common.merge import iterate_each, read_each
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
@@ -149,7 +149,7 @@ class LineShard(ABC):
         return offsets
 
 
-class LineFormat(SurveyedFormat):
+class LineFormat(UnindexedFormat):
     """Base of formats whose shards are lines of text: samples of several shards are decoded shard by shard."""
 
     def read_many(

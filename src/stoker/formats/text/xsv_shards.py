@@ -12,7 +12,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
-from stoker.formats.common.inspect_header import Survey
+from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
@@ -78,14 +78,14 @@ class XSVFormat(LineFormat):
         self.name = name
         self.suffixes = _SUFFIXES[name]
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
-        """See :func:`stoker.formats.text.csv.survey_csv`."""
-        from stoker.formats.text.csv import survey_csv
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
+        """See :func:`stoker.formats.text.csv.inspect_csv`."""
+        from stoker.formats.text.csv import inspect_csv
 
-        return survey_csv(source, settings, self.name, SEPARATORS.get(self.name))
+        return inspect_csv(source, settings, self.name, SEPARATORS.get(self.name))
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.common.inspect_header.SurveyedFormat`."""
+        """See :class:`~stoker.formats.common.inspect_header.UnindexedFormat`."""
         from stoker.formats.text.csv import agree_on_csv
 
         return agree_on_csv(first, other)

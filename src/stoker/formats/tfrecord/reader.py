@@ -17,9 +17,9 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
 from stoker.formats.common.container import (
+    HeaderFacts,
     PackedFormat,
     PackedShard,
-    Survey,
     check_count,
     decode_fixed,
     decode_values,
@@ -240,7 +240,7 @@ class TFRecordFormat(PackedFormat):
         """See :class:`~stoker.formats.common.container.PackedFormat`: ``raw``, where records are a column's bytes."""
         return {"raw": True} if obj.get("raw") is True else {}
 
-    def survey(self, source: ByteSource, settings: Mapping[str, Any]) -> Survey:
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :class:`~stoker.formats.common.container.PackedFormat`.
 
         Settings: ``raw`` (records are plain bytes, in the column ``data``; default: found out by the first records),
@@ -283,7 +283,7 @@ class TFRecordFormat(PackedFormat):
             if columns.get(name, "bytes") != "bytes":
                 raise ConfigError(f"encodings={{{name!r}: ...}}: the feature is {columns[name]}, not bytes")
         used = {name: encoding for name, encoding in encodings.items() if name in columns}
-        return Survey(count, {"columns": columns, "encodings": used, "raw": bool(raw)})
+        return HeaderFacts(count, {"columns": columns, "encodings": used, "raw": bool(raw)})
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

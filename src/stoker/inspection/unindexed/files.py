@@ -6,23 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.catalog.unindexed.file_facts import ForeignFile
+from stoker.catalog.unindexed.file_facts import UnindexedFile
 from stoker.catalog.unindexed.file_shards import describe_file
 from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile
 from stoker.catalog.unindexed.inspect_headers import StoreSource
-from stoker.catalog.unindexed.listing import find_foreign
+from stoker.catalog.unindexed.listing import find_format_files
 from stoker.errors import ConfigError, CorruptDataError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import codec_of, parse_compression
-from stoker.formats.common.inspect_header import Survey, file_suffixes
+from stoker.formats.common.inspect_header import HeaderFacts, file_suffixes
 from stoker.formats.one_file import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
 from stoker.inspection.read_files import FileReader
 from stoker.types import Buffer
 
-__all__ = ["ForeignFiles", "FileGroup"]
+__all__ = ["FormatFiles", "FileGroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class FileGroup:
         return sum(one.size for one in self.all)
 
 
-class ForeignFiles:
+class FormatFiles:
     """Files of one format.
 
     Args:
         source: which files.
         files: reads them.
         name: the format.
-        settings: what the format's ``survey`` understands.
+        settings: what the format's ``inspect_header`` understands.
 
     Raises:
         ConfigError: files of this format are not read without an index.
@@ -71,11 +71,11 @@ class ForeignFiles:
     def __init__(self, source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any]) -> None:
         self.reader: Any = get_format(name)
         self.single: bool = type(self.reader) is FileFormat
-        if not self.single and not hasattr(self.reader, "survey"):
+        if not self.single and not hasattr(self.reader, "inspect_header"):
             raise ConfigError(f"format={name!r} is read only from datasets that have an index.json")
         suffixes = file_suffixes(self.reader)
         ends = getattr(self.reader, "beside", ())
-        _, _, listed, beside = find_foreign(source, lambda _: files.store, suffixes, name, ends)
+        _, _, listed, beside = find_format_files(source, lambda _: files.store, suffixes, name, ends)
         self.found = [FileGroup(file, beside.get(file.key, ())) for file in listed]
         self._files = files
         self._settings = settings
@@ -92,7 +92,7 @@ class ForeignFiles:
         numbers = {folder: number for number, folder in enumerate(folders)}
         return {"columns": {**columns, CLASS: "str", LABEL: "int"}, "numbers": numbers}
 
-    def survey(self, one: FileGroup, data: Buffer | None = None) -> Survey:
+    def inspect_header(self, one: FileGroup, data: Buffer | None = None) -> HeaderFacts:
         """What a file holds.
 
         Args:
@@ -111,33 +111,33 @@ class ForeignFiles:
         else:
             source = StoreSource(self._files.store, one.file.key, one.file.size, where)
         try:
-            survey: Survey = self.reader.survey(source, self._settings)
+            header: HeaderFacts = self.reader.inspect_header(source, self._settings)
         except StokerError:
             raise
         except Exception as error:  # of another package's format
             raise CorruptDataError(f"{where}: {type(error).__name__}: {error}") from error
-        return survey
+        return header
 
     def shards(
-        self, one: FileGroup, survey: Survey, data: Sequence[Buffer]
+        self, one: FileGroup, header: HeaderFacts, data: Sequence[Buffer]
     ) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
         """A file's shards, each with the bytes to open.
 
         Args:
             one: the file.
-            survey: what it holds.
+            header: what it holds.
             data: bytes of all of its files.
 
         Raises:
             CorruptDataError: the data ends before the last shard does.
         """
-        pieces = tuple((piece.start, piece.end, piece.samples) for piece in survey.pieces)
+        pieces = tuple((piece.start, piece.end, piece.samples) for piece in header.pieces)
         size = one.file.size
         if self._codec(one) is not None:
             data = [self._plain(one, data[0])]
             size = len(data[0])
-        file = ForeignFile(one.file.key, size, one.file.version, survey.samples, survey.spec, pieces, one.beside)
-        for info in describe_file(self.reader.name, file, survey.spec, in_place=False):
+        file = UnindexedFile(one.file.key, size, one.file.version, header.samples, header.spec, pieces, one.beside)
+        for info in describe_file(self.reader.name, file, header.spec, in_place=False):
             *heads, last = data
             part = info.raw[-1].part
             if part is not None and (part.starts[0], part.ends[0]) != (0, len(last)):

@@ -8,30 +8,30 @@ from typing import Any
 
 from stoker.catalog.unindexed.found_files import FilesLocation
 from stoker.errors import ConfigError, MissingPackageError, StokerError
-from stoker.formats.common.inspect_header import Survey
+from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
 from stoker.inspection.problems import Problem
-from stoker.inspection.unindexed.files import FileGroup, ForeignFiles
+from stoker.inspection.unindexed.files import FileGroup, FormatFiles
 from stoker.types import Buffer
 
-__all__ = ["plan_foreign"]
+__all__ = ["plan_unindexed"]
 
 
-def plan_foreign(checker: Checker, source: FilesLocation, name: str, settings: Mapping[str, Any]) -> CheckPlan:
+def plan_unindexed(checker: Checker, source: FilesLocation, name: str, settings: Mapping[str, Any]) -> CheckPlan:
     """What to check.
 
     Args:
         checker: reads from the source's root.
         source: which files.
         name: their format.
-        settings: what the format's ``survey`` understands.
+        settings: what the format's ``inspect_header`` understands.
 
     Raises:
         ConfigError: files of this format are not read without an index.
         ObjectNotFoundError: there are none.
     """
-    files = ForeignFiles(source, checker.files, name, settings)
-    single = Survey(1, files.single_spec()) if files.single else None
+    files = FormatFiles(source, checker.files, name, settings)
+    single = HeaderFacts(1, files.single_spec()) if files.single else None
     plan = CheckPlan(name, [])
     if single is None:
         plan.finish = partial(_disagreements, checker, files.reader)
@@ -43,7 +43,7 @@ def plan_foreign(checker: Checker, source: FilesLocation, name: str, settings: M
 
 
 def _check(
-    checker: Checker, files: ForeignFiles, single: Survey | None, number: int, one: FileGroup, out: Outcome
+    checker: Checker, files: FormatFiles, single: HeaderFacts | None, number: int, one: FileGroup, out: Outcome
 ) -> None:
     """Check one file, with those that belong to it."""
     out.shards = 1
@@ -65,16 +65,16 @@ def _check(
         )
         return
     try:
-        survey = single or files.survey(one, data[0] if data else None)
-        out.samples = survey.samples
-        if survey.samples and single is None:
-            out.spec = (one.file.key, survey.spec)
+        header = single or files.inspect_header(one, data[0] if data else None)
+        out.samples = header.samples
+        if header.samples and single is None:
+            out.spec = (one.file.key, header.spec)
         last = one.all[-1]
-        if one.beside and survey.pieces and survey.pieces[-1].end < last.size:
-            over = last.size - survey.pieces[-1].end
+        if one.beside and header.pieces and header.pieces[-1].end < last.size:
+            over = last.size - header.pieces[-1].end
             out.notes.append(f"{checker.files.store.url_of(last.key)}: its last {over:,} bytes belong to no sample")
         first = number if single is not None else None
-        for info, parts in files.shards(one, survey, data) if data and survey.samples else ():
+        for info, parts in files.shards(one, header, data) if data and header.samples else ():
             before = getattr(info.detail, "first", 0)
             checker.content(info, parts, one.file.key, out, shard=number, first=first, before=before)
     except (MissingPackageError, ConfigError):

@@ -1,8 +1,8 @@
-"""What the first start of a data set of tar or TFRecord files without an index takes: bytes, requests and time of the survey.
+"""Bytes, requests and time that the first start of tar or TFRecord files without an index takes to read their headers.
 
-    STOKER_TEST_S3_ENDPOINT=... STOKER_TEST_S3_KEY=... STOKER_TEST_S3_SECRET=... python benchmarks/survey_bytes.py
+    STOKER_TEST_S3_ENDPOINT=... STOKER_TEST_S3_KEY=... STOKER_TEST_S3_SECRET=... python benchmarks/header_bytes.py
 
-For members of several sizes, the same files are surveyed as they are, and with the way by heads switched off, in turns. Bytes
+For members of several sizes, the same files are opened as they are, and with the way by heads switched off, in turns. Bytes
 and requests are those that the store was asked for. `--delay` adds so many milliseconds to each request, as a distant store
 does.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.catalog.unindexed import header_walk as stepping
-from stoker.catalog.unindexed.open_files import open_foreign
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.generate import DatasetSpec, generate
 from stoker.storage import Store, open_store
 
@@ -83,7 +83,7 @@ def main() -> None:
         "region": "us-east-1",
         "client_options": {"allow_http": True},
     }
-    bucket = os.environ.get("STOKER_TEST_S3_BUCKET", "stoker-survey")
+    bucket = os.environ.get("STOKER_TEST_S3_BUCKET", "stoker-headers")
     root = f"s3://{bucket}/{uuid.uuid4().hex[:12]}"
     counted = Counted(chosen.delay / 1e3)
     counted.install()
@@ -98,7 +98,7 @@ def main() -> None:
                 runs: dict[str, list[tuple[float, int, int]]] = {"heads": [], "whole": []}
                 for _ in range(chosen.rounds):
                     for way, taken in runs.items():
-                        taken.append(_survey(url, name, options, counted, whole=way == "whole"))
+                        taken.append(_open_headers(url, name, options, counted, whole=way == "whole"))
                 row = {"format": name, "member_kib": kib, "mib": chosen.files * chosen.file_mib}
                 for way, taken in runs.items():
                     seconds = statistics.median(one[0] for one in taken)
@@ -120,19 +120,21 @@ def main() -> None:
         print(json.dumps(found, indent=2))
 
 
-def _survey(url: str, name: str, options: dict[str, Any], counted: Counted, *, whole: bool) -> tuple[float, int, int]:
+def _open_headers(
+    url: str, name: str, options: dict[str, Any], counted: Counted, *, whole: bool
+) -> tuple[float, int, int]:
     """Seconds, requests and bytes of one first start with an empty cache."""
-    usual = stepping.Stepping.source
+    usual = stepping.HeaderWalk.source
     if whole:
-        stepping.Stepping.source = lambda *_: None  # type: ignore[method-assign]
+        stepping.HeaderWalk.source = lambda *_: None  # type: ignore[method-assign]
     try:
-        with tempfile.TemporaryDirectory(prefix="stoker-survey-") as cache:
+        with tempfile.TemporaryDirectory(prefix="stoker-headers-") as cache:
             counted.reset()
             begun = time.perf_counter()
-            open_foreign(url, name, cache, storage_options=options)
+            open_unindexed(url, name, cache, storage_options=options)
             return time.perf_counter() - begun, counted.requests, counted.bytes
     finally:
-        stepping.Stepping.source = usual  # type: ignore[method-assign]
+        stepping.HeaderWalk.source = usual  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
