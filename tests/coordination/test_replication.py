@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.coordination.replication import capped_holders, holders
+from stoker.coordination.replication import holders
 from stoker.errors import ConfigError
 
 SHARDS = np.arange(20_000, dtype=np.int64)
@@ -37,15 +37,10 @@ def test_holders_do_not_depend_on_who_asks_for_what() -> None:
     assert holders(SHARDS[:4], [7, 8, 1000], 2).tolist() == [[8, 1000], [8, 1000], [8, 7], [8, 1000]]
 
 
-def test_every_worker_holds_about_as_much_and_no_more_than_the_cap() -> None:
+def test_every_worker_holds_about_as_much() -> None:
     counts = np.bincount(holders(SHARDS, range(16), 2).reshape(-1), minlength=16)
     assert counts.min() > 0.85 * 2500
     assert counts.max() < 1.15 * 2500
-    capped = capped_holders(SHARDS, range(16), 2, slack=0.01)
-    counts = np.bincount(capped.reshape(-1), minlength=16)
-    assert counts.max() <= 2525
-    assert all(len(set(row)) == 2 for row in capped[:200].tolist())
-    assert (capped == holders(SHARDS, range(16), 2)).mean() > 0.9
 
 
 def test_more_holders_than_workers_is_an_error() -> None:
@@ -53,5 +48,3 @@ def test_more_holders_than_workers_is_an_error() -> None:
         holders(SHARDS, range(3), 4)
     with pytest.raises(ConfigError, match="twice"):
         holders(SHARDS, [1, 1], 1)
-    with pytest.raises(ConfigError, match="slack"):
-        capped_holders(SHARDS, range(3), 1, slack=-1)

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from stoker.coordination.errors import EngineRegressedError
 from stoker.coordination.health import split_size
 from stoker.coordination.history.records import Epoch, Held, Lane, Process, SplitRecord, WorkerRecord
-from stoker.coordination.membership import Membership, ProtocolClock, mixed
+from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
 from stoker.coordination.rules import cleared, commit, first_lane, give_back, leasable, lease, spilled
 from stoker.coordination.watch import Watch
+from stoker.integers import mix
 
 __all__ = ["Agent", "Holding"]
 
@@ -102,7 +103,7 @@ class Agent:
         self._taken = self._delivered = self._committed = 0
         self._commit_at = self._glance_at = self._quiet_until = clock.now
         # Not all at once: the first to look publishes a summary, which the others need only read.
-        place = mixed(member.rank, 0) % epoch.world_size
+        place = mix(member.rank, 0) % epoch.world_size
         self._look_at = clock.now + min(0.02 * place, epoch.settings.lease)
         self._idle_looks = 0
         self._failures = 0
@@ -237,7 +238,7 @@ class Agent:
         total = sum(self.watch.open.values())
         if not total:
             return None
-        place = mixed(self.member.rank, self.leases) % total
+        place = mix(self.member.rank, self.leases) % total
         for number, count in self.watch.open.items():
             place -= count
             if place < 0:

@@ -8,8 +8,9 @@ from stoker.coordination.errors import EngineRegressedError, RankTakenError
 from stoker.coordination.health import Observer
 from stoker.coordination.history.records import CoordinationSettings, Process, WorkerRecord
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap
+from stoker.integers import mix
 
-__all__ = ["ProtocolClock", "Membership", "mixed"]
+__all__ = ["ProtocolClock", "Membership"]
 
 
 class ProtocolClock:
@@ -19,17 +20,6 @@ class ProtocolClock:
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
-
-
-def mixed(*numbers: int) -> int:
-    """63 bits that look random, from integers (splitmix64's finaliser): for spreading things without a generator."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1
 
 
 class Membership:
@@ -156,5 +146,5 @@ class Membership:
     def _renewed(self, sent: float) -> None:
         self.valid_until = sent + self._settings.valid
         # Workers that began together drift apart.
-        jitter = 0.8 + 0.2 * (mixed(self.rank, self.record.counter) % 1024) / 1024
+        jitter = 0.8 + 0.2 * (mix(self.rank, self.record.counter) % 1024) / 1024
         self.renew_at = sent + self._settings.heartbeat * jitter

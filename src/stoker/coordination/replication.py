@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.integers import U64, finalise_array, mix_array
 from stoker.types import Ids
 
-__all__ = ["capped_holders", "holders"]
+__all__ = ["holders"]
 
-_Scores = NDArray[np.uint64]
 _TOGETHER = 1 << 22
 
 
@@ -47,35 +46,6 @@ def holders(shards: Ids, workers: Sequence[int], replication: int) -> Ids:
     return found
 
 
-def capped_holders(shards: Ids, workers: Sequence[int], replication: int, slack: float = 0.1) -> Ids:
-    """The same with bounded loads: no worker holds more than ``1 + slack`` times the mean, rounded up.
-
-    (V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016.) A shard whose best worker is
-    full goes to the next best; so when a worker goes, some of the others' shards move too. All shards must be given, as
-    each depends on those before it: O(shards x workers).
-
-    Raises:
-        ConfigError: as :func:`holders`; or a negative slack.
-    """
-    ranks = _checked(workers, replication)
-    if slack < 0:
-        raise ConfigError(f"slack must not be negative, got {slack}")
-    most = -(-shards.size * replication // ranks.size)
-    most = max(most, int(np.ceil(shards.size * replication / ranks.size * (1 + slack))))
-    loads = np.zeros(ranks.size, dtype=np.int64)
-    found = np.empty((shards.size, replication), dtype=np.int64)
-    step = max(1, _TOGETHER // ranks.size)
-    for first in range(0, shards.size, step):
-        order = np.argsort(~_scores(shards[first : first + step], ranks), axis=1, kind="stable")
-        for row in range(order.shape[0]):
-            wanted = order[row]
-            # Those that are full come last, so that a shard always has its holders.
-            chosen = wanted[np.argsort(loads[wanted] >= most, kind="stable")[:replication]]
-            loads[chosen] += 1
-            found[first + row] = ranks[chosen]
-    return found
-
-
 def _checked(workers: Sequence[int], replication: int) -> Ids:
     ranks: Ids = np.unique(np.asarray(workers, dtype=np.int64))
     if ranks.size != len(workers):
@@ -85,16 +55,7 @@ def _checked(workers: Sequence[int], replication: int) -> Ids:
     return ranks
 
 
-def _scores(shards: Ids, ranks: Ids) -> _Scores:
-    """Scores, shape ``(shards, workers)``: 64 bits of the pair, by splitmix64's finaliser."""
-    state: _Scores = (
-        _finalised(shards.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))[:, None]
-        + _finalised(ranks.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) + np.uint64(1))[None, :]
-    )
-    return _finalised(state)
-
-
-def _finalised(state: _Scores) -> _Scores:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+def _scores(shards: Ids, ranks: Ids) -> U64:
+    """Scores, shape ``(shards, workers)``: 64 bits of the pair."""
+    of_ranks = finalise_array(ranks.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) + np.uint64(1))
+    return finalise_array(mix_array(0, shards)[:, None] + of_ranks[None, :])

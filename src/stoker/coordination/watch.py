@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 
 from stoker.coordination.health import Observer, WorkerState, judge, lost, open_lanes
 from stoker.coordination.history.records import Epoch, Lane, Process, Summary, WorkerRecord
-from stoker.coordination.membership import Membership, ProtocolClock, mixed
+from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Get, Keys, Steps, Swap, Unanswered, Versioned
 from stoker.coordination.rules import finished, first_lane, give_back, leasable, remaining, stalled
+from stoker.integers import mix
 
 __all__ = ["Watch"]
 
@@ -51,7 +52,6 @@ class Watch:
         self.orphans: set[int] = set()
         self.lanes: dict[int, Versioned] = {}
         self.over = False
-        self.revoked = 0
         self._keys = keys
         self._epoch = epoch
         self._member = member
@@ -69,7 +69,7 @@ class Watch:
             return True
         quiet = self._observer.quiet("summary")
         # Not all at once: a few milliseconds for each worker lie between the first and the last to notice.
-        place = mixed(self._member.rank, self.summary.counter) % self._epoch.world_size
+        place = mix(self._member.rank, self.summary.counter) % self._epoch.world_size
         return quiet is not None and quiet >= self._epoch.settings.lease + place * _APART
 
     def glance(self) -> Steps:
@@ -168,14 +168,13 @@ class Watch:
     def _take_back(self, number: int, lane: Lane, workers: dict[int, WorkerRecord]) -> Steps:
         settings = self._epoch.settings
         mine = (self._member.rank, self._member.incarnation)
-        after, count = lane, 0
+        after = lane
         for split in lane.splits:
             worker = workers.get(split.rank)
             if (split.rank, split.incarnation) == mine:
                 continue
             if not lost(split, worker, worker is not None and self._failed(worker)):
                 continue
-            count += split.cursor < split.end
             held = worker.held if worker is not None and worker.incarnation == split.incarnation else ()
             delivered = max([h.delivered for h in held if h.token == split.token and h.lane == number], default=0)
             after = give_back(
@@ -198,7 +197,6 @@ class Watch:
             self.lanes[number] = found or Versioned(first_lane(self._epoch, number), 0)
         else:
             self.lanes[number] = Versioned(after, version)
-            self.revoked += count
 
     def _publish(
         self, lanes: list[Lane], workers: dict[int, WorkerRecord], alive: frozenset[int], variation: float

@@ -21,6 +21,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.gather import address_of, gather_rows
+from stoker.integers import GOLDEN, finalise_array
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = ["SETTINGS", "SyntheticFormat", "SyntheticShard", "row_bytes", "synthetic_spec"]
@@ -126,15 +127,10 @@ def _block(dtype: str, size: int, seed: int) -> Array:
 
 
 def _mixed(numbers: Ids, salt: int) -> NDArray[np.uint64]:
-    """A hash of each number: SplitMix64's output function (Steele, Lea and Flood 2014)."""
+    """A hash of each number and the salt."""
     mixed = numbers.astype(np.uint64) + np.uint64(salt)
-    mixed *= np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    mixed *= np.uint64(GOLDEN)
+    return finalise_array(mixed)
 
 
 class SyntheticShard:

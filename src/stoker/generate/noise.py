@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.integers import GOLDEN, finalise
 
 __all__ = ["BLOCK", "Noise", "noise_of"]
 
@@ -88,8 +89,8 @@ class Noise:
             if value >> bits:
                 raise ConfigError(f"{name} {value:,}: there can be {1 << bits:,} at most; make smaller or fewer files")
             address = address << bits | value
-        key = _mix(address ^ self._salt)
-        shifts = _mix(key ^ 0x9E3779B97F4A7C15)
+        key = finalise(address ^ self._salt)
+        shifts = finalise(key ^ GOLDEN)
         return key, shifts % _SHIFTS, shifts // _SHIFTS % _SHIFTS
 
 
@@ -97,10 +98,3 @@ class Noise:
 def noise_of(seed: int) -> Noise:
     """The noise of a seed, whose pools take 2 MiB and some milliseconds."""
     return Noise(seed)
-
-
-def _mix(word: int) -> int:
-    """One to one from 64 bits to 64 bits: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _ALL
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _ALL
-    return word ^ word >> 31

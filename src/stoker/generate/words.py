@@ -18,7 +18,6 @@ __all__ = ["TEXT_WORDS", "text_block", "zipf_tokens"]
 _SLOTS: Final = 1 << 16
 _VOCABULARY: Final = 8192
 _WIDEST: Final = 24
-_SHORTEST: Final = 8
 
 TEXT_WORDS: Final = 1 << 17
 """Random words of two bytes that :func:`text_block` wants for 1 MiB of text: each stands for two words of text, which with

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.errors import ConfigError
-from stoker.order.shuffle.bijection import mix
+from stoker.integers import mix
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleName, ShuffleSettings
 from stoker.types import Ids

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.integers import mix
 from stoker.order.device import DevicePlan
 from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
@@ -28,7 +29,6 @@ from stoker.order.mosaicml.sampling import StreamWeight
 from stoker.order.partition.static_epoch import Divided, check_batch
 from stoker.order.sample_order import DataRank, Leg, Run, Terms
 from stoker.order.settings import NativeSettings, StreamSource
-from stoker.order.shuffle.bijection import mix
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffleSettings
 from stoker.types import Ids

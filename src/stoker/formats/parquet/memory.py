@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from functools import cache
 from typing import Any, Final, Protocol
 
+from stoker.integers import GOLDEN, MASK
+
 __all__ = ["DecodedMemory", "Shelf", "Sized", "memory_of"]
 
 logger = logging.getLogger(__name__)
@@ -119,7 +121,7 @@ class DecodedMemory:
             self._bury()
             numbers = list(self._entries)[:-1]
             # Multiplying by an odd constant scatters consecutive numbers: blind, and the same in every run.
-            at = number * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+            at = number * GOLDEN & MASK
             while self._total > self.limit and numbers:
                 place = at % len(numbers)
                 numbers[place], numbers[-1] = numbers[-1], numbers[place]

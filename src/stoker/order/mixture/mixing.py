@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.integers import mix, mix_array
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.stream_locator import NUMBER_BITS
-from stoker.order.shuffle.bijection import Domain, mix, mix_array, permute, split_keys
+from stoker.order.shuffle.bijection import Domain, permute, split_keys
 from stoker.types import Ids
 
 __all__ = ["WINDOW", "Mixing"]

@@ -18,9 +18,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from stoker.integers import mix, mix_array
 from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.stream_locator import NUMBER_BITS
-from stoker.order.shuffle.bijection import mix, mix_array, permute
+from stoker.order.shuffle.bijection import permute
 from stoker.types import Ids
 
 __all__ = ["StratifiedPlan", "Strata"]

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Final
 
 from stoker.errors import ConfigError
+from stoker.integers import mix
 from stoker.order.mosaicml.sampling import Mixture
 from stoker.order.selection.selection import Everything, Sampled, Selection
 from stoker.order.settings import NativeSettings, StreamSource
-from stoker.order.shuffle.bijection import mix
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from stoker.integers import mix_array
 from stoker.order.selection.selection import Everything, Numbered, Selection, dense_starts
-from stoker.order.shuffle.bijection import mix_array
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids
 

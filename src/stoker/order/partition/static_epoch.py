@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.integers import mix
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stream_locator import StreamLocator
@@ -20,7 +21,6 @@ from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota
 from stoker.order.partition.part_plan import PART_BITS, Rounds, plan_parts
 from stoker.order.sample_order import DataRank, Leg, Run
 from stoker.order.settings import NativeSettings
-from stoker.order.shuffle.bijection import mix
 from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
+from stoker.integers import mix
 from stoker.order.partition.owner_of_value import (
     Owners,
     class_counts,
@@ -20,7 +21,6 @@ from stoker.order.partition.owner_of_value import (
     stratified_owners,
 )
 from stoker.order.selection.selection import Residues, Selection, Span
-from stoker.order.shuffle.bijection import mix
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids, Nulls
 

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.integers import mix, mix_array
 from stoker.order.selection.number_sets import AllBut, NumberSet, Periodic, Progression, Ranges, Sorted
 from stoker.order.selection.stable_split import as_share, below_share
 from stoker.order.selection.subsample import drawn
-from stoker.order.shuffle.bijection import mix, mix_array, permute, unpermute
+from stoker.order.shuffle.bijection import permute, unpermute
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker.order.shuffle.bijection import mix, mix_array
+from stoker.integers import mix, mix_array
 from stoker.types import Ids
 
 __all__ = ["drawn"]

@@ -22,18 +22,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.integers import GOLDEN, M1, M2, U64, mix_array
 from stoker.types import Ids
 
-__all__ = ["Domain", "mix", "mix_array", "permute", "split_keys", "unpermute"]
+__all__ = ["Domain", "permute", "split_keys", "unpermute"]
 
-U64 = NDArray[np.uint64]
 # Words of the computation, uint32 or uint64: an array with one for each element, or a scalar for all.
 Words = Any
 
-_MASK: Final = (1 << 64) - 1
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-_M1: Final = 0xBF58476D1CE4E5B9
-_M2: Final = 0x94D049BB133111EB
 # Odd multipliers of the rounds: large, with no simple relation to each other. 32-bit words use the lower halves.
 _ROUNDS: Final = (
     0xFF51AFD7ED558CCD,
@@ -49,34 +45,6 @@ _PIECE: Final = 1 << 13
 # By a word's bytes: the shift that leaves its sign.
 _SIGN: Final[dict[int, Words]] = {4: np.asarray(31, dtype=np.int32), 8: np.asarray(63, dtype=np.int64)}
 _POWERS: Final = 1 << np.arange(63, dtype=np.int64)
-
-
-def mix(*values: int) -> int:
-    """Hash integers of any size and sign into 64 bits (SplitMix64's finaliser, Steele, Lea and Flood 2014, chained)."""
-    state = 0
-    for value in values:
-        rest = value
-        while True:
-            state = (state + (rest & _MASK) + _GOLDEN) & _MASK
-            state = ((state ^ (state >> 30)) * _M1) & _MASK
-            state = ((state ^ (state >> 27)) * _M2) & _MASK
-            state ^= state >> 31
-            rest >>= 64
-            if rest in (0, -1):
-                break
-    return state
-
-
-def mix_array(key: int, values: NDArray[np.integer]) -> U64:
-    """Hash each of ``values`` with ``key`` into 64 bits; equals ``mix`` chained after a state of ``key``."""
-    state = values.astype(np.uint64)
-    state += np.uint64((key + _GOLDEN) & _MASK)
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(_M1)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(_M2)
-    state ^= state >> np.uint64(31)
-    return state
 
 
 def permute(index: NDArray[np.integer], n: int | NDArray[np.integer], key: int | U64) -> Ids:
@@ -101,10 +69,10 @@ def unpermute(index: NDArray[np.integer], n: int | NDArray[np.integer], key: int
 def split_keys(keys: U64 | np.uint64, word: type[np.uint32 | np.uint64]) -> tuple[Words, Words]:
     """The two words of each 64-bit key, as :class:`Domain` takes them. The second is even."""
     # Keys may be small numbers, or alike; their words must not be. In an array, as NumPy warns of scalars that overflow.
-    mixed = np.atleast_1d(keys) * np.uint64(_GOLDEN)
-    mixed += np.uint64(_M2)
+    mixed = np.atleast_1d(keys) * np.uint64(GOLDEN)
+    mixed += np.uint64(M2)
     mixed ^= mixed >> np.uint64(32)
-    mixed *= np.uint64(_M1)
+    mixed *= np.uint64(M1)
     low = mixed.reshape(np.shape(keys))
     high = np.asarray(low >> np.uint64(32))
     if word is np.uint64:

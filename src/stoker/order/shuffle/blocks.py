@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from stoker.order.shuffle.bijection import Domain, mix_array, split_keys
+from stoker.integers import mix_array
+from stoker.order.shuffle.bijection import Domain, split_keys
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.types import Ids
 

@@ -39,7 +39,8 @@ from typing import Final, Literal, Protocol, get_args
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.order.shuffle.bijection import Domain, mix, mix_array, split_keys
+from stoker.integers import mix, mix_array
+from stoker.order.shuffle.bijection import Domain, split_keys
 from stoker.order.shuffle.blocks import Blocks, cut_blocks
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shard_table import ShardTable

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.errors import FormatError
-from stoker.formats.parquet.pages.rle_bitpacked import ranges
+from stoker.integers import ranges
 from stoker.tokens.batch import Extents, LMBatch, runs_of
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.order.shuffle.bijection import mix
+from stoker.integers import mix
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.assemble import batch_arrays
 from stoker.tokens.layouts.layouts import windows

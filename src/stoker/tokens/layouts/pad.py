@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stoker.errors import CorruptDataError
-from stoker.formats.parquet.pages.rle_bitpacked import ranges
+from stoker.integers import ranges
 from stoker.order.shuffle.bijection import permute
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.assemble import DocumentRuns, assemble, full_lengths

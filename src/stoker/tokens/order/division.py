@@ -22,8 +22,8 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.integers import mix, mix_array
 from stoker.order.partition.part_positions import Rounds
-from stoker.order.shuffle.bijection import mix, mix_array
 from stoker.types import Ids
 
 __all__ = [

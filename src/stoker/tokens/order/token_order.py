@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.integers import mix
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PART_BITS, plan_parts
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, Leg, Run, Terms
-from stoker.order.shuffle.bijection import mix
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, TokenDivision, divide
 from stoker.types import Ids
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
-from stoker.formats.mds.encodings.registry import encoding_names, get_encoding, is_encoding, register_encoding
+from stoker.formats.mds.encodings.registry import encoding_names, get_encoding, register_encoding
 
 __all__ = [
     "Encoding",
@@ -17,6 +17,5 @@ __all__ = [
     "UnfitValueError",
     "encoding_names",
     "get_encoding",
-    "is_encoding",
     "register_encoding",
 ]

@@ -10,7 +10,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.mds.encodings import arrays, images, scalars, text
 from stoker.formats.mds.encodings.base import Encoding
 
-__all__ = ["encoding_names", "get_encoding", "is_encoding", "register_encoding"]
+__all__ = ["encoding_names", "get_encoding", "register_encoding"]
 
 _Factory = Callable[[str], Encoding]
 """Builds an encoding from its configuration: what follows the first colon of its name, or ``""``."""
@@ -88,15 +88,6 @@ def get_encoding(name: str) -> Encoding:
             _cache.clear()
         _cache[name] = encoding
     return encoding
-
-
-def is_encoding(name: str) -> bool:
-    """Whether ``get_encoding(name)`` would succeed."""
-    try:
-        get_encoding(name)
-    except FormatError:
-        return False
-    return True
 
 
 @checked

@@ -14,9 +14,10 @@ import numpy as np
 
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.pages.rle_runs import alike, find_runs, parse_head
+from stoker.integers import ranges
 from stoker.types import Array, Ids
 
-__all__ = ["WIDEST", "exceptions", "ranges", "unpack"]
+__all__ = ["WIDEST", "exceptions", "unpack"]
 
 WIDEST: Final = 24
 """Most bits of a value."""
@@ -201,12 +202,3 @@ def _unpack_groups(body: Array, groups: int, width: int, into: Array | None = No
         np.right_shift(column, loaded.type(shift), out=shifted)
         np.bitwise_and(shifted, mask, out=out[:, number], casting="unsafe")
     return out.reshape(-1)
-
-
-def ranges(starts: Ids, lengths: Ids) -> Ids:
-    """``starts[i], starts[i] + 1, ...``, ``lengths[i]`` of them, for every i."""
-    ends = np.cumsum(lengths)
-    if not ends.size or not int(ends[-1]):
-        return np.zeros(0, dtype=np.int64)
-    found: Ids = np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]), dtype=np.int64)
-    return found

@@ -1,0 +1,69 @@
+"""Hashes of integers, and concatenated ranges of them.
+
+The hash is SplitMix64's output function (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
+2014). Orders, placements and synthetic values depend on it: what it gives for a number never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.types import Ids
+
+__all__ = ["GOLDEN", "M1", "M2", "MASK", "U64", "finalise", "finalise_array", "mix", "mix_array", "ranges"]
+
+U64 = NDArray[np.uint64]
+
+MASK: Final = (1 << 64) - 1
+GOLDEN: Final = 0x9E3779B97F4A7C15
+M1: Final = 0xBF58476D1CE4E5B9
+M2: Final = 0x94D049BB133111EB
+
+
+def finalise(word: int) -> int:
+    """Map 64 bits one to one to 64 bits, so that close numbers give unlike ones."""
+    word = ((word ^ (word >> 30)) * M1) & MASK
+    word = ((word ^ (word >> 27)) * M2) & MASK
+    return word ^ (word >> 31)
+
+
+def finalise_array(words: U64) -> U64:
+    """:func:`finalise` of each word, in place; returns the same array."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(M1)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(M2)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def mix(*values: int) -> int:
+    """Hash integers of any size and sign into 64 bits: :func:`finalise`, chained over their 64-bit words."""
+    state = 0
+    for value in values:
+        rest = value
+        while True:
+            state = finalise((state + (rest & MASK) + GOLDEN) & MASK)
+            rest >>= 64
+            if rest in (0, -1):
+                break
+    return state
+
+
+def mix_array(key: int, values: NDArray[np.integer]) -> U64:
+    """Hash each of ``values`` with ``key`` into 64 bits; equals :func:`mix` chained after a state of ``key``."""
+    state = values.astype(np.uint64)
+    state += np.uint64((key + GOLDEN) & MASK)
+    return finalise_array(state)
+
+
+def ranges(starts: Ids, lengths: Ids) -> Ids:
+    """``starts[i], starts[i] + 1, ...``, ``lengths[i]`` of them, for every i; int64."""
+    ends = np.cumsum(lengths)
+    if not ends.size or not int(ends[-1]):
+        return np.zeros(0, dtype=np.int64)
+    found: Ids = np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]), dtype=np.int64)
+    return found
