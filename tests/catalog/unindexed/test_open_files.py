@@ -1,4 +1,4 @@
-"""Files without an index are found, their headers read once; they are mapped or come by the cache, and changes are noticed."""
+"""Files without an index are found, their headers read once; they are mapped or fetched, and changes are noticed."""
 
 from __future__ import annotations
 
