@@ -37,8 +37,8 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
 
     from stoker import Contiguous, Elastic, HashBased, RangeBased, RoundRobin
     from stoker.order import ShardTable
-    from stoker.order.native import NativeOrder
-    from stoker.order.sample_order import DataRank, Leg
+    from stoker.order.native import NativeOrder, NativeStart
+    from stoker.order.sample_order import DataRank, EpochPosition
     from stoker.order.selection.selection import Everything
     from stoker.order.settings import NativeSettings, StreamSource
 
@@ -62,8 +62,8 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
     sample_order = NativeOrder(sources, NativeSettings(shuffle=shuffle, partition=chosen, batching_method=batching))
     data_rank = DataRank(RANK, RANKS, 8, BATCH)
     # The fourth epoch.
-    leg = Leg(3, 0 if start == "first" else samples // 2 // (BATCH * RANKS) * BATCH * RANKS, (RANKS, BATCH, 0))
-    run = sample_order.run(leg, data_rank)
+    position = 0 if start == "first" else samples // 2 // (BATCH * RANKS) * BATCH * RANKS
+    run = sample_order.run(EpochPosition(3, position, start=NativeStart(RANKS, BATCH)), data_rank)
     places = next(run.plan.chunks(4096, 1, WORKERS))[0]
     found, rows = run.order.locate(places)
     seconds = time.perf_counter() - begin

@@ -21,11 +21,9 @@ from history_cases import History, Place, batches_of, ids_of, make_history
 from stoker.cluster import LoaderWorker, World
 from stoker.errors import ConfigError, StateError
 from stoker.order.native import NativeOrder
-from stoker.order.sample_order import DataRank, Leg, Run, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
-from stoker.pipeline.state.epoch_counter import StartingPoint
-from stoker.pipeline.state.state import leg_of
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 
@@ -199,7 +197,7 @@ def read_leg(history: History, saved: Saved | None) -> Saved:
         return stop(history, readers, upcoming, runs, steps, batches, place)
 
 
-def begin(readers: list[EpochReader], batch: int) -> tuple[list[StartingPoint], list[Run]]:
+def begin(readers: list[EpochReader], batch: int) -> tuple[list[EpochPosition], list[Run]]:
     """All ranks begin the next epoch, or what is left of one."""
     points, runs = [], []
     for reader in readers:
@@ -207,12 +205,12 @@ def begin(readers: list[EpochReader], batch: int) -> tuple[list[StartingPoint], 
         point, _ = reader._begin(LoaderWorker(), data_rank)
         reader._resume._clock._seen -= 1  # as if copies in DataLoader workers had begun
         points.append(point)
-        runs.append(reader.sample_order.run(leg_of(point), data_rank))
+        runs.append(reader.sample_order.run(point, data_rank))
     assert all(point == points[0] for point in points)
     return points, runs
 
 
-def all_left_out(history: History, readers: list[EpochReader], point: StartingPoint, batch: int) -> Saved:
+def all_left_out(history: History, readers: list[EpochReader], point: EpochPosition, batch: int) -> Saved:
     """An epoch without a batch for anybody is an error in all ranks; a history ends there."""
     for reader in readers:
         with pytest.raises(ConfigError, match="no batch for any"):
@@ -222,7 +220,7 @@ def all_left_out(history: History, readers: list[EpochReader], point: StartingPo
     return Saved({"epoch": point.epoch, "position": 0}, Place(1, 1, 1))
 
 
-def remember(history: History, point: StartingPoint, runs: list[Run], place: Place) -> None:
+def remember(history: History, point: EpochPosition, runs: list[Run], place: Place) -> None:
     """An epoch begins here."""
     history.homes[point.epoch] = place
     if history.incumbent is not None:
@@ -235,7 +233,7 @@ def remember(history: History, point: StartingPoint, runs: list[Run], place: Pla
 def stop(
     history: History,
     readers: list[EpochReader],
-    upcoming: StartingPoint,
+    upcoming: EpochPosition,
     runs: list[Run],
     steps: int,
     batches: list[list[Ids]],
@@ -303,7 +301,7 @@ def whole(history: History, epoch: int) -> Counter[int]:
     home = history.homes[epoch].world if history.static else 1
     found: Counter[int] = Counter()
     for rank in range(home):
-        run = sample_order.run(Leg(epoch), DataRank(rank, home, 1, 64))
+        run = sample_order.run(EpochPosition(epoch), DataRank(rank, home, 1, 64))
         found.update(ids_of(history.sources, run, batches_of(run, 1)))
     return found
 

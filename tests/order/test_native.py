@@ -33,7 +33,7 @@ from stoker.order.partition.partition import (
     Stratified,
 )
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, Leg, Run, Terms
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without, dense_starts
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
@@ -107,9 +107,9 @@ class Reader:
         firsts: list[int] = np.cumsum([0, *(source.table.total for source in self.sample_order.sources)]).tolist()
         return firsts
 
-    def run(self, data_rank: DataRank, epoch: int = 0, position: int = 0, terms: Terms = (0, 0, 0)) -> Run:
+    def run(self, data_rank: DataRank, epoch: int = 0, position: int = 0, start: EpochStart | None = None) -> Run:
         """What one rank reads."""
-        return self.sample_order.run(Leg(epoch, position, terms), data_rank)
+        return self.sample_order.run(EpochPosition(epoch, position, start=start), data_rank)
 
     def ids(self, run: Run, places: Ids) -> list[int]:
         """The samples at places."""
@@ -351,7 +351,7 @@ def fits(sample_order: NativeOrder, world: int) -> bool:
     if not sample_order.settings.partition.static:
         return True
     try:
-        sample_order.run(Leg(0), DataRank(0, world, 1, 1))
+        sample_order.run(EpochPosition(0), DataRank(0, world, 1, 1))
         parts = sample_order._divided.counts(0, world)[0].sum(axis=0)
     except ConfigError:
         return False
@@ -416,7 +416,7 @@ def test_a_stopped_run_goes_on_with_the_very_batches_that_were_left(
         data_rank = DataRank(rank, world, 1, batch)
         whole = reader.run(data_rank, 1)
         position = whole.plan.position_after(steps)
-        left = reader.run(data_rank, 1, position, sample_order.terms(Leg(1), data_rank))
+        left = reader.run(data_rank, 1, position, sample_order.epoch_start(EpochPosition(1), data_rank))
         if sample_order.settings.remainder != "pad":  # what pads the end depends on where a run began
             assert reader.rank(left) == reader.rank(whole)[steps:]
         full = whole.plan.full_batches
@@ -482,7 +482,7 @@ def test_a_dataset_without_samples_is_an_epoch_without_batches() -> None:
     for options in ({}, {"shuffle": "block"}, {"epoch_size": 0}):
         sample_order = NativeOrder([source_of(0, [0, 0])], NativeSettings(**options))
         assert Reader(sample_order).world(2, 3) == [[], []]
-        assert sample_order.consumed(Leg(0)) == {}
+        assert sample_order.consumed(EpochPosition(0)) == {}
     assert Reader(NativeOrder([source_of(0, [5])], NativeSettings(epoch_size=0))).world(2, 3) == [[], []]
 
 
@@ -490,7 +490,7 @@ def test_too_few_samples_for_the_ranks_say_of_which_stream() -> None:
     sources = [source_of(0, [90]), source_of(1, [2])]
     sample_order = NativeOrder(sources, NativeSettings(partition=RoundRobin()))
     with pytest.raises(ConfigError, match=r"stream 's1': .*2 samples can not be divided among 3 ranks"):
-        sample_order.run(Leg(0), DataRank(0, 3))
+        sample_order.run(EpochPosition(0), DataRank(0, 3))
     drawn = NativeOrder(
         [source_of(0, [90], StreamWeight(choose=91)), source_of(1, [9])],
         NativeSettings(partition=RoundRobin(), sampling_method="fixed"),
@@ -498,30 +498,30 @@ def test_too_few_samples_for_the_ranks_say_of_which_stream() -> None:
     with pytest.raises(
         ConfigError, match=r"stream 's0', 1 samples drawn of it: .*1 samples can not be divided among 3"
     ):
-        drawn.run(Leg(0), DataRank(0, 3))
+        drawn.run(EpochPosition(0), DataRank(0, 3))
 
 
 def test_padding_a_rank_without_samples_is_refused_by_all_ranks_alike() -> None:
     sample_order = NativeOrder([source_of(0, [30])], NativeSettings(partition=RoundRobin(), epoch_size=2))
     for rank in range(4):
         with pytest.raises(ConfigError, match="without samples"):
-            sample_order.run(Leg(0), DataRank(rank, 4))
+            sample_order.run(EpochPosition(0), DataRank(rank, 4))
 
 
 @pytest.mark.parametrize("partition", [Elastic(), RoundRobin()])
 def test_an_epoch_in_units_is_finished_as_it_was_begun(partition: Partition) -> None:
     sources = [source_of(0, [40]), source_of(1, [40])]
     device = NativeOrder(sources, NativeSettings(batching_method="device_per_stream", partition=partition))
-    terms = device.terms(Leg(0), DataRank(0, 2, 1, 4))
+    start = device.epoch_start(EpochPosition(0), DataRank(0, 2, 1, 4))
     with pytest.raises(ConfigError, match="begun with batches of 4 samples of one stream; go on with batch_size=4"):
-        device.run(Leg(0, 8, terms), DataRank(0, 2, 1, 2))
+        device.run(EpochPosition(0, 8, start=start), DataRank(0, 2, 1, 2))
     # The next epoch may be begun otherwise.
-    device.run(Leg(1, 0, terms), DataRank(0, 2, 1, 2))
+    device.run(EpochPosition(1, start=start), DataRank(0, 2, 1, 2))
     if partition == Elastic():
         together = NativeOrder(sources, NativeSettings(batching_method="per_stream"))
         with pytest.raises(ConfigError, match="begun with global batches of 8 samples of one stream, here they have 6"):
-            together.run(Leg(0, 8, terms), DataRank(0, 3, 1, 2))
-        together.run(Leg(0, 8, terms), DataRank(0, 1, 1, 8))
+            together.run(EpochPosition(0, 8, start=start), DataRank(0, 3, 1, 2))
+        together.run(EpochPosition(0, 8, start=start), DataRank(0, 1, 1, 8))
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**70), 2**80, 0])
@@ -603,7 +603,7 @@ def test_scheduled_epochs_go_on_in_each_stream(
         second = seen - first
         assert first.total() + second.total() == 50 * (epoch + 1)
     # At the end of the last point's first whole period all that was begun is spread evenly.
-    done = sample_order.consumed(Leg(4))
+    done = sample_order.consumed(EpochPosition(4))
     assert sum(done.values()) == 200
     if schedule.points[-1][0] == 0:
         assert done == {"s0": first.total(), "s1": second.total()}

@@ -14,7 +14,7 @@ import pytest
 
 from stoker import StreamingDataLoader, StreamingDataset, World
 from stoker.errors import StateError
-from stoker.order.sample_order import DataRank, Leg
+from stoker.order.sample_order import DataRank, EpochPosition
 from support import check_batch, check_sample, make_dataset
 
 pytestmark = [
@@ -121,7 +121,7 @@ def expected(data: Path, epoch: int = 0, **options: Any) -> Batches:
     for _ in range(epoch):
         next(iter(dataset.batches()))
     batches = [check_batch(batch) for batch in dataset.batches()]
-    shards, rows = dataset._epoch_reader.sample_order.run(Leg(epoch), DataRank()).order.locate(
+    shards, rows = dataset._epoch_reader.sample_order.run(EpochPosition(epoch), DataRank()).order.locate(
         np.arange(dataset.epoch_size)
     )
     ids = (dataset._table.starts[shards] + rows).tolist()

@@ -16,10 +16,10 @@ from stoker.errors import ConfigError, StateError
 from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.protocols import Order, Plan
-from stoker.order.sample_order import DataRank, Leg, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.read_ahead import ReadAhead
-from stoker.pipeline.state.state import leg_of, read_state
+from stoker.pipeline.state.state import read_state
 from stoker.simulate import Shards
 from stoker.simulate.settings import Make
 from stoker.storage import join_url, open_store
@@ -94,14 +94,14 @@ def open_run(asked: Asked) -> OpenedRun:
         partition=_partition(asked),
         remainder=asked.remainder,  # type: ignore[arg-type]
     )
-    leg = Leg(asked.epoch)
+    position = EpochPosition(asked.epoch)
     if asked.resume is None:
         sample_order = make_order(streams, options)
     else:
-        options, sample_order, leg = _resumed(asked, streams, options)
+        options, sample_order, position = _resumed(asked, streams, options)
 
     def make_run(rank: int, world_size: int) -> tuple[Order, Plan]:
-        run = sample_order.run(leg, DataRank(rank, world_size, asked.ranks, asked.batch_size))
+        run = sample_order.run(position, DataRank(rank, world_size, asked.ranks, asked.batch_size))
         return run.order, run.plan
 
     lookahead = _lookahead(asked, index)
@@ -111,8 +111,8 @@ def open_run(asked: Asked) -> OpenedRun:
         "dataset": store.url_of(""),
         "samples": index.samples,
         "shards": len(index),
-        "epoch": leg.epoch,
-        "position": leg.position,
+        "epoch": position.epoch,
+        "position": position.position,
         "seed": options.seed,
         **{name: value for name, value in order.items() if isinstance(value, str | int)},
         **{name: stream[name] for stream in known["streams"].values() for name in ("block_size",) if name in stream},
@@ -153,7 +153,7 @@ def _lookahead(asked: Asked, index: Index) -> int:
     return sizing.lookahead(asked.batch_size) * workers
 
 
-def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, Leg]:
+def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, EpochPosition]:
     """Read a state: options, sample order, and the position to resume at. Its settings override ``options``."""
     path = asked.resume or ""
     try:
@@ -169,7 +169,7 @@ def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[Ord
         point, sample_order = read_state(state, make_order(streams, options), data_rank)
     except StateError as error:
         raise StateError(f"{path}: {error}") from None
-    return options, sample_order, leg_of(point)
+    return options, sample_order, point
 
 
 def _as_saved(options: OrderOptions, state: Mapping[str, Any]) -> OrderOptions:

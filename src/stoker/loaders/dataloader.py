@@ -14,7 +14,7 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.parquet_loader import StreamingParquetLoader
-from stoker.pipeline import StartingPoint
+from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.collate import as_tensors, collate
 from stoker.tokens.batch import LMBatch
 from stoker.types import Batch
@@ -170,7 +170,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 _abandoned.append(batches)
         current.ended = True
 
-    def _most(self, start: StartingPoint) -> int | None:
+    def _most(self, start: EpochPosition) -> int | None:
         """Batches to yield from ``start`` where partial ones are left out; by torch's rule alone ranks may end apart."""
         if not self._drop_last or not isinstance(self._stream, StreamingDataset):
             return None
@@ -187,8 +187,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if isinstance(self._stream, StreamingParquetLoader):
             return len(self._stream)
         size = self._stream.batch_size or 1
-        upcoming = self._stream.upcoming()
-        plan = self._stream.epoch_reader.plan(StartingPoint(upcoming.epoch, terms=upcoming.terms), size)
+        plan = self._stream.epoch_reader.plan(self._stream.upcoming().epoch_begin(), size)
         return plan.full_steps if self._drop_last else len(plan)
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,7 +230,7 @@ class _Pass:
         ended: whether the consumer was told that there are no more.
     """
 
-    start: StartingPoint
+    start: EpochPosition
     yielded: int = 0
     ended: bool = False
 

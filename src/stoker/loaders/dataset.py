@@ -21,15 +21,16 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.formats.parquet.footer.predicate import Filters
 from stoker.loaders.iterable import TorchIterable
+from stoker.order.capabilities import shards_at_once
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.sample_order import EpochPosition
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
 from stoker.pipeline.order_sources import needed_columns
-from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.streams.agreement import check_agreement
@@ -403,7 +404,7 @@ class StreamingDataset(TorchIterable[Any]):
         """
         return self._epoch_reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
 
-    def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
+    def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
 
         Args:
@@ -416,7 +417,7 @@ class StreamingDataset(TorchIterable[Any]):
         """
         return self._epoch_reader.state_after(start, batches, self.batch_size or 1, ended=ended)
 
-    def upcoming(self) -> StartingPoint:
+    def upcoming(self) -> EpochPosition:
         """Where the next iteration begins."""
         return self._epoch_reader.upcoming()
 
@@ -468,7 +469,7 @@ class StreamingDataset(TorchIterable[Any]):
         if limit < largest:
             raise ConfigError(f"cache_limit={limit} can not hold one shard; the largest has {largest} bytes")
         shards = max(1, len(self._table))
-        needed = min(self._epoch_reader.sample_order.shards_at_once, shards) * (total_bytes // shards)
+        needed = min(shards_at_once(self._epoch_reader.sample_order), shards) * (total_bytes // shards)
         if needed > limit:
             logger.warning(
                 "cache_limit=%d is less than the %d bytes of shards that this order reads at once, so shards will be fetched "

@@ -14,7 +14,7 @@ from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, StateError, TransformError
-from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.order.sample_order import EpochPosition
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.layout_spec import LayoutName
@@ -42,9 +42,9 @@ class DatasetLike(Protocol):
     @property
     def world(self) -> World: ...
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]: ...
-    def upcoming(self) -> StartingPoint: ...
+    def upcoming(self) -> EpochPosition: ...
     def check_alone(self) -> None: ...
-    def state_after(self, start: StartingPoint, batches: int) -> dict[str, Any]: ...
+    def state_after(self, start: EpochPosition, batches: int) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
@@ -53,7 +53,7 @@ class _Mark:
     """A batch of the dataset: the number of its first document, and how to get there again."""
 
     document: int
-    start: StartingPoint
+    start: EpochPosition
     batches: int
 
 

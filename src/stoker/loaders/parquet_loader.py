@@ -23,11 +23,9 @@ from stoker.loaders.iterable import TorchIterable
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, Leg, Run
+from stoker.order.sample_order import DataRank, EpochPosition, Run
 from stoker.pipeline.data_rank import DataRankFinder
-from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.pipeline.state.resume import ResumeState
-from stoker.pipeline.state.state import leg_of
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.layout_spec import LayoutName, LayoutSpec
@@ -54,12 +52,12 @@ class _Passage:
     """The epoch that is being delivered, or was last.
 
     Attributes:
-        leg: of it.
+        position: where it began.
         plan: of this rank.
         batches: that were delivered, of all of this rank.
     """
 
-    leg: Leg
+    position: EpochPosition
     plan: Plan
     batches: int = 0
 
@@ -228,7 +226,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
     @property
     def steps(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return len(self._sample_order.run(Leg(0), self._data_rank()).plan)
+        return len(self._sample_order.run(EpochPosition(0), self._data_rank()).plan)
 
     def __len__(self) -> int:
         return self.steps
@@ -263,7 +261,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         """Number of the epoch that is being delivered, or comes next."""
         if self._exhausted is not None:
             return self._exhausted
-        return self._resume.upcoming().epoch if self._passage is None else self._passage.leg.epoch
+        return self._resume.upcoming().epoch if self._passage is None else self._passage.position.epoch
 
     @property
     def is_epoch_exhausted(self) -> bool:
@@ -283,15 +281,14 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         point = self._resume.upcoming()
         if not point.position:
             return 0
-        leg = leg_of(point)
-        return self._index_at(_Passage(leg, self._sample_order.run(leg, self._data_rank()).plan), 0)
+        return self._index_at(_Passage(point, self._sample_order.run(point, self._data_rank()).plan), 0)
 
     @checked
     def reset_epoch(self, epoch: int) -> None:
         """Let the next iteration deliver this epoch from its beginning."""
         if epoch < 0:
             raise ConfigError(f"epoch {epoch}: epochs count from 0")
-        self._go_to(StartingPoint(epoch))
+        self._go_to(EpochPosition(epoch))
 
     @checked
     def resume_from(self, file_index: int) -> None:
@@ -301,12 +298,12 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         """
         epoch, data_rank, shares = self.current_epoch, self._data_rank(), self._shares()
         if file_index >= shares.files.size:
-            self._go_to(StartingPoint(epoch + 1))
+            self._go_to(EpochPosition(epoch + 1))
             self._exhausted = epoch
             return
         rounds = self._division().rounds
         row = shares.begin(file_index, rounds.size(data_rank.rank))
-        self._go_to(StartingPoint(epoch, rounds.position_of_round(row // data_rank.batch_size * data_rank.batch_size)))
+        self._go_to(EpochPosition(epoch, rounds.position_of_round(row // data_rank.batch_size * data_rank.batch_size)))
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -321,11 +318,11 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             return self._resume.worker_state(worker, data_rank)
         return self._resume.state(self._resume.here(), data_rank)
 
-    def upcoming(self) -> StartingPoint:
+    def upcoming(self) -> EpochPosition:
         """Where the next iteration begins."""
         return self._resume.upcoming()
 
-    def state_after(self, start: StartingPoint, batches: int, *, ended: bool = False) -> dict[str, Any]:
+    def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
         return self._resume.state_after(start, batches, self._data_rank(), ended=ended)
 
@@ -350,12 +347,11 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         point, begun = self._resume.begin(worker, data_rank)
         if point.partial:
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
-        leg = leg_of(point)
         run = self._resume.run(point, data_rank)
-        self._tell(run, leg)
+        self._tell(run, point)
         delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
-        passage = self._passage = _Passage(leg, run.plan, begun)
+        passage = self._passage = _Passage(point, run.plan, begun)
         order = run.order
         assert isinstance(order, TokenOrder)  # which TokenSampleOrder makes
         steps = stretches(order, run.plan, worker.number, worker.count, begun)
@@ -376,7 +372,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             self._source.rest()
         delivery.finished = True
         if worker.token is None and self._passage is passage:
-            self._exhausted = leg.epoch
+            self._exhausted = point.epoch
 
     def _make(self, stretch: BlockSpan, blocks: Sequence[DocumentBlock]) -> LMBatch:
         return self._making.layout.batch(blocks, stretch.inside, stretch.rows)
@@ -424,10 +420,10 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         if isinstance(plan, PartPlan):
             done, whole = plan.start_round + batches * plan.batch_size, plan.rounds.size(plan.rank)
         else:
-            done, whole = passage.leg.position + batches * plan.batch_size * plan.world_size, plan.end
+            done, whole = passage.position.position + batches * plan.batch_size * plan.world_size, plan.end
         return self._shares().ended(done, whole)
 
-    def _tell(self, run: Run, leg: Leg) -> None:
+    def _tell(self, run: Run, position: EpochPosition) -> None:
         plan = run.plan
         if plan.rank:
             return
@@ -435,20 +431,20 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             logger.warning(
                 "epoch %d: %d rows come twice, so that all %d ranks take the same number of steps (remainder='uneven' or "
                 "'drop' repeats none)",
-                leg.epoch,
+                position.epoch,
                 plan.padding,
                 plan.world_size,
             )
         if self._sample_order.settings.remainder == "drop":
             logger.warning(
                 "epoch %d: %d of %d rows are left out, so that all %d ranks take the same number of full batches",
-                leg.epoch,
+                position.epoch,
                 getattr(plan, "tail", 0),
-                plan.end - leg.position,
+                plan.end - position.position,
                 plan.world_size,
             )
 
-    def _go_to(self, point: StartingPoint) -> None:
+    def _go_to(self, point: EpochPosition) -> None:
         data_rank = self._data_rank()
         self._resume.load(self._resume.state(point, data_rank), LoaderWorker.detect(), data_rank)
         self._forget()

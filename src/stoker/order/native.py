@@ -11,6 +11,7 @@ With a static partition (:mod:`stoker.order.partition.partition`) each part of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -27,19 +28,32 @@ from stoker.order.mixture.stream_quotas import TAG_MIXING, line_settings, make_t
 from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.order.mosaicml.sampling import StreamWeight
 from stoker.order.partition.static_epoch import Divided, check_batch
-from stoker.order.sample_order import DataRank, Leg, Run, Terms
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffleSettings
 from stoker.types import Ids
 
-__all__ = ["NativeOrder", "NativeSettings", "StreamSource"]
+__all__ = ["NativeOrder", "NativeSettings", "NativeStart", "StreamSource"]
 
 _TAG_SECTIONS: Final = 4
 
 
+@dataclass(frozen=True, slots=True)
+class NativeStart(EpochStart):
+    """The world that an epoch began with; kept where its parts or its batches of one stream depend on it.
+
+    Attributes:
+        world_size: number of ranks.
+        batch_size: samples in a batch of each.
+    """
+
+    world_size: int = 0
+    batch_size: int = 0
+
+
 class NativeOrder:
-    """See :class:`~stoker.order.sample_order.SampleOrder`.
+    """Stoker's own :class:`~stoker.order.sample_order.SampleOrder`.
 
     Args:
         sources: the streams, at least one.
@@ -111,10 +125,10 @@ class NativeOrder:
         """Where the sample order was begun anew; empty if it was not."""
         return self._origin
 
-    def continued(
+    def begun_anew(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
     ) -> NativeOrder:
-        """The same sample order begun anew at an epoch, each stream after so many samples.
+        """The same sample order, begun anew at an epoch, each stream after so many samples.
 
         With fixed sampling this order is returned unchanged: every epoch has the same samples.
         """
@@ -126,14 +140,6 @@ class NativeOrder:
             if away:
                 origin["away"] = [dict(one) for one in away]
         return NativeOrder(self.sources, self.settings, origin)
-
-    def ended(self, leg: Leg, data_rank: DataRank) -> bool:  # noqa: ARG002
-        """Whether nothing of the epoch is left at the leg's position."""
-        return leg.position >= self._epoch_size
-
-    def beyond(self, leg: Leg) -> bool:
-        """Whether the leg's position is one that no run can have got to."""
-        return leg.position > self._epoch_size
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which sample comes when."""
@@ -170,48 +176,41 @@ class NativeOrder:
         """Where the streams' data is, by name, for messages."""
         return {source.name: source.url for source in self.sources}
 
-    def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:
-        """None: other programs' orders are others."""
-        if "sample_in_epoch" in state:
-            raise ConfigError(
-                "this is a state of mosaicml-streaming: its run goes on in its own order, with shuffle_algo= and the other "
-                'settings as they were there (shuffle_algo="py1e" is its default)'
-            )
-        return None
-
-    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing: no other program knows this order."""
-        return {}
-
     # -- epochs ----------------------------------------------------------------------------------------------------
 
-    def run(self, leg: Leg, data_rank: DataRank) -> Run:
-        """What a reader reads.
+    def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
+        """The samples of one reader from ``position`` to the end of its epoch.
 
         Raises:
             ConfigError: the world or the batch size does not fit the partition, or an epoch that was begun with another.
         """
-        if leg.position > self._epoch_size:
-            raise ConfigError(f"position {leg.position} is not in an epoch of {self._epoch_size}")
+        if position.position > self._epoch_size:
+            raise ConfigError(f"position {position.position} is not in an epoch of {self._epoch_size}")
+        start = self.epoch_start(position, data_rank)
         if self.settings.partition.static:
-            home, batch = self.terms(leg, data_rank)[:2]
-            return self._divided.run(leg, data_rank, home, batch)
-        return self._run_elastic(leg, data_rank)
+            assert start is not None
+            return self._divided.run(position, data_rank, start.world_size, start.batch_size)
+        return self._run_elastic(position, data_rank, start or NativeStart())
 
-    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
-        """The world and the batch size that the epoch was begun with, where its order hangs on them."""
+    @property
+    def start_type(self) -> type[NativeStart]:
+        """The fields that a state keeps of an epoch's start."""
+        return NativeStart
+
+    def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> NativeStart | None:
+        """The world and the batch size that the epoch began with, where its order depends on them."""
         if not self.settings.partition.static and self._batching not in ("per_stream", "device_per_stream"):
-            return 0, 0, 0
-        if leg.position and any(leg.terms):
-            return leg.terms
-        return data_rank.world_size, data_rank.batch_size, 0
+            return None
+        if position.position and isinstance(position.start, NativeStart) and position.start.world_size:
+            return position.start
+        return NativeStart(data_rank.world_size, data_rank.batch_size)
 
-    def consumed(self, leg: Leg) -> dict[str, int]:
+    def consumed(self, position: EpochPosition) -> dict[str, int]:
         """Stream name to how many samples of it are used up when the leg's epoch ends, or before it if it is whole."""
         if self.settings.sampling_method == "fixed" or not self._epoch_size:
             return {}
         # Between phases this is exact. Inside one, what is scrambled may be ahead of it by a window a node.
-        reached = self._pieces(leg.epoch + (1 if leg.position else 0), 1, shared=False).reached(
+        reached = self._pieces(position.epoch + (1 if position.position else 0), 1, shared=False).reached(
             np.zeros(1, dtype=np.int64)
         )
         return {track.source.name: count for track, count in zip(self._tracks, reached[0].tolist(), strict=True)}
@@ -221,13 +220,13 @@ class NativeOrder:
         """How streams are put into batches; a stream alone is not."""
         return self.settings.batching_method if len(self.sources) > 1 else "random"
 
-    def _run_elastic(self, leg: Leg, data_rank: DataRank) -> Run:
+    def _run_elastic(self, position: EpochPosition, data_rank: DataRank, start: NativeStart) -> Run:
         batching = self._batching
-        world, batch = self.terms(leg, data_rank)[:2]
+        world, batch = start.world_size, start.batch_size
         unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1)
-        pieces = self._pieces(leg.epoch, unit, shared=batching == "per_stream")
+        pieces = self._pieces(position.epoch, unit, shared=batching == "per_stream")
         common: dict[str, Any] = {
-            "start": leg.position,
+            "start": position.position,
             "end": self._epoch_size,
             "batch_size": data_rank.batch_size,
             "rank": data_rank.rank,
@@ -236,7 +235,7 @@ class NativeOrder:
             "remainder": self.settings.remainder,
         }
         if batching == "stratified":
-            key = mix(self.settings.seed, _TAG_SECTIONS, leg.epoch)
+            key = mix(self.settings.seed, _TAG_SECTIONS, position.epoch)
             shuffled = self.settings.shuffle != "none"
             return Run(self._lines, StratifiedPlan(**common, strata=pieces, shuffled=shuffled, key=key))
         order = MixedOrder(self._lines, pieces)

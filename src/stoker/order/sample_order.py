@@ -1,23 +1,24 @@
-"""The sample order of a run over all its epochs, and the fields that a checkpoint needs to resume it."""
+"""The sample order of a run over all its epochs: what every order has, and the positions that it is read from.
+
+An order of one's own is any object with the three members of :class:`SampleOrder`. What it may offer beyond that is in
+:mod:`stoker.order.capabilities`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol, Self
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StateError
 from stoker.order.protocols import Order, Plan
 
-__all__ = ["SampleOrder", "Leg", "Run", "DataRank", "Terms"]
-
-Terms: TypeAlias = tuple[int, ...]
-"""Three to six numbers from 0 that a state holds next to its settings. Each sample order defines its own."""
+__all__ = ["DataRank", "EpochPosition", "EpochStart", "Run", "SampleOrder"]
 
 
 @dataclass(frozen=True, slots=True)
 class DataRank:
-    """Who reads.
+    """This process among those that read different samples.
 
     Attributes:
         rank: number of the reader among those that read different samples.
@@ -41,28 +42,69 @@ class DataRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
-    """The rest of an epoch, from a position to its end.
+class EpochStart:
+    """The circumstances in which an epoch began, as far as its order depends on them.
+
+    An order whose epochs depend on the world in which they began has a subclass of its own, whose fields are integers from
+    0. A state keeps them by name, so that the epoch can be finished in any world as it was begun.
+    """
+
+    def as_dict(self) -> dict[str, int]:
+        """The fields by name, JSON-serialisable."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, values: Any) -> Self:
+        """The start that a state holds: a dict by name, or a list of numbers in the order of the fields, as states had.
+
+        Raises:
+            StateError: it is neither, or has other fields or other values.
+        """
+        names = [field.name for field in fields(cls)]
+        if isinstance(values, Sequence) and not isinstance(values, str) and 3 <= len(values) <= 6:
+            values = dict(zip(names, values, strict=False))
+        if not isinstance(values, Mapping) or not values.keys() <= set(names):
+            raise StateError(f"this state's start of the epoch should have {', '.join(names)}, found {values!r}")
+        for name, value in values.items():
+            if type(value) is not int or not 0 <= value < 1 << 62:
+                raise StateError(f"this state's start of the epoch: {name} must be an integer from 0, found {value!r}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPosition:
+    """A position in a run, from which the rest of its epoch is read.
 
     Attributes:
         epoch: the epoch's number, from 0.
-        position: first position that is delivered.
-        terms: what a state says beside its settings, as :meth:`SampleOrder.terms` gave it; zeros in a run that is not
-            resumed.
+        position: first position of the epoch that is delivered.
+        partial: samples of the first batch that each rank has had already; 0 where reading stopped between batches.
+        start: how the epoch began, as the order's :func:`~stoker.order.capabilities.settled` gave it; ``None`` in a run that
+            is not resumed, and for orders that depend on nothing of the kind. Later epochs inherit it; the order knows for
+            how long its fields hold.
     """
 
     epoch: int
     position: int = 0
-    terms: Terms = (0, 0, 0)
+    partial: int = 0
+    start: EpochStart | None = None
+
+    def next_epoch(self) -> EpochPosition:
+        """The beginning of the next epoch of the same run."""
+        return EpochPosition(self.epoch + 1, start=self.start)
+
+    def epoch_begin(self) -> EpochPosition:
+        """The beginning of this epoch."""
+        return EpochPosition(self.epoch, start=self.start)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one reader reads of a leg.
+    """The samples of one reader from a position to the end of its epoch.
 
     Attributes:
-        order: where places lie.
-        plan: the reader's batches, as places.
+        order: locates the positions.
+        plan: the reader's batches, as positions.
     """
 
     order: Order
@@ -70,76 +112,25 @@ class Run:
 
 
 class SampleOrder(Protocol):
-    """Pure: the same arguments give the same samples, in any process."""
+    """The samples of all epochs in their order, for any reader. The same arguments give the same samples in any process."""
 
     @property
     def epoch_size(self) -> int:
         """Positions in an epoch."""
         ...
 
-    @property
-    def shards_at_once(self) -> int:
-        """About how many shards are read at once, by all readers together."""
-        ...
+    def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
+        """The samples of one reader from ``position`` to the end of its epoch.
 
-    def run(self, leg: Leg, data_rank: DataRank) -> Run:
-        """What a reader reads."""
-        ...
-
-    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
-        """What a state of this leg must say beside :meth:`as_dict`, for its rest to be delivered as it was begun."""
-        ...
-
-    def ended(self, leg: Leg, data_rank: DataRank) -> bool:
-        """Whether nothing of the epoch is left at the leg's position."""
-        ...
-
-    def beyond(self, leg: Leg) -> bool:
-        """Whether the leg's position is one that no run can have got to."""
+        Raises:
+            ConfigError: this world can not read the rest of that epoch; says why.
+        """
         ...
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything that decides which sample comes when, JSON-serialisable, by name.
+        """All settings that decide which sample comes when, JSON-serialisable; a state of others is refused.
 
-        ``streams`` is a dict by name, ``order`` has all else; where there are several streams, ``order["streams"]`` are
-        their names in order.
+        ``streams`` is a dict from stream name to what identifies its data (``fingerprint``) and weight, ``order`` a dict of
+        everything else; with several streams, ``order["streams"]`` lists their names.
         """
-        ...
-
-    @property
-    def urls(self) -> Mapping[str, str]:
-        """Where the streams' data is, by name, for messages; may lack any."""
-        ...
-
-    def consumed(self, leg: Leg) -> dict[str, int]:
-        """Stream name to how many samples of it are used up when the leg's epoch ends, or before it if it is whole."""
-        ...
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Where the sample order was begun anew: what :meth:`continued` took, by name; empty if it was not."""
-        ...
-
-    def continued(
-        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
-    ) -> SampleOrder:
-        """The same sample order begun anew at an epoch.
-
-        Args:
-            epoch: the epoch.
-            consumed: stream name to how many samples of it came before; names that are not there do not count.
-            samples: samples of training before.
-            away: what states remember of streams that are left out now; handed on in :attr:`origin`.
-
-        Raises:
-            ConfigError: an order that has no such beginning.
-        """
-        ...
-
-    def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:
-        """Where to go on from a state that another program left behind, or ``None`` if it is none."""
-        ...
-
-    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:
-        """What a state carries for another program to go on with; empty where there is no such program."""
         ...

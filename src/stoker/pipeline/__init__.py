@@ -2,7 +2,6 @@
 
 from stoker.pipeline.pipeline import Pipeline, PipelineSettings
 from stoker.pipeline.read_ahead import ReadAhead
-from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.pipeline.state.resume import ResumeState
 
-__all__ = ["Pipeline", "PipelineSettings", "ResumeState", "ReadAhead", "StartingPoint"]
+__all__ = ["Pipeline", "PipelineSettings", "ResumeState", "ReadAhead"]

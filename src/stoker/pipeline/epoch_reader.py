@@ -13,15 +13,13 @@ from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, Run, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.pipeline import Pipeline, PipelineSettings
 from stoker.pipeline.read_ahead import ReadAhead
-from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.pipeline.state.resume import ResumeState
-from stoker.pipeline.state.state import leg_of
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Transform
 
@@ -129,18 +127,17 @@ class EpochReader:
 
     def count(self, batch_size: int) -> int:
         """Samples that this rank gets in the next epoch, if that is delivered from its beginning."""
-        upcoming = self.upcoming()
-        return self.plan(StartingPoint(upcoming.epoch, terms=upcoming.terms), batch_size).samples
+        return self.plan(self.upcoming().epoch_begin(), batch_size).samples
 
-    def plan(self, point: StartingPoint, batch_size: int) -> Plan:
+    def plan(self, point: EpochPosition, batch_size: int) -> Plan:
         """This rank's batches from ``point`` on."""
-        return self.sample_order.run(leg_of(point), self.data_rank(batch_size)).plan
+        return self.sample_order.run(point, self.data_rank(batch_size)).plan
 
     def data_rank(self, batch_size: int) -> DataRank:
         """This process's data rank."""
         return self._rank_finder.data_rank(batch_size)
 
-    def _begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[StartingPoint, int]:
+    def _begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if worker.token is not None:
             speed_up_worker(self._ring)
@@ -148,7 +145,7 @@ class EpochReader:
                 load_at_once()
         return self._resume.begin(worker, data_rank)
 
-    def _run(self, point: StartingPoint, data_rank: DataRank) -> Run:
+    def _run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         run = self._resume.run(point, data_rank)
         if run.plan.padding and run.plan.rank == 0:
             native = "like" not in self.sample_order.as_dict()["order"]  # others' orders always repeat some
@@ -196,7 +193,7 @@ class EpochReader:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def upcoming(self) -> StartingPoint:
+    def upcoming(self) -> EpochPosition:
         """Where the next iteration begins."""
         return self._resume.upcoming()
 
@@ -215,7 +212,7 @@ class EpochReader:
         return self._resume.state(self._resume.after(samples, data_rank, from_beginning=from_beginning), data_rank)
 
     def state_after(
-        self, start: StartingPoint, batches: int, batch_size: int, *, ended: bool = False
+        self, start: EpochPosition, batches: int, batch_size: int, *, ended: bool = False
     ) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
         return self._resume.state_after(start, batches, self.data_rank(batch_size), ended=ended)

@@ -15,14 +15,33 @@ from stoker.order.mosaicml.settings import (
     MosaicmlWorld,
     read_mosaicml_state,
 )
-from stoker.order.sample_order import DataRank, Leg, Run, Terms
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 
-__all__ = ["FOREIGN_KEY", "MosaicmlOrder"]
+__all__ = ["MOSAICML_KEY", "MosaicmlOrder", "MosaicmlStart"]
 
-FOREIGN_KEY = "mosaicml-streaming"
+MOSAICML_KEY = "mosaicml-streaming"
 """Key under which a state carries the five integers that the reference resumes from."""
 
-_TERMS = 6
+
+@dataclass(frozen=True, slots=True)
+class MosaicmlStart(EpochStart):
+    """How a run in the reference's order began, and the epoch that it is in.
+
+    Attributes:
+        num_canonical_nodes: of the run.
+        shuffle_seed: of the run.
+        initial_physical_nodes: nodes that the run began on; 0: not known.
+        num_nodes: nodes that the epoch began on; 0: not known, as in a state of the reference.
+        ranks_per_node: ranks on each of them.
+        batch_size: samples in a batch of each rank.
+    """
+
+    num_canonical_nodes: int = 1
+    shuffle_seed: int = 0
+    initial_physical_nodes: int = 0
+    num_nodes: int = 0
+    ranks_per_node: int = 0
+    batch_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,51 +85,61 @@ class MosaicmlOrder:
         }
         return min(len(sizes), per_node.get(settings.shuffle_algo, 2) * settings.num_canonical_nodes)
 
-    def run(self, leg: Leg, data_rank: DataRank) -> Run:
-        """What a reader reads. With shuffling, the epoch's order is built when the first batch is asked for."""
-        world, settings = self._settings(leg, data_rank)
-        plan = MosaicmlPlan(self.mixture, settings, world, leg.epoch, leg.position)
-        nodes, ranks, batch = leg.terms[3:] or (0, 0, 0)
-        if leg.position and nodes:
+    def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
+        """The samples of one reader. With shuffling, the epoch's order is built when the first batch is asked for."""
+        world, settings = self._settings(position, data_rank)
+        plan = MosaicmlPlan(self.mixture, settings, world, position.epoch, position.position)
+        start = position.start
+        if position.position and isinstance(start, MosaicmlStart) and start.num_nodes:
             begun = MosaicmlPlan(
-                self.mixture, replace(settings, batch_size=batch), MosaicmlWorld(0, nodes, ranks), leg.epoch
+                self.mixture,
+                replace(settings, batch_size=start.batch_size),
+                MosaicmlWorld(0, start.num_nodes, start.ranks_per_node),
+                position.epoch,
             )
             if begun.shape != plan.shape:
                 raise ConfigError(
-                    f"the epoch was begun on {nodes} x {ranks} ranks with batch_size {batch}, and another division has other "
-                    f"batches with batching_method={settings.batching_method!r}: go on with the same global batch, and if "
-                    "that is refused the same ranks, until the epoch ends. The state's "
-                    f"{FOREIGN_KEY!r} alone goes on as mosaicml-streaming does, which loses and repeats samples"
+                    f"the epoch was begun on {start.num_nodes} x {start.ranks_per_node} ranks with batch_size "
+                    f"{start.batch_size}, and another division has other batches with "
+                    f"batching_method={settings.batching_method!r}: go on with the same global batch, and if that is refused "
+                    f"the same ranks, until the epoch ends. The state's {MOSAICML_KEY!r} alone goes on as mosaicml-streaming "
+                    "does, which loses and repeats samples"
                 )
         return Run(self.mixture.table(), plan)
 
-    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
-        """Canonical nodes, seed, the nodes that the run began on (0: not known), and the nodes, ranks of each and batch size
-        that the epoch was begun with.
-        """
-        if leg.position and len(leg.terms) == _TERMS:
-            return leg.terms
-        world, settings = self._settings(leg, data_rank)
-        run = leg.terms[:3] if any(leg.terms) else ()
-        run = run or (settings.num_canonical_nodes, settings.shuffle_seed, world.num_nodes)
-        return *run, world.num_nodes, world.ranks_per_node, data_rank.batch_size
+    @property
+    def start_type(self) -> type[MosaicmlStart]:
+        """The fields that a state keeps of the starts of run and epoch."""
+        return MosaicmlStart
 
-    def ended(self, leg: Leg, data_rank: DataRank) -> bool:
+    def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> MosaicmlStart:
+        """How the run began, and the epoch."""
+        start = position.start if isinstance(position.start, MosaicmlStart) else None
+        if start is not None and position.position and start.num_nodes:
+            return start
+        world, settings = self._settings(position, data_rank)
+        if start is None:
+            start = MosaicmlStart(settings.num_canonical_nodes, settings.shuffle_seed, world.num_nodes)
+        return replace(
+            start, num_nodes=world.num_nodes, ranks_per_node=world.ranks_per_node, batch_size=data_rank.batch_size
+        )
+
+    def ended(self, position: EpochPosition, data_rank: DataRank) -> bool:
         """Whether nothing of the epoch is left. What the reference repeats to even out ranks comes after ``epoch_size``."""
-        if leg.position < self.epoch_size:
+        if position.position < self.epoch_size:
             return False
-        world, settings = self._settings(leg, data_rank)
-        return MosaicmlPlan(self.mixture, settings, world, leg.epoch, leg.position).end <= leg.position
+        world, settings = self._settings(position, data_rank)
+        return MosaicmlPlan(self.mixture, settings, world, position.epoch, position.position).end <= position.position
 
-    def beyond(self, leg: Leg) -> bool:  # noqa: ARG002
-        """No position is: how many samples are repeated depends on the world that a state was taken in."""
-        return False
+    def in_epoch(self, position: EpochPosition) -> bool:  # noqa: ARG002
+        """Always: how many samples are repeated depends on the world that a state was taken in."""
+        return True
 
     def as_dict(self) -> dict[str, Any]:
         """Settings but for those that a state brings along, as the reference's states do: canonical nodes and seed."""
         settings = MosaicmlSettings.resolve(MosaicmlWorld(), batch_size=1, **self.options)
         order: dict[str, Any] = {
-            "like": FOREIGN_KEY,
+            "like": MOSAICML_KEY,
             "shuffle": settings.shuffle_algo if settings.shuffle else "none",
             "block_size": settings.shuffle_block_size,
             "sampling_method": settings.sampling_method,
@@ -127,37 +156,17 @@ class MosaicmlOrder:
         }
         return {"streams": streams, "order": order}
 
-    def consumed(self, leg: Leg) -> dict[str, int]:  # noqa: ARG002
-        """Nothing: each epoch draws its samples anew."""
-        return {}
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """None: no epoch depends on an earlier one."""
-        return {}
-
-    def continued(self, *_: Any, **__: Any) -> MosaicmlOrder:
-        """This order unchanged: no epoch depends on an earlier one."""
-        return self
-
-    def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:
-        """Where the reference's ``state_dict`` says that its run stopped."""
-        if "sample_in_epoch" not in state:
-            return None
+    def read_mosaicml_state(self, state: Mapping[str, Any]) -> EpochPosition:
+        """The position at which the reference's ``state_dict`` says that its run stopped."""
         read = read_mosaicml_state(state)
-        return Leg(
-            read.epoch,
-            read.sample_in_epoch,
-            (read.num_canonical_nodes, read.shuffle_seed, read.initial_physical_nodes or 0),
-        )
+        start = MosaicmlStart(read.num_canonical_nodes, read.shuffle_seed, read.initial_physical_nodes or 0)
+        return EpochPosition(read.epoch, read.sample_in_epoch, start=start)
 
-    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:
-        """The state that the reference resumes from at the same place."""
-        nodes, seed, began = self.terms(leg, data_rank)[:3]
-        state = MosaicmlState(leg.epoch, leg.position, nodes, seed, began or None)
-        return {FOREIGN_KEY: state.as_dict()}
+    def write_mosaicml_state(self, position: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
+        """The state from which the reference resumes at the same position."""
+        return {MOSAICML_KEY: _state(position, self.epoch_start(position, data_rank)).as_dict()}
 
-    def _settings(self, leg: Leg, data_rank: DataRank) -> tuple[MosaicmlWorld, MosaicmlSettings]:
+    def _settings(self, position: EpochPosition, data_rank: DataRank) -> tuple[MosaicmlWorld, MosaicmlSettings]:
         processes = data_rank.world_size * data_rank.replication
         nodes, rest = divmod(processes, data_rank.ranks_per_node)
         if rest:
@@ -168,7 +177,18 @@ class MosaicmlOrder:
         physical = MosaicmlWorld(data_rank.rank * data_rank.replication, nodes, data_rank.ranks_per_node)
         world = physical.replicate(data_rank.replication)
         settings = MosaicmlSettings.resolve(world, batch_size=data_rank.batch_size, **self.options)
-        if any(leg.terms):
-            canonical, seed, began = leg.terms[:3]
-            settings = settings.resumed(MosaicmlState(leg.epoch, leg.position, canonical, seed, began or None))
+        start = position.start
+        if isinstance(start, MosaicmlStart):
+            settings = settings.resumed(_state(position, start))
         return world, settings
+
+
+def _state(position: EpochPosition, start: MosaicmlStart) -> MosaicmlState:
+    """The reference's state at a position of a run that began so."""
+    return MosaicmlState(
+        position.epoch,
+        position.position,
+        start.num_canonical_nodes,
+        start.shuffle_seed,
+        start.initial_physical_nodes or None,
+    )

@@ -19,7 +19,7 @@ from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota
 from stoker.order.partition.part_plan import PART_BITS, Rounds, plan_parts
-from stoker.order.sample_order import DataRank, Leg, Run
+from stoker.order.sample_order import DataRank, EpochPosition, Run
 from stoker.order.settings import NativeSettings
 from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids
@@ -57,7 +57,7 @@ class Divided:
         self.counts = lru_cache(maxsize=2)(self._count)
         self._sizes = lru_cache(maxsize=2)(self._divide)
 
-    def run(self, leg: Leg, data_rank: DataRank, home: int, batch: int) -> Run:
+    def run(self, position: EpochPosition, data_rank: DataRank, home: int, batch: int) -> Run:
         """What a reader reads of an epoch that began on ``home`` ranks with batches of ``batch``.
 
         Raises:
@@ -66,7 +66,7 @@ class Divided:
         settings, tracks = self._settings, self._tracks
         if self._batching == "device_per_stream":
             check_batch(data_rank.batch_size, batch)
-        counts, _ = self.counts(leg.epoch, home)
+        counts, _ = self.counts(position.epoch, home)
         # Only the sizes of all parts together are needed here, and those not at all where they are known to be equal.
         even = settings.partition.even and len(tracks) == 1 and tracks[0].count == tracks[0].total
         rounds = Rounds.even(tracks[0].count, home) if even else Rounds(counts.sum(axis=0))
@@ -77,9 +77,9 @@ class Divided:
                 "a larger epoch_size, fewer ranks, or remainder='uneven' or 'drop'"
             )
         plan = plan_parts(
-            rounds, leg.position, data_rank.batch_size, data_rank.rank, data_rank.world_size, settings.remainder
+            rounds, position.position, data_rank.batch_size, data_rank.rank, data_rank.world_size, settings.remainder
         )
-        return Run(_PartsOrder(self, leg.epoch, home, batch), plan)
+        return Run(_PartsOrder(self, position.epoch, home, batch), plan)
 
     def mixing(self, epoch: int, home: int, batch: int, part: int) -> Mixing:
         """How a part's tracks are mixed in an epoch."""

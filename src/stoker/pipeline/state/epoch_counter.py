@@ -1,4 +1,4 @@
-"""Which epoch an iteration is, agreed on between a process and its DataLoader workers.
+"""Counts epochs, in agreement between a process and its DataLoader workers.
 
 A DataLoader forks (or spawns) workers for each pass, or keeps them over passes; either way the data set object in the
 main process is not told. So that each pass is a new epoch, and a loaded state reaches workers that already live, the few
@@ -8,58 +8,50 @@ numbers this takes lie in memory that the processes share.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.shared_file import SharedFile, spawning
-from stoker.order.sample_order import Terms
+from stoker.errors import ConfigError
+from stoker.order.sample_order import EpochPosition
 
-__all__ = ["EpochClock", "StartingPoint"]
+__all__ = ["EpochClock"]
 
-_BYTES = 4096
-# Places of the shared int64 numbers.
-_NEXT, _RESUME_EPOCH, _RESUME_POSITION, _RESUME_PARTIAL, _RESUME_TERMS, _RECORDS, _BEGINNINGS = 0, 1, 2, 3, 4, 10, 11
-# Then records, the newest written over the oldest: which pass of which workers began which epoch where, and a bit for
-# each worker that has begun it.
-_FIRST_RECORD = 16
-_TOKEN, _PASS, _EPOCH, _POSITION, _PARTIAL, _TERMS, _BEGUN = 0, 1, 2, 3, 4, 5, 11
-_RECORD_LENGTH = 16
-_RECORDS_KEPT = (_BYTES // 8 - _FIRST_RECORD) // _RECORD_LENGTH
-_WORKER_BITS = 64 * (_RECORD_LENGTH - _BEGUN)
-
-
-@dataclass(frozen=True, slots=True)
-class StartingPoint:
-    """Where an iteration begins.
-
-    Attributes:
-        epoch: the epoch's number.
-        position: first position of the epoch that is delivered.
-        partial: samples of the first batch that each rank has already had; 0 where a state was taken between batches.
-        terms: three to six numbers that a loaded state brought along: what the order rests on beside the settings at hand,
-            such as the world in which the epoch began. Zeros where there is nothing to say. They are handed on to all later
-            epochs; whoever reads them knows for how long they hold.
-    """
-
-    epoch: int
-    position: int = 0
-    partial: int = 0
-    terms: Terms = (0, 0, 0)
+# Places of the shared int64 numbers: the next epoch, how many records were made, and how many epochs were begun.
+_NEXT, _RECORDS, _BEGINNINGS = 0, 1, 2
+# Then a slot with the position that a state was loaded at, and records, the newest written over the oldest: which pass of
+# which workers began which epoch where, and a bit for each worker that has begun it. A slot is a position as pickle writes
+# it, behind its length; only processes that share this memory read it.
+_LOADED, _FIRST_RECORD = 8, 128
+_TOKEN, _PASS, _BEGUN, _POSITION = 0, 1, 2, 8
+_RECORD_LENGTH = 128
+_RECORDS_KEPT = 31
+_SLOT_BYTES = 8 * (_RECORD_LENGTH - _POSITION - 1)
+_BYTES = 8 * (_FIRST_RECORD + _RECORDS_KEPT * _RECORD_LENGTH)
+_WORKER_BITS = 64 * (_POSITION - _BEGUN)
 
 
-def _to_terms(numbers: NDArray[np.int64]) -> Terms:
-    """Without the zeros behind them, but three at least."""
-    given = np.flatnonzero(numbers)
-    return tuple(numbers[: max(3, int(given[-1]) + 1 if given.size else 0)].tolist())
+def _put(slot: NDArray[np.int64], position: EpochPosition) -> None:
+    data = pickle.dumps(position)
+    if len(data) > _SLOT_BYTES:
+        raise ConfigError(
+            f"the start of an epoch takes {len(data)} bytes, more than {_SLOT_BYTES}: give it fewer fields"
+        )
+    slot[0] = len(data)
+    slot[1:].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
 
 
-def _filled(terms: Terms) -> Terms:
-    return (*terms, *[0] * (_BEGUN - _TERMS - len(terms)))
+def _get(slot: NDArray[np.int64]) -> EpochPosition | None:
+    length = int(slot[0])
+    if not length:
+        return None
+    position: EpochPosition = pickle.loads(slot[1:].view(np.uint8)[:length].tobytes())
+    return position
 
 
 class EpochClock:
@@ -70,10 +62,8 @@ class EpochClock:
 
     def __init__(self) -> None:
         self._attach(SharedFile("stoker-epoch", _BYTES))
-        with self._locked() as shared:
-            shared[_RESUME_EPOCH] = -1
 
-    def begin(self, token: int | None, worker: int | None = None) -> StartingPoint:
+    def begin(self, token: int | None, worker: int | None = None) -> EpochPosition:
         """Begin the next epoch.
 
         Args:
@@ -92,11 +82,15 @@ class EpochClock:
                 record = self._record(shared, int(shared[_RECORDS]))
                 shared[_RECORDS] += 1
                 record[:] = 0
-                record[:_BEGUN] = token, number, point.epoch, point.position, point.partial, *_filled(point.terms)
+                record[:_BEGUN] = token, number
+                _put(record[_POSITION:], point)
+            else:
+                found = _get(record[_POSITION:])
+                assert found is not None  # every record has one
+                point = found
             if worker is not None and worker < _WORKER_BITS:
-                record[_BEGUN:].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
-            terms = _to_terms(record[_TERMS:_BEGUN])
-            return StartingPoint(int(record[_EPOCH]), int(record[_POSITION]), int(record[_PARTIAL]), terms)
+                record[_BEGUN:_POSITION].view(np.uint64)[worker // 64] |= np.uint64(1 << worker % 64)
+            return point
 
     def adopt(self, token: int | None, epoch: int) -> None:
         """Begin an epoch that a worker's own state names; the next one follows it."""
@@ -124,7 +118,7 @@ class EpochClock:
         self._passes = os.getpid(), token, number + 1
         return number
 
-    def _take_next(self, shared: NDArray[np.int64]) -> StartingPoint:
+    def _take_next(self, shared: NDArray[np.int64]) -> EpochPosition:
         point = self._point(shared, int(shared[_NEXT]))
         shared[_NEXT] += 1
         self._count_beginning(shared)
@@ -139,7 +133,7 @@ class EpochClock:
                 continue
             if worker is None or worker >= _WORKER_BITS:
                 return record
-            begun = int(record[_BEGUN:].view(np.uint64)[worker // 64])
+            begun = int(record[_BEGUN:_POSITION].view(np.uint64)[worker // 64])
             return None if begun >> worker % 64 & 1 else record
         return None
 
@@ -149,31 +143,27 @@ class EpochClock:
         return shared[first : first + _RECORD_LENGTH]
 
     @staticmethod
-    def _point(shared: NDArray[np.int64], epoch: int) -> StartingPoint:
-        resumed = int(shared[_RESUME_EPOCH])
-        terms = _to_terms(shared[_RESUME_TERMS:_RECORDS]) if 0 <= resumed <= epoch else (0, 0, 0)
-        if epoch == resumed:
-            return StartingPoint(epoch, int(shared[_RESUME_POSITION]), int(shared[_RESUME_PARTIAL]), terms)
-        return StartingPoint(epoch, terms=terms)
+    def _point(shared: NDArray[np.int64], epoch: int) -> EpochPosition:
+        loaded = _get(shared[_LOADED:_FIRST_RECORD])
+        if loaded is None or epoch < loaded.epoch:
+            return EpochPosition(epoch)
+        return loaded if epoch == loaded.epoch else EpochPosition(epoch, start=loaded.start)
 
-    def peek(self) -> StartingPoint:
+    def peek(self) -> EpochPosition:
         """Where the next iteration would begin."""
         with self._locked() as shared:
             return self._point(shared, int(shared[_NEXT]))
 
-    def started(self, epoch: int) -> StartingPoint:
+    def started(self, epoch: int) -> EpochPosition:
         """Where an epoch that has begun did begin."""
         with self._locked() as shared:
             return self._point(shared, epoch)
 
-    def load(self, point: StartingPoint) -> None:
+    def load(self, point: EpochPosition) -> None:
         """Make the next iteration, here or in workers, begin at ``point``."""
         with self._locked() as shared:
             shared[_NEXT] = point.epoch
-            shared[_RESUME_EPOCH] = point.epoch
-            shared[_RESUME_POSITION] = point.position
-            shared[_RESUME_PARTIAL] = point.partial
-            shared[_RESUME_TERMS:_RECORDS] = _filled(point.terms)
+            _put(shared[_LOADED:_FIRST_RECORD], point)
             self._seen = int(shared[_BEGINNINGS])
 
     @contextmanager

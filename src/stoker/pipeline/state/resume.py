@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
+from stoker.order.capabilities import settled
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, Run, SampleOrder
-from stoker.pipeline.state.epoch_counter import EpochClock, StartingPoint
-from stoker.pipeline.state.state import leg_of, make_state, read_changed, read_state
+from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+from stoker.pipeline.state.epoch_counter import EpochClock
+from stoker.pipeline.state.state import make_state, read_changed, read_state
 from stoker.reading.samples import SampleRun
 
 __all__ = ["Progress", "ResumeState", "check_not_empty", "others_have_more", "run_from"]
@@ -33,7 +34,7 @@ class Progress:
         begun: batches of this loader worker that were delivered before it began.
     """
 
-    def __init__(self, point: StartingPoint, plan: Plan, begun: int = 0) -> None:
+    def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0) -> None:
         self.point = point
         self.plan = plan
         self.finished = False
@@ -63,7 +64,7 @@ class Progress:
         """Batches of which at least one sample was taken."""
         return -(-self.samples // self.plan.batch_size)
 
-    def here(self) -> StartingPoint:
+    def here(self) -> EpochPosition:
         """Where to go on from."""
         plan, count = self.plan, self.samples
         full = min(count // plan.batch_size, plan.full_batches)
@@ -74,20 +75,19 @@ class Progress:
             return self.point
         position = plan.position_after(full)
         if position >= plan.end and not inside:
-            return StartingPoint(self.point.epoch + 1, terms=self.point.terms)
+            return self.point.next_epoch()
         return replace(self.point, position=position, partial=inside)
 
 
-def run_from(sample_order: SampleOrder, point: StartingPoint, data_rank: DataRank) -> Run:
+def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> Run:
     """What a reader reads from ``point`` to its epoch's end.
 
     Raises:
         StateError: a state was taken there which this world can not go on from; says why.
         ConfigError: settings that do not go together, or an epoch whose samples are all left out.
     """
-    leg = leg_of(point)
     try:
-        run = sample_order.run(leg, data_rank)
+        run = sample_order.run(point, data_rank)
     except ConfigError as error:
         if not point.position:
             raise
@@ -104,7 +104,7 @@ def others_have_more(plan: Plan) -> bool:
     return plan.position_after(len(plan)) < plan.end
 
 
-def check_not_empty(sample_order: SampleOrder, point: StartingPoint, run: Run, data_rank: DataRank) -> None:
+def check_not_empty(sample_order: SampleOrder, point: EpochPosition, run: Run, data_rank: DataRank) -> None:
     """See that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
 
     Raises:
@@ -117,7 +117,7 @@ def check_not_empty(sample_order: SampleOrder, point: StartingPoint, run: Run, d
             "epoch %d has no samples: there are none in the dataset, or subset=, filters= or the streams' weights leave none",
             point.epoch,
         )
-    elif not len(sample_order.run(leg_of(point), replace(data_rank, rank=run.plan.longest)).plan):
+    elif not len(sample_order.run(point, replace(data_rank, rank=run.plan.longest)).plan):
         raise ConfigError(
             f"epoch {point.epoch} has no batch for any of {data_rank.world_size} ranks with batch_size "
             f"{data_rank.batch_size}: what does not fill a batch of every rank is left out (by remainder='drop' or "
@@ -141,13 +141,13 @@ class ResumeState:
         self._delivery: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
-        self._resumed: tuple[StartingPoint, int] | None = None
+        self._resumed: tuple[EpochPosition, int] | None = None
 
-    def upcoming(self) -> StartingPoint:
+    def upcoming(self) -> EpochPosition:
         """Where the next iteration begins."""
         return self._clock.peek()
 
-    def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[StartingPoint, int]:
+    def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if self._resumed is not None:
             (point, begun), self._resumed = self._resumed, None
@@ -156,15 +156,15 @@ class ResumeState:
             point, begun = self._clock.begin(worker.token, worker.number), 0
         return self.settled(point, data_rank), begun
 
-    def settled(self, point: StartingPoint, data_rank: DataRank) -> StartingPoint:
-        """The point with the terms that hold for the rest of its epoch, as begun, or gone on with, in this world."""
-        return replace(point, terms=self.sample_order.terms(leg_of(point), data_rank))
+    def settled(self, point: EpochPosition, data_rank: DataRank) -> EpochPosition:
+        """The point with the start that holds for the rest of its epoch, begun or resumed in this world."""
+        return settled(self.sample_order, point, data_rank)
 
-    def run(self, point: StartingPoint, data_rank: DataRank) -> Run:
+    def run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         """What this process reads from ``point`` on; see :func:`run_from`."""
         return run_from(self.sample_order, point, data_rank)
 
-    def deliver(self, point: StartingPoint, plan: Plan, begun: int) -> Progress:
+    def deliver(self, point: EpochPosition, plan: Plan, begun: int) -> Progress:
         """The iteration that states speak of from now on."""
         self._left = [(left, count) for left, count in self._left if left() is not None]
         if self._delivery is not None and not self._delivery.finished:
@@ -172,7 +172,7 @@ class ResumeState:
         self._delivery = Progress(point, plan, begun)
         return self._delivery
 
-    def state(self, point: StartingPoint, data_rank: DataRank) -> dict[str, Any]:
+    def state(self, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
         """The state at ``point``."""
         return make_state(self.sample_order, point, data_rank)
 
@@ -189,7 +189,7 @@ class ResumeState:
                 "many samples of the epoch all ranks together have had: state_dict(num_samples=...)"
             )
 
-    def here(self) -> StartingPoint:
+    def here(self) -> EpochPosition:
         """Where to go on from, by what this object has delivered.
 
         Raises:
@@ -207,7 +207,7 @@ class ResumeState:
             return self._clock.peek()
         return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
 
-    def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool) -> StartingPoint:
+    def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool) -> EpochPosition:
         """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it.
 
         Raises:
@@ -228,7 +228,7 @@ class ResumeState:
             return replace(begun, partial=0)
         if taken < 0:
             return replace(begun, position=samples, partial=0)
-        plan = self.sample_order.run(leg_of(begun), data_rank).plan
+        plan = self.sample_order.run(begun, data_rank).plan
         # With what ranks repeat to be equally many.
         most = max(
             self.sample_order.epoch_size - begun.position, len(plan) * data_rank.batch_size * data_rank.world_size
@@ -243,11 +243,11 @@ class ResumeState:
         except ConfigError as error:
             raise StateError(f"num_samples={samples}: {error}") from error
         if position >= plan.end:
-            return StartingPoint(begun.epoch + 1, terms=begun.terms)
+            return begun.next_epoch()
         return replace(begun, position=position, partial=0)
 
     def state_after(
-        self, start: StartingPoint, batches: int, data_rank: DataRank, *, ended: bool = False
+        self, start: EpochPosition, batches: int, data_rank: DataRank, *, ended: bool = False
     ) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
 
@@ -263,15 +263,15 @@ class ResumeState:
         start = self.settled(start, data_rank)
         if not batches and not ended:
             return self.state(start, data_rank)
-        plan = self.sample_order.run(leg_of(start), data_rank).plan
+        plan = self.sample_order.run(start, data_rank).plan
         if ended:
             return self.state(self.after_epoch(start, plan), data_rank)
         position = plan.position_after(batches)
         if position >= plan.end:
-            return self.state(StartingPoint(start.epoch + 1, terms=start.terms), data_rank)
+            return self.state(start.next_epoch(), data_rank)
         return self.state(replace(start, position=position, partial=0), data_rank)
 
-    def after_epoch(self, point: StartingPoint, plan: Plan) -> StartingPoint:
+    def after_epoch(self, point: EpochPosition, plan: Plan) -> EpochPosition:
         """Where to go on after an iteration over ``plan``, begun at ``point``, was told of its end.
 
         Raises:
@@ -284,7 +284,7 @@ class ResumeState:
                 f"or, when all ranks have ended the epoch, {self._all_ended}; or let all ranks end together with "
                 "remainder='pad' or 'drop'"
             )
-        return StartingPoint(point.epoch + 1, terms=point.terms)
+        return point.next_epoch()
 
     def worker_state(self, worker: LoaderWorker, data_rank: DataRank) -> dict[str, Any]:
         """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
@@ -292,7 +292,7 @@ class ResumeState:
         if delivery is None:
             begun, batches = self._resumed or (self._clock.peek(), 0)
         elif delivery.finished:
-            begun, batches = StartingPoint(delivery.point.epoch + 1, terms=delivery.point.terms), 0
+            begun, batches = delivery.point.next_epoch(), 0
         else:
             begun, batches = delivery.point, delivery.batches
         own = {"number": worker.number, "count": worker.count, "batches": batches}

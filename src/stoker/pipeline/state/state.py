@@ -1,4 +1,4 @@
-"""What a stopped run leaves behind, and whether it fits the one that takes over."""
+"""The state dict of a run: written from its position, and checked against the dataset and settings that resume it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stoker.errors import StateError
-from stoker.order.sample_order import DataRank, Leg, SampleOrder, Terms
-from stoker.pipeline.state.epoch_counter import StartingPoint
+from stoker.order.capabilities import (
+    StreamHistory,
+    begun_anew,
+    consumed_samples,
+    epoch_ended,
+    in_epoch,
+    mosaicml_position,
+    mosaicml_state,
+    origin_of,
+    read_start,
+    settled,
+    stream_urls,
+)
+from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
 
-__all__ = ["STATE_VERSION", "leg_of", "make_state", "read_changed", "read_state"]
+__all__ = ["STATE_VERSION", "make_state", "read_changed", "read_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,29 +36,22 @@ _MOST_AWAY: Final = 256
 """Streams that were left out of which states remember how far they had got: about 150 bytes each."""
 
 
-def leg_of(point: StartingPoint) -> Leg:
-    """The rest of the epoch that begins at ``point``."""
-    return Leg(point.epoch, point.position, point.terms)
-
-
-def make_state(sample_order: SampleOrder, point: StartingPoint, data_rank: DataRank) -> dict[str, Any]:
+def make_state(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
     """The state of a run as a JSON-serialisable dict: position, what the order depends on, and the dataset's identity."""
-    leg = leg_of(point)
-    if point.position and sample_order.ended(leg, data_rank):
-        point = StartingPoint(point.epoch + 1, terms=point.terms)
-        leg = leg_of(point)
+    if point.position and epoch_ended(sample_order, point, data_rank):
+        point = point.next_epoch()
     state: dict[str, Any] = {
         "version": STATE_VERSION,
         "epoch": point.epoch,
         "position": point.position,
         **sample_order.as_dict(),
-        "consumed": sample_order.consumed(leg),
+        "consumed": consumed_samples(sample_order, point),
     }
-    if sample_order.origin:
-        state["origin"] = sample_order.origin
-    terms = sample_order.terms(leg, data_rank)
-    if any(terms):
-        state["terms"] = list(terms)
+    if origin_of(sample_order):
+        state["origin"] = origin_of(sample_order)
+    start = settled(sample_order, point, data_rank).start
+    if start is not None:
+        state["start"] = start.as_dict()
     if point.partial:
         # Inside a batch: which samples it still lacks depends on how the batch was cut.
         state["partial"] = {
@@ -55,12 +60,12 @@ def make_state(sample_order: SampleOrder, point: StartingPoint, data_rank: DataR
             "world_size": data_rank.world_size,
             "ranks_per_node": data_rank.ranks_per_node,
         }
-    return state | sample_order.write_foreign(leg, data_rank)
+    return state | mosaicml_state(sample_order, point, data_rank)
 
 
 def read_state(
     state: Mapping[str, Any], sample_order: SampleOrder, data_rank: DataRank, what: str = "state"
-) -> tuple[StartingPoint, SampleOrder]:
+) -> tuple[EpochPosition, SampleOrder]:
     """Check a state against the dataset and settings at hand.
 
     Args:
@@ -78,11 +83,8 @@ def read_state(
     """
     _check_kind(state)
     if "version" not in state:
-        leg = sample_order.read_foreign(state)
-        if leg is None:
-            raise StateError(_NO_STATE)
-        return StartingPoint(leg.epoch, leg.position, terms=leg.terms), sample_order
-    theirs, epoch, position, terms, inside = _fields(state)
+        return mosaicml_position(sample_order, state), sample_order
+    theirs, epoch, position, inside = _fields(state)
     ours = sample_order.as_dict()
     said, changed = _compare(theirs, ours)
     if said:
@@ -90,13 +92,19 @@ def read_state(
         if changed:
             remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
         raise StateError(f"this state belongs to another order: {'; '.join(said)}. {remedy}")
-    check_versions(theirs, ours, sample_order.urls, what)
-    point = StartingPoint(epoch, position, terms=terms)
-    if sample_order.beyond(leg_of(point)):
+    check_versions(theirs, ours, stream_urls(sample_order), what)
+    # Before "start" had names, its numbers were a list of "terms".
+    start = read_start(sample_order, state.get("start") or state.get("terms"))
+    point = EpochPosition(epoch, position, start=start)
+    if not in_epoch(sample_order, point):
         raise StateError(f"position {position} lies beyond the epoch of {sample_order.epoch_size} samples")
     origin = state.get("origin") or {}
-    if origin != sample_order.origin:
-        sample_order = sample_order.continued(*_origin(origin))
+    if origin != origin_of(sample_order):
+        if not isinstance(sample_order, StreamHistory):
+            raise StateError(
+                "this state is of a run that changed its streams, which a run in this order can not resume"
+            )
+        sample_order = sample_order.begun_anew(*_origin(origin))
     if not inside:
         return point, sample_order
     samples, batch_size, world_size, per_node = inside
@@ -110,10 +118,10 @@ def read_state(
         )
     if not samples < batch_size:
         raise StateError(f"{samples} samples can not lie inside a batch of {batch_size}")
-    return StartingPoint(epoch, position, samples, point.terms), sample_order
+    return EpochPosition(epoch, position, samples, start), sample_order
 
 
-def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[StartingPoint, SampleOrder]:
+def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[EpochPosition, SampleOrder]:
     """Begin anew, with other streams, where a state's epoch ends.
 
     Returns:
@@ -126,7 +134,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[S
     _check_kind(state)
     if "version" not in state:
         raise StateError(_NO_STATE)
-    theirs, epoch, position, _, _ = _fields(state)
+    theirs, epoch, position, _ = _fields(state)
     ours = sample_order.as_dict()
     said = _beside_streams(theirs["order"], ours["order"])
     if said:
@@ -169,9 +177,8 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[S
         if position
         else "",
     )
-    return StartingPoint(begin), sample_order.continued(
-        begin, kept, samples + (begin - began) * size, away[-_MOST_AWAY:]
-    )
+    samples += (begin - began) * size
+    return EpochPosition(begin), begun_anew(sample_order, begin, kept, samples, away[-_MOST_AWAY:])
 
 
 def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:
@@ -214,15 +221,14 @@ def _check_kind(state: Mapping[str, Any]) -> None:
 
 def _fields(
     state: Mapping[str, Any],
-) -> tuple[dict[str, dict[str, Any]], int, int, Terms, tuple[int, ...]]:
-    """A state's settings, epoch, position, terms, and what it says about the inside of a batch."""
+) -> tuple[dict[str, dict[str, Any]], int, int, tuple[int, ...]]:
+    """A state's settings, epoch and position, and the numbers of its ``partial`` batch."""
     try:
         epoch, position = state["epoch"], state["position"]
         theirs = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
-        terms = tuple(state.get("terms") or (0, 0, 0))
         partial = state.get("partial")
         inside = () if partial is None else tuple(partial[key] for key in _PARTIAL)
-        numbers = [epoch, position, *terms, *inside]
+        numbers = [epoch, position, *inside]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
@@ -232,9 +238,7 @@ def _fields(
         raise StateError(
             f"this state's 'consumed' should say how many samples of each stream were consumed, found {consumed!r}"
         )
-    if not 3 <= len(terms) <= 6:
-        raise StateError(f"this state's terms must be three to six numbers, found {len(terms)}")
-    return theirs, epoch, position, terms, inside
+    return theirs, epoch, position, inside
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:

@@ -18,10 +18,11 @@ from stoker.arguments import checked
 from stoker.coordination.history.assignment import Replay
 from stoker.coordination.history.recorded_assignment import Assignment
 from stoker.errors import ConfigError, StateError
+from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
 from stoker.order.partition.part_plan import PART_BITS, DealtPlan, PartPlan
 from stoker.order.partition.partition import Elastic, Partition
-from stoker.order.sample_order import DataRank, Leg, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.storage.recorded_versions import check_versions, host_versions
 from stoker.types import Ids
 
@@ -150,7 +151,7 @@ class Splits:
 
     def __init__(self, sample_order: NativeOrder, epoch: int, world_size: int) -> None:
         data_rank = DataRank(0, world_size) if sample_order.settings.partition.static else DataRank()
-        run = sample_order.run(Leg(epoch), data_rank)
+        run = sample_order.run(EpochPosition(epoch), data_rank)
         self._order = run.order
         self._static = sample_order.settings.partition.static
         if self._static:
@@ -185,8 +186,8 @@ def replayed(
         StateError: it is of another data set, order or settings, or not of a whole epoch; says what differs.
         ConfigError: it needs a larger world.
     """
-    ours = {**host_versions(sample_order.as_dict(), sample_order.urls), "batch_size": batch_size}
-    check_versions(assignment.identity, ours, sample_order.urls, "assignment['identity']")
+    ours = {**host_versions(sample_order.as_dict(), stream_urls(sample_order)), "batch_size": batch_size}
+    check_versions(assignment.identity, ours, stream_urls(sample_order), "assignment['identity']")
     assignment.check(ours)
     if sample_order.settings.partition.static and assignment.world_size != world_size:
         raise StateError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.coordination import Coordination
 from stoker.errors import ConfigError
+from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
@@ -47,7 +48,7 @@ def join_run(config: StreamingConfig, sample_order: NativeOrder, splits: Splits)
         world_size=config.world_size,
         positions=splits.parts if static else splits.total,
         lanes=None if static else lanes,
-        identity={**host_versions(sample_order.as_dict(), sample_order.urls), "batch_size": config.batch_size},
+        identity={**host_versions(sample_order.as_dict(), stream_urls(sample_order)), "batch_size": config.batch_size},
         settings=settings,
         commit_every=config.commit_every,
         patience=config.patience,

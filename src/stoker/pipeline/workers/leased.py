@@ -13,6 +13,7 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, WorkerHealth
 from stoker.coordination.history.recorded_assignment import Assignment
 from stoker.errors import ConfigError, StateError
+from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
 from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
@@ -304,7 +305,7 @@ class Leased:
                 coordination = join_run(self._config, self._sample_order, self._splits)
                 try:
                     if restored is not None:
-                        run, urls = restored.state.get("identity"), self._sample_order.urls
+                        run, urls = restored.state.get("identity"), stream_urls(self._sample_order)
                         if isinstance(run, Mapping):
                             ours = host_versions(self._sample_order.as_dict(), urls)
                             check_versions(run, ours, urls, "checkpoint.state['identity']")

@@ -13,13 +13,13 @@ import numpy as np
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import StateError
+from stoker.order.capabilities import settled
 from stoker.order.native import NativeOrder
-from stoker.order.sample_order import DataRank, Run, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.prefetch_buffer import END, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
-from stoker.pipeline.state.epoch_counter import StartingPoint
 from stoker.pipeline.state.resume import Progress, check_not_empty, others_have_more, run_from
-from stoker.pipeline.state.state import leg_of, make_state, read_state
+from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.reading.samples import SampleRun
@@ -51,7 +51,7 @@ class _Reader:
     sample_order: SampleOrder
     config: StreamingConfig
     data_rank: DataRank
-    point: StartingPoint
+    point: EpochPosition
     run: Run
 
     def items(self) -> Iterator[_Item]:
@@ -79,17 +79,17 @@ class _Reader:
     def _any_batch(self) -> Batch:
         """A batch of some other rank, for one that has none at all."""
         for rank in range(self.data_rank.world_size):
-            run = self.sample_order.run(leg_of(self.point), replace(self.data_rank, rank=rank))
+            run = self.sample_order.run(self.point, replace(self.data_rank, rank=rank))
             for places in run.plan.chunks(1):
                 return self.rows.batch(*run.order.locate(places[0]))
         raise AssertionError("some rank has a batch")
 
 
-def _most_steps(sample_order: SampleOrder, point: StartingPoint, data_rank: DataRank) -> int:
+def _most_steps(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> int:
     """Steps of the rank that has most."""
-    leg = leg_of(replace(point, terms=sample_order.terms(leg_of(point), data_rank)))
-    longest = sample_order.run(leg, data_rank).plan.longest
-    return len(sample_order.run(leg, replace(data_rank, rank=longest)).plan)
+    point = settled(sample_order, point, data_rank)
+    longest = sample_order.run(point, data_rank).plan.longest
+    return len(sample_order.run(point, replace(data_rank, rank=longest)).plan)
 
 
 class Lockstep:
@@ -114,7 +114,7 @@ class Lockstep:
         self._fillers = 0
         self.delivered = 0
         self.finished = False
-        self._begin(StartingPoint(0))
+        self._begin(EpochPosition(0))
         reset_in_children(self)
 
     def after_fork(self) -> None:
@@ -139,11 +139,12 @@ class Lockstep:
 
     def __len__(self) -> int:
         """Batches, or samples, that :meth:`next` gives in a whole epoch."""
-        plan = self._sample_order.run(leg_of(self._settled(StartingPoint(self._point.epoch))), self._data_rank).plan
+        begin = settled(self._sample_order, self._point.epoch_begin(), self._data_rank)
+        plan = self._sample_order.run(begin, self._data_rank).plan
         if self._config.batch_size is None:
             return plan.samples
         if self._config.ends == "join":
-            return _most_steps(self._sample_order, StartingPoint(self._point.epoch), self._data_rank)
+            return _most_steps(self._sample_order, begin, self._data_rank)
         return len(plan)
 
     def next(self) -> Any:
@@ -185,7 +186,7 @@ class Lockstep:
     def reset(self) -> None:
         """Begin the next epoch."""
         self._close_ahead()
-        self._begin(StartingPoint(self._point.epoch + 1, terms=self._point.terms))
+        self._begin(self._point.next_epoch())
 
     def commit(self) -> None:
         """Nothing: in lockstep there is nobody to tell."""
@@ -268,9 +269,7 @@ class Lockstep:
                 f"the checkpoint is of rank {checkpoint.rank}, which had ended epoch {point.epoch} before others, and does "
                 "not know how far they were: use that of the rank that has most samples, or each rank's own"
             )
-        run_from(
-            sample_order, replace(point, terms=sample_order.terms(leg_of(point), self._data_rank)), self._data_rank
-        )
+        run_from(sample_order, settled(sample_order, point, self._data_rank), self._data_rank)
         self._sample_order = sample_order
         self._close_ahead()
         self._begin(point)
@@ -283,20 +282,17 @@ class Lockstep:
         """Whether this rank has ended the epoch, and others have more."""
         return self.finished and self._config.ends != "join" and others_have_more(self._run.plan)
 
-    def _here(self) -> StartingPoint:
+    def _here(self) -> EpochPosition:
         if self._ended_first:
             return replace(self._point, position=self._run.plan.position_after(len(self._run.plan)), partial=0)
         if self.finished:
-            return StartingPoint(self._point.epoch + 1, terms=self._point.terms)
+            return self._point.next_epoch()
         if self._fillers:
             position = self._run.plan.position_after(len(self._run.plan) + self._fillers)
             return replace(self._point, position=position, partial=0)
         return self._delivery.here()
 
-    def _settled(self, point: StartingPoint) -> StartingPoint:
-        return replace(point, terms=self._sample_order.terms(leg_of(point), self._data_rank))
-
-    def _begin(self, point: StartingPoint) -> None:
+    def _begin(self, point: EpochPosition) -> None:
         self.delivered = 0
         self._point = point
         self._restart()
@@ -307,8 +303,8 @@ class Lockstep:
             ahead.close()
         self._forked = False
         self.finished = False
-        self._point = self._settled(self._point)
-        self._run: Run = self._sample_order.run(leg_of(self._point), self._data_rank)
+        self._point = settled(self._sample_order, self._point, self._data_rank)
+        self._run: Run = self._sample_order.run(self._point, self._data_rank)
         self._delivery = Progress(self._point, self._run.plan)
         if self._point.partial:
             # What was delivered of the first batch before counts as delivered.

@@ -17,6 +17,7 @@ import numpy as np
 from stoker.concurrency.forks import reset_in_children
 from stoker.coordination.history.plan_log import Generation, PlanLog, apportion
 from stoker.errors import ConfigError, StateError
+from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
 from stoker.pipeline.prefetch_buffer import END, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
@@ -224,7 +225,7 @@ class Planned:
                 f"of {config.world_size}: pass any_rank=True, as all ranks of a plan are in step"
             )
         ours, theirs = self._sample_order.as_dict(), dict(checkpoint.state)
-        check_versions(theirs, ours, self._sample_order.urls, "checkpoint.state")
+        check_versions(theirs, ours, stream_urls(self._sample_order), "checkpoint.state")
         theirs = with_versions_of(theirs, ours)
         written = theirs.pop("plan", None)
         for name in sorted({*ours, *theirs}):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, StateError
+from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
 from stoker.pipeline.prefetch_buffer import END, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
@@ -123,7 +124,7 @@ class Replayed:
             StateError: it is of another kind, rank, dataset, order or assignment.
         """
         state = self._state()
-        check_versions(checkpoint.state, state, self._sample_order.urls, "checkpoint.state")
+        check_versions(checkpoint.state, state, stream_urls(self._sample_order), "checkpoint.state")
         ours = ("replay", self._config.rank, self._assignment.epoch, state)
         theirs = (checkpoint.kind, checkpoint.rank, checkpoint.epoch, with_versions_of(checkpoint.state, state))
         for name, its, mine in zip(("kind", "rank", "epoch", "state"), theirs, ours, strict=True):

@@ -16,16 +16,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PART_BITS, plan_parts
 from stoker.order.protocols import Plan
-from stoker.order.sample_order import DataRank, Leg, Run, Terms
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, TokenDivision, divide
 from stoker.types import Ids
 
-__all__ = ["BlockSpan", "TokenSampleOrder", "TokenOrder", "TokenSettings", "stretches"]
+__all__ = ["BlockSpan", "TokenOrder", "TokenSampleOrder", "TokenSettings", "TokenStart", "stretches"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +77,19 @@ class BlockSpan(NamedTuple):
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenStart(EpochStart):
+    """The world that an epoch was divided for.
+
+    Attributes:
+        world_size: number of its ranks; 0: not known.
+    """
+
+    world_size: int = 0
+
+
 class TokenSampleOrder:
-    """See :class:`~stoker.order.sample_order.SampleOrder`.
+    """The :class:`~stoker.order.sample_order.SampleOrder` of a run over tokens.
 
     Args:
         name: what states call the data.
@@ -112,11 +122,6 @@ class TokenSampleOrder:
         """No epoch has more positions; how many exactly depends on the world that begins it."""
         return int(self.cells.amounts.sum())
 
-    @property
-    def shards_at_once(self) -> int:
-        """About how many blocks are read at once, by all readers together."""
-        return 1
-
     def division(self, home: int) -> TokenDivision:
         """The parts of a home world, worked out once."""
         found = self._divisions.get(home)
@@ -126,35 +131,44 @@ class TokenSampleOrder:
             self._divisions[home] = found
         return found
 
-    def run(self, leg: Leg, data_rank: DataRank) -> Run:
-        """What a reader reads; the order is a :class:`TokenOrder`."""
-        order = self.order(leg, data_rank)
-        rounds = order.division.rounds
+    def run(self, position: EpochPosition, data_rank: DataRank) -> Run:
+        """The units of one reader; the order is a :class:`TokenOrder`."""
+        order = TokenOrder(self.cells, self._divided(position, data_rank), self.settings, position.epoch)
         plan = plan_parts(
-            rounds, leg.position, data_rank.batch_size, data_rank.rank, data_rank.world_size, self.settings.remainder
+            order.division.rounds,
+            position.position,
+            data_rank.batch_size,
+            data_rank.rank,
+            data_rank.world_size,
+            self.settings.remainder,
         )
         return Run(order, plan)
 
-    def order(self, leg: Leg, data_rank: DataRank) -> TokenOrder:
-        """The order of a leg's epoch."""
-        return TokenOrder(self.cells, self.division(self.terms(leg, data_rank)[0]), self.settings, leg.epoch)
+    def _divided(self, position: EpochPosition, data_rank: DataRank) -> TokenDivision:
+        return self.division(self.epoch_start(position, data_rank).world_size)
 
-    def terms(self, leg: Leg, data_rank: DataRank) -> Terms:
-        """The home world of the leg's epoch."""
-        if leg.position and leg.terms[0] > 0:
-            return leg.terms
-        return data_rank.world_size, 0, 0
+    @property
+    def start_type(self) -> type[TokenStart]:
+        """The fields that a state keeps of an epoch's start."""
+        return TokenStart
 
-    def ended(self, leg: Leg, data_rank: DataRank) -> bool:
-        """Whether nothing of the epoch is left at the leg's position."""
-        return leg.position >= self.division(self.terms(leg, data_rank)[0]).rounds.total
+    def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> TokenStart:
+        """The world that the epoch was divided for."""
+        start = position.start
+        if position.position and isinstance(start, TokenStart) and start.world_size:
+            return start
+        return TokenStart(data_rank.world_size)
 
-    def beyond(self, leg: Leg) -> bool:
-        """Whether the leg's position is one that no run can have got to."""
-        home = leg.terms[0]
-        if not leg.position:
-            return False
-        return not 0 < home < 1 << 21 or leg.position > self.division(home).rounds.total
+    def ended(self, position: EpochPosition, data_rank: DataRank) -> bool:
+        """Whether nothing of the epoch is left at the position."""
+        return position.position >= self._divided(position, data_rank).rounds.total
+
+    def in_epoch(self, position: EpochPosition) -> bool:
+        """Whether a run can have reached the position."""
+        if not position.position:
+            return True
+        home = position.start.world_size if isinstance(position.start, TokenStart) else 0
+        return 0 < home < 1 << 21 and position.position <= self.division(home).rounds.total
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides which unit comes when."""
@@ -175,35 +189,6 @@ class TokenSampleOrder:
     def urls(self) -> dict[str, str]:
         """Where the data is, for messages."""
         return {self.name: self._url}
-
-    def consumed(self, leg: Leg) -> dict[str, int]:  # noqa: ARG002
-        """Nothing: every epoch has all of the data."""
-        return {}
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Never begun anew."""
-        return {}
-
-    def continued(
-        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
-    ) -> TokenSampleOrder:
-        """Not possible: there is one stream.
-
-        Raises:
-            ConfigError: always, unless nothing is asked for.
-        """
-        if epoch or consumed or samples or away:
-            raise ConfigError("the state is of a run that changed its streams, which a run over tokens does not")
-        return self
-
-    def read_foreign(self, state: Mapping[str, Any]) -> Leg | None:  # noqa: ARG002
-        """No other program's states are known."""
-        return None
-
-    def write_foreign(self, leg: Leg, data_rank: DataRank) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing is carried for other programs."""
-        return {}
 
 
 class TokenOrder:

@@ -1,0 +1,203 @@
+"""Optional capabilities of a sample order: a small protocol each, and a function with the default of orders without it.
+
+:class:`~stoker.order.sample_order.SampleOrder` is all that an order must have. By default, an epoch does not depend on the
+world that began it or on earlier epochs, has exactly ``epoch_size`` positions, and no other program knows the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from stoker.errors import ConfigError, StateError
+from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, SampleOrder
+
+__all__ = [
+    "EpochEnds",
+    "MosaicmlStates",
+    "ShardEstimate",
+    "StartDependent",
+    "StreamHistory",
+    "StreamUrls",
+    "begun_anew",
+    "consumed_samples",
+    "epoch_ended",
+    "in_epoch",
+    "mosaicml_position",
+    "mosaicml_state",
+    "origin_of",
+    "read_start",
+    "settled",
+    "shards_at_once",
+    "stream_urls",
+]
+
+
+@runtime_checkable
+class StartDependent(Protocol):
+    """The rest of an epoch depends on how the epoch began: on the world's size, say."""
+
+    @property
+    def start_type(self) -> type[EpochStart]:
+        """The fields that a state keeps of it."""
+        ...
+
+    def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> EpochStart | None:
+        """How the epoch at ``position`` began: ``position.start`` while that holds, else as this reader begins it."""
+        ...
+
+
+def settled(order: SampleOrder, position: EpochPosition, data_rank: DataRank) -> EpochPosition:
+    """The position with the start that holds for the rest of its epoch, begun or resumed by this reader."""
+    if isinstance(order, StartDependent):
+        return replace(position, start=order.epoch_start(position, data_rank))
+    return position
+
+
+def read_start(order: SampleOrder, values: Any) -> EpochStart | None:
+    """The start that a state holds, ``None`` where it has none or the order depends on none.
+
+    Raises:
+        StateError: it is not of this order.
+    """
+    return order.start_type.read(values) if values and isinstance(order, StartDependent) else None
+
+
+@runtime_checkable
+class EpochEnds(Protocol):
+    """An epoch does not always end at position ``epoch_size``."""
+
+    def ended(self, position: EpochPosition, data_rank: DataRank) -> bool:
+        """Whether nothing of the epoch is left at the position."""
+        ...
+
+    def in_epoch(self, position: EpochPosition) -> bool:
+        """Whether a run can have reached the position."""
+        ...
+
+
+def epoch_ended(order: SampleOrder, position: EpochPosition, data_rank: DataRank) -> bool:
+    """Whether nothing of the epoch is left at the position. Default: from ``epoch_size`` on."""
+    if isinstance(order, EpochEnds):
+        return order.ended(position, data_rank)
+    return position.position >= order.epoch_size
+
+
+def in_epoch(order: SampleOrder, position: EpochPosition) -> bool:
+    """Whether a run can have reached the position. Default: up to ``epoch_size``."""
+    return order.in_epoch(position) if isinstance(order, EpochEnds) else position.position <= order.epoch_size
+
+
+@runtime_checkable
+class StreamHistory(Protocol):
+    """Epochs take up each stream where the one before left off, also after streams were added or removed."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The arguments of :meth:`begun_anew`, by name; empty if the run's streams never changed."""
+        ...
+
+    def consumed(self, position: EpochPosition) -> dict[str, int]:
+        """Stream name to the number of its samples that are used up when the position's epoch ends, or before it if it is
+        whole."""
+        ...
+
+    def begun_anew(
+        self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+    ) -> SampleOrder:
+        """The same order, begun anew at an epoch after its streams were changed.
+
+        Args:
+            epoch: the epoch.
+            consumed: stream name to how many samples of it came before; streams that are not named begin at 0.
+            samples: samples of training before.
+            away: what states remember of streams that are left out now; handed on in :attr:`origin`.
+        """
+        ...
+
+
+def origin_of(order: SampleOrder) -> dict[str, Any]:
+    """Where the order was begun anew. Default: nowhere."""
+    return order.origin if isinstance(order, StreamHistory) else {}
+
+
+def consumed_samples(order: SampleOrder, position: EpochPosition) -> dict[str, int]:
+    """Samples of each stream that are used up. Default: none, as every epoch is independent of those before."""
+    return order.consumed(position) if isinstance(order, StreamHistory) else {}
+
+
+def begun_anew(
+    order: SampleOrder, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
+) -> SampleOrder:
+    """The order begun anew at an epoch. Default: the order as it is, as every epoch is independent of those before."""
+    return order.begun_anew(epoch, consumed, samples, away) if isinstance(order, StreamHistory) else order
+
+
+@runtime_checkable
+class StreamUrls(Protocol):
+    """Messages can name where the data is."""
+
+    @property
+    def urls(self) -> Mapping[str, str]:
+        """Stream name to URL; may lack any."""
+        ...
+
+
+def stream_urls(order: SampleOrder) -> Mapping[str, str]:
+    """Stream name to URL, for messages. Default: not known."""
+    return order.urls if isinstance(order, StreamUrls) else {}
+
+
+@runtime_checkable
+class ShardEstimate(Protocol):
+    """The order knows how many shards it touches at a time."""
+
+    @property
+    def shards_at_once(self) -> int:
+        """About how many shards are read at once, by all readers together."""
+        ...
+
+
+def shards_at_once(order: SampleOrder) -> int:
+    """About how many shards are read at once. Default: one."""
+    return order.shards_at_once if isinstance(order, ShardEstimate) else 1
+
+
+@runtime_checkable
+class MosaicmlStates(Protocol):
+    """States can be exchanged with mosaicml-streaming."""
+
+    def read_mosaicml_state(self, state: Mapping[str, Any]) -> EpochPosition:
+        """The position at which a ``state_dict`` of mosaicml-streaming says that its run stopped.
+
+        Raises:
+            StateError: it is none.
+        """
+        ...
+
+    def write_mosaicml_state(self, position: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
+        """What a state carries so that mosaicml-streaming can resume from it."""
+        ...
+
+
+def mosaicml_position(order: SampleOrder, state: Mapping[str, Any]) -> EpochPosition:
+    """The position of a ``state_dict`` of mosaicml-streaming.
+
+    Raises:
+        StateError: the dict is no such state.
+        ConfigError: the order is not mosaicml-streaming's.
+    """
+    if "sample_in_epoch" not in state:
+        raise StateError("this is no state of a StreamingDataset: it has no version")
+    if isinstance(order, MosaicmlStates):
+        return order.read_mosaicml_state(state)
+    raise ConfigError(
+        "this is a state of mosaicml-streaming: its run can be resumed in its own order only, with shuffle_algo= and the other "
+        'settings as they were there (shuffle_algo="py1e" is its default)'
+    )
+
+
+def mosaicml_state(order: SampleOrder, position: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
+    """What a state carries for mosaicml-streaming. Default: nothing."""
+    return order.write_mosaicml_state(position, data_rank) if isinstance(order, MosaicmlStates) else {}
