@@ -193,8 +193,8 @@ def mosaicml_position(order: SampleOrder, state: Mapping[str, Any]) -> EpochPosi
     if isinstance(order, MosaicmlStates):
         return order.read_mosaicml_state(state)
     raise ConfigError(
-        "this is a state of mosaicml-streaming: its run can be resumed in its own order only, with shuffle_algo= and the other "
-        'settings as they were there (shuffle_algo="py1e" is its default)'
+        "this is a state of mosaicml-streaming: its run can be resumed in its own order only, with shuffle_algo= and the "
+        'other settings as they were there (shuffle_algo="py1e" is its default)'
     )
 
 

@@ -50,7 +50,7 @@ def _get(slot: NDArray[np.int64]) -> EpochPosition | None:
     length = int(slot[0])
     if not length:
         return None
-    position: EpochPosition = pickle.loads(slot[1:].view(np.uint8)[:length].tobytes())
+    position: EpochPosition = pickle.loads(slot[1:].view(np.uint8)[:length].tobytes())  # noqa: S301 - of our own family
     return position
 
 
