@@ -24,7 +24,8 @@ from stoker.storage import open_store
 
 TOY = '''
 import numpy as np
-from stoker.formats.common.container import PackedFormat, PackedShard, HeaderFacts, only_settings
+from stoker.formats.common.container import PackedFormat, PackedShard
+from stoker.formats.common.inspect_header import HeaderFacts, only_settings
 
 
 class ToyShard(PackedShard):
@@ -131,7 +132,7 @@ def test_stokers_own_names_stay_its_own(toys: Path) -> None:
     [
         ("broken", "'broken' of toybox can not be loaded.*the toy is broken"),
         ("liar", "'liar' of toybox is none: it calls itself 'another'"),
-        ("nothing", "'nothing' of toybox is none: it lacks parse_shard, open"),
+        ("nothing", "'nothing' of toybox is none: it is no stoker.formats.format.Format"),
         ("missing", "'missing' is unknown; known: .*mds.*toy"),
     ],
 )

@@ -12,7 +12,6 @@ from typing import Final, Literal
 
 from stoker.catalog.unindexed.found_files import SUFFIXES, is_hidden, source_of
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
-from stoker.formats.common.inspect_header import file_suffixes
 from stoker.formats.one_file import IMAGES
 from stoker.formats.registry import format_names, get_format
 from stoker.index.index import INDEX_NAME
@@ -59,7 +58,7 @@ def suffixes_of_formats() -> Mapping[str, str]:
     for name in format_names():
         if name == IMAGES:
             continue
-        for suffix in file_suffixes(get_format(name)):
+        for suffix in get_format(name).file_suffixes:
             found.setdefault(suffix, name)
     return found
 

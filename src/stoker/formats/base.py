@@ -1,20 +1,20 @@
-"""What every shard format provides: from the bytes of a shard's files to columns.
+"""Descriptions of shards and their files, and the protocol of an open shard.
 
 A *shard* is one file, or a data file and a meta file, that the index describes by a :class:`ShardInfo`. A
-:class:`Format` checks such a description and opens the bytes as a :class:`ShardReader`. Formats know
-neither networks nor caches.
+:class:`~stoker.formats.format.Format` checks such a description and opens the bytes as a :class:`ShardReader`. Formats
+know neither networks nor caches.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from stoker.types import Batch, Buffer, Ids
+from stoker.types import Batch, Ids
 
-__all__ = ["UNKNOWN", "FileInfo", "FilePart", "Format", "ReadOptions", "ShardDetail", "ShardInfo", "ShardReader"]
+__all__ = ["UNKNOWN", "FileInfo", "FilePart", "ReadOptions", "ShardDetail", "ShardInfo", "ShardReader"]
 
 UNKNOWN: Final = -1
 """Size of a file that only decompressing it tells."""
@@ -152,7 +152,7 @@ class ShardReader(Protocol):
 
     @property
     def layout(self) -> Hashable:
-        """Equal for shards that :meth:`Format.read_many` can read together: same format, same columns and encodings."""
+        """Equal for shards that ``Format.read_many`` can read together: same format, same columns and encodings."""
         ...
 
     @property
@@ -171,54 +171,5 @@ class ShardReader(Protocol):
         Raises:
             CorruptDataError: bytes contradict themselves; names the shard, the column and the row.
             UnsafeDataError: a pickled column and no consent.
-        """
-        ...
-
-
-class Format(Protocol):
-    """One shard format."""
-
-    @property
-    def name(self) -> str:
-        """The name that the index gives it."""
-        ...
-
-    def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """Check one entry of the index's ``shards`` list; ``where`` names it in errors.
-
-        Raises:
-            IndexFileError: a key is missing, of a wrong type, or contradicts another; a basename leaves the root.
-        """
-        ...
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> ShardReader:
-        """Open a shard's raw files (parallel to ``info.raw``), checking header, sizes and offsets, not every value.
-
-        Raises:
-            CorruptDataError: the bytes contradict the index or themselves; names ``where``.
-        """
-        ...
-
-    def read_many(self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """Decode samples of several open shards of one layout, in the order given.
-
-        Args:
-            shards: readers that :meth:`open` returned, of equal ``layout``.
-            which: for each sample, its shard's place in ``shards``; int64, shape ``(n,)``.
-            rows: for each sample, its row in that shard; int64, shape ``(n,)``.
-            columns: names to read, default all.
-        """
-        ...
-
-    def iterate_many(
-        self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """Like :meth:`read_many`, for taking samples one by one.
-
-        Returns:
-            Column name to its values in order, in the types that users see in a sample; they may be made as they are asked
-            for, and errors with them.
         """
         ...

@@ -256,7 +256,7 @@ class MegatronFormat(PackedFormat):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> MegatronShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return MegatronShard(info, files, where, options)
 
 

@@ -5,7 +5,7 @@ A shard is one file, so nothing has to be prepared, and the shuffle of shards is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.container import decode_values
+from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import mds_spec
 from stoker.types import Batch, Buffer, Column, Ids
@@ -26,6 +27,9 @@ __all__ = [
     "SIGNATURES",
     "SUFFIXES",
     "FileFormat",
+    "ImagesFormat",
+    "JPEGFormat",
+    "PNGFormat",
     "FileShard",
     "content_column",
     "content_kind",
@@ -128,19 +132,13 @@ class FileShard:
         return _read([self], np.zeros(len(rows), np.int64), rows, columns)
 
 
-class FileFormat:
-    """One file a shard and a sample.
+class FileFormat(Format):
+    """One file a shard and a sample: the files as they are."""
 
-    Args:
-        name: ``files``, ``images``, ``jpeg`` or ``png``.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.suffixes = tuple(suffix for kind in _KINDS.get(name, (name,)) for suffix in SUFFIXES[kind])
+    name = "files"
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`stoker.formats.base.Format`. ``spec`` is that of MDS."""
+        """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS."""
         samples = parse_samples(obj, where)
         raw, zipped, compression = parse_files(obj, ("data",), where)
         names = string_list(obj, "column_names", where)
@@ -161,21 +159,35 @@ class FileFormat:
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> FileShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return FileShard(info, files[0], where, options)
 
     def read_many(
         self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return _read(shards, which, rows, columns)
 
-    def iterate_many(
-        self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.base.Format`."""
-        batch = _read(shards, which, rows, columns)
-        return {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in batch.items()}
+
+class JPEGFormat(FileFormat):
+    """JPEG files."""
+
+    name = "jpeg"
+    suffixes = SUFFIXES["jpeg"]
+
+
+class PNGFormat(FileFormat):
+    """PNG files."""
+
+    name = "png"
+    suffixes = SUFFIXES["png"]
+
+
+class ImagesFormat(FileFormat):
+    """JPEG and PNG files; the first bytes of each say which it is."""
+
+    name = IMAGES
+    suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"])
 
 
 def _read(shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None) -> Batch:

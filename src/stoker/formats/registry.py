@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arguments import unknown_name
 from stoker.errors import FormatError
-from stoker.formats.base import Format
+from stoker.formats.format import Format
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -19,26 +19,26 @@ __all__ = ["GROUP", "format_names", "get_format"]
 GROUP: Final = "stoker.formats"
 """Group of entry points: the name is the format's, the object a class, or a function, that makes it from nothing."""
 
-# Module, class and arguments of each. Imported when first asked for, so that reading one format loads no other.
-_OWN: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
-    "arrow": ("stoker.formats.arrow.reader", "ArrowFormat", ()),
-    "csv": ("stoker.formats.text.xsv_shards", "XSVFormat", ("csv",)),
-    "files": ("stoker.formats.one_file", "FileFormat", ("files",)),
-    "hdf5": ("stoker.formats.hdf5.reader", "HDF5Format", ()),
-    "images": ("stoker.formats.one_file", "FileFormat", ("images",)),
-    "jpeg": ("stoker.formats.one_file", "FileFormat", ("jpeg",)),
-    "json": ("stoker.formats.text.json_shards", "JSONFormat", ()),
-    "mds": ("stoker.formats.mds", "MDSFormat", ()),
-    "megatron": ("stoker.formats.megatron", "MegatronFormat", ()),
-    "npy": ("stoker.formats.arrays.npy", "NPYFormat", ()),
-    "npz": ("stoker.formats.arrays.npz", "NPZFormat", ()),
-    "parquet": ("stoker.formats.parquet", "ParquetFormat", ()),
-    "png": ("stoker.formats.one_file", "FileFormat", ("png",)),
-    "synthetic": ("stoker.formats.synthetic", "SyntheticFormat", ()),
-    "tar": ("stoker.formats.tar.reader", "TarFormat", ()),
-    "tfrecord": ("stoker.formats.tfrecord.reader", "TFRecordFormat", ()),
-    "tsv": ("stoker.formats.text.xsv_shards", "XSVFormat", ("tsv",)),
-    "xsv": ("stoker.formats.text.xsv_shards", "XSVFormat", ("xsv",)),
+# Module and class of each. Imported when first asked for, so that reading one format loads no other.
+_OWN: Final[dict[str, str]] = {
+    "arrow": "stoker.formats.arrow.reader:ArrowFormat",
+    "csv": "stoker.formats.text.xsv_shards:CSVFormat",
+    "files": "stoker.formats.one_file:FileFormat",
+    "hdf5": "stoker.formats.hdf5.reader:HDF5Format",
+    "images": "stoker.formats.one_file:ImagesFormat",
+    "jpeg": "stoker.formats.one_file:JPEGFormat",
+    "json": "stoker.formats.text.json_shards:JSONFormat",
+    "mds": "stoker.formats.mds.format:MDSFormat",
+    "megatron": "stoker.formats.megatron:MegatronFormat",
+    "npy": "stoker.formats.arrays.npy:NPYFormat",
+    "npz": "stoker.formats.arrays.npz:NPZFormat",
+    "parquet": "stoker.formats.parquet.format:ParquetFormat",
+    "png": "stoker.formats.one_file:PNGFormat",
+    "synthetic": "stoker.formats.synthetic:SyntheticFormat",
+    "tar": "stoker.formats.tar.reader:TarFormat",
+    "tfrecord": "stoker.formats.tfrecord.reader:TFRecordFormat",
+    "tsv": "stoker.formats.text.xsv_shards:TSVFormat",
+    "xsv": "stoker.formats.text.xsv_shards:XSVFormat",
 }
 
 
@@ -69,8 +69,8 @@ def get_format(name: str) -> Format:
         FormatError: there is none, or another package's can not be loaded; lists those that exist.
     """
     if name in _OWN:
-        module, made, arguments = _OWN[name]
-        own: Format = getattr(importlib.import_module(module), made)(*arguments)
+        module, _, made = _OWN[name].partition(":")
+        own: Format = getattr(importlib.import_module(module), made)()
         return own
     entry = _others().get(name)
     if entry is None:
@@ -78,18 +78,14 @@ def get_format(name: str) -> Format:
     package = entry.dist.name if entry.dist is not None else entry.value
     try:
         make: Callable[[], Any] = entry.load()
-        made_here: Format = make()
+        found = make()
     except Exception as error:  # another package's code
         raise FormatError(f"shard format {name!r} of {package} can not be loaded: {error!r}") from error
-    missing = [
-        method for method in ("parse_shard", "open", "read_many", "iterate_many") if not hasattr(made_here, method)
-    ]
-    if missing or made_here.name != name:
-        raise FormatError(
-            f"shard format {name!r} of {package} is none: "
-            + (f"it lacks {', '.join(missing)}" if missing else f"it calls itself {made_here.name!r}")
-        )
-    return made_here
+    if not isinstance(found, Format):
+        raise FormatError(f"shard format {name!r} of {package} is none: it is no stoker.formats.format.Format")
+    if found.name != name:
+        raise FormatError(f"shard format {name!r} of {package} is none: it calls itself {found.name!r}")
+    return found
 
 
 @cache

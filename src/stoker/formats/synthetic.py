@@ -21,6 +21,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.format import Format
 from stoker.integers import GOLDEN, finalise_array
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
@@ -194,7 +195,7 @@ def _values(kind: _Kind, numbers: Ids, seed: int, place: int, distinct: bool, vi
     return taken.view(kind.dtype).reshape(count, *kind.shape)
 
 
-class SyntheticFormat:
+class SyntheticFormat(Format):
     """Samples made in memory."""
 
     name = "synthetic"
@@ -211,13 +212,13 @@ class SyntheticFormat:
         where: str,
         options: ReadOptions = ReadOptions(),
     ) -> SyntheticShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return SyntheticShard(info, where, options)
 
     def read_many(
         self, shards: Sequence[SyntheticShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         if len(shards) == 1:
             return shards[0].read(rows, columns)
         counts = np.array([shard.samples for shard in shards], np.int64)
@@ -229,5 +230,5 @@ class SyntheticFormat:
     def iterate_many(
         self, shards: Sequence[SyntheticShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return {name: list(column) for name, column in self.read_many(shards, which, rows, columns).items()}

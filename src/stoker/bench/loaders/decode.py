@@ -193,7 +193,7 @@ def suffixes(format: str) -> tuple[str, ...]:  # noqa: A002
         return (".parquet",)
     from stoker.formats.registry import get_format
 
-    return tuple(getattr(get_format(format), "suffixes", ()))
+    return get_format(format).suffixes
 
 
 def resized(sample: Any, size: int) -> Any:

@@ -19,7 +19,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource, check_range
 from stoker.formats.common.compression import codec_of
-from stoker.formats.common.inspect_header import UnindexedFormat
+from stoker.formats.format import Format
 from stoker.storage import Store
 
 __all__ = ["FetchedFiles", "StoreSource", "inspect_headers"]
@@ -30,7 +30,7 @@ _HELD: Final = 8
 
 
 def inspect_headers(
-    reader: UnindexedFormat,
+    reader: Format,
     files: Sequence[FoundFile],
     beside: Mapping[str, tuple[FoundFile, ...]],
     known: Mapping[str, UnindexedFile],
@@ -62,11 +62,11 @@ def inspect_headers(
             return old
         where = store.url_of(file.key)
         source: ByteSource = StoreSource(store, file.key, file.size, where)
-        codec = codec_of(file.key) if getattr(reader, "packed", False) else None
+        codec = codec_of(file.key) if reader.packed else None
         chosen = settings
         unpacked = None
         stepping = None
-        if getattr(reader, "steps", False) and not fetched.in_place and codec is None:
+        if reader.steps and not fetched.in_place and codec is None:
             stepping = steps.source(file.key, file.size, where)
         if stepping is not None:
             source = stepping

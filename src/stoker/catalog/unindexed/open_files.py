@@ -28,7 +28,8 @@ from stoker.catalog.unindexed.inspect_headers import FetchedFiles, inspect_heade
 from stoker.catalog.unindexed.listing import find_format_files
 from stoker.errors import ConfigError, IndexFileError, StorageTimeoutError
 from stoker.formats.common.compression import codec_of
-from stoker.formats.common.inspect_header import check_names, file_suffixes, only_settings
+from stoker.formats.common.inspect_header import check_names, only_settings
+from stoker.formats.format import Format
 from stoker.formats.one_file import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
@@ -81,11 +82,11 @@ def open_unindexed(
         CorruptDataError, FormatError: a file is damaged, or needs what is not supported; names it.
         IndexFileError: files differ in columns; names both.
     """
-    reader: Any = get_format(format)
+    reader = get_format(format)
     if settings.validate_hash:
         raise ConfigError("validate_hash: files without an index have no hashes")
     asked, cache_root = files_asked_for(remote, local, split)
-    if not isinstance(reader, FileFormat) and not hasattr(reader, "inspect_header"):
+    if not isinstance(reader, FileFormat) and not reader.unindexed:
         raise ConfigError(f"format={format!r} is read only from datasets that have an index.json")
 
     def open_root(root: str) -> Store:
@@ -95,9 +96,7 @@ def open_unindexed(
     name = _side_name(asked, format, format_settings)
     known = load_facts(keep, name)
     try:
-        source, store, files, beside = find_format_files(
-            asked, open_root, file_suffixes(reader), format, getattr(reader, "beside", ())
-        )
+        source, store, files, beside = find_format_files(asked, open_root, reader.file_suffixes, format, reader.beside)
     except StorageTimeoutError as error:
         if not known:
             raise
@@ -158,13 +157,13 @@ def open_unindexed(
     )
 
 
-def _packed_files(reader: Any, files: Sequence[FoundFile], store: Store) -> list[FoundFile]:
+def _packed_files(reader: Format, files: Sequence[FoundFile], store: Store) -> list[FoundFile]:
     """The files that are compressed.
 
     Raises:
         ConfigError: one lies beside the same file without compression, so that its samples would come twice.
     """
-    if not getattr(reader, "packed", False):
+    if not reader.packed:
         return []
     found = [file for file in files if codec_of(file.key) is not None]
     keys = {file.key for file in files} if found else set()
@@ -192,7 +191,7 @@ def _images(reader: FileFormat, files: Sequence[FoundFile], settings: Mapping[st
     return [UnindexedFile(file.key, file.size, file.version, 1, spec) for file in files]
 
 
-def _agreed(reader: Any, facts: Sequence[UnindexedFile], store: Store) -> list[Mapping[str, Any]]:
+def _agreed(reader: Format, facts: Sequence[UnindexedFile], store: Store) -> list[Mapping[str, Any]]:
     """For each file the spec that all have together.
 
     Raises:

@@ -149,11 +149,11 @@ class ArrayFormat(PackedFormat):
     def read_many(
         self, shards: Sequence[ArrayShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.common.inspect_header.UnindexedFormat`.
+        """See :class:`~stoker.formats.format.Format`.
 
         Columns of one data type may differ in the shape of rows.
         """

@@ -29,8 +29,9 @@ from stoker.formats.arrays.array_shards import (
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import DECODE_ERRORS
-from stoker.formats.common.container import HeaderFacts, check_count, only_settings, read_offsets
+from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
+from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
 
@@ -180,7 +181,7 @@ class NPYFormat(ArrayFormat):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> NPYShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return NPYShard(info, files, where, options)
 
 

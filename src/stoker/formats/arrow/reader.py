@@ -19,17 +19,15 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import check_memory
 from stoker.formats.common.container import (
-    HeaderFacts,
     PackedFormat,
     PackedShard,
-    check_count,
     decode_fixed,
     decode_values,
-    only_settings,
     read_gathered,
     read_offsets,
 )
 from stoker.formats.common.container_writer import PackedEncoder, fixed_kind, flatten
+from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.merge import scatter
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
@@ -300,13 +298,13 @@ class ArrowFormat(PackedFormat):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ArrowShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return ArrowShard(info, files, where, options)
 
     def read_many(
         self, shards: Sequence[ArrowShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
 

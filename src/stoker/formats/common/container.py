@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
-from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples
-from stoker.formats.common.inspect_header import HeaderFacts, UnindexedFormat, check_count, only_settings
 from stoker.formats.common.merge import read_each
+from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -33,12 +33,9 @@ from stoker.types import Array, Batch, Buffer, Column, Ids
 __all__ = [
     "PackedFormat",
     "PackedShard",
-    "HeaderFacts",
-    "check_count",
     "decode_fixed",
     "decode_values",
     "encodings_of",
-    "only_settings",
     "read_offsets",
 ]
 
@@ -54,7 +51,7 @@ def read_gathered(
 
     Args:
         shards: with ``wanted`` and ``finish``, as :class:`~stoker.formats.arrays.array_shards.ArrayShard` has them.
-        which, rows, columns: see :meth:`stoker.formats.base.Format.read_many`.
+        which, rows, columns: see :meth:`stoker.formats.format.Format.read_many`.
         gather: the chosen rows of a column, shape ``(rows, ...)``; ``None`` where they are read shard by shard. It may read
             memory by address: no row outside its shard reaches it.
 
@@ -77,16 +74,16 @@ def read_gathered(
     return {name: batch[name] for name in names}
 
 
-class PackedFormat(UnindexedFormat, ABC):
+class PackedFormat(Format):
     """Base of formats whose shards are single files in a layout that others know, too.
 
     A format of a third party is a subclass with a ``name``, ``suffixes``, ``inspect_header`` (see
-    :class:`~stoker.formats.common.inspect_header.UnindexedFormat`) and :meth:`open`, and an entry point of the group
+    :class:`~stoker.formats.format.Format`) and ``open``, and an entry point of the group
     ``stoker.formats`` that leads to it under the same name.
     """
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`stoker.formats.base.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""
+        """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""
         samples = parse_samples(obj, where)
         raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
         spec, _ = parse_columns(obj, where)
@@ -97,20 +94,10 @@ class PackedFormat(UnindexedFormat, ABC):
         """Keys of an entry that this format alone has, checked."""
         return {}
 
-    @abstractmethod
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> ShardReader:
-        """See :class:`stoker.formats.base.Format`."""
-
-    def read_many(self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
-        return read_each(shards, which, rows, columns)
-
     def iterate_many(
         self, shards: Sequence[Any], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.base.Format`. Values are those that an MDS column of this encoding has."""
+        """See :class:`stoker.formats.format.Format`. Values are those that an MDS column of this encoding has."""
         batch = self.read_many(shards, which, rows, columns)
         encodings: Mapping[str, Encoding] = getattr(shards[0], "encodings", {})
         return {

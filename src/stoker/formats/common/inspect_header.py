@@ -1,4 +1,4 @@
-"""What formats share whose files are read without an index: each file says of itself what it holds.
+"""What a file without an index holds, by its header, and helpers of the formats that read it.
 
 A file may be read in *pieces*, each a shard: lines of text, say, of which a large file is neither fetched nor shuffled
 whole.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from stoker.arguments import check_argument, nearest, unknown_name
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import FilePart, ShardInfo
-from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.compression import PACKED
 from stoker.types import Array
 from stoker.units import parse_bytes
 
@@ -23,9 +21,7 @@ __all__ = [
     "ShardSpan",
     "PieceDetail",
     "HeaderFacts",
-    "UnindexedFormat",
     "check_count",
-    "file_suffixes",
     "only_settings",
     "piece_bytes",
     "piece_of",
@@ -64,7 +60,7 @@ class PieceDetail:
 
 @dataclass(frozen=True, slots=True)
 class HeaderFacts:
-    """What a file that others wrote says of itself.
+    """What the header of a file says, that no index describes.
 
     Attributes:
         samples: how many it holds.
@@ -76,56 +72,6 @@ class HeaderFacts:
     samples: int
     spec: Mapping[str, Any]
     pieces: Sequence[ShardSpan] = ()
-
-
-class UnindexedFormat:
-    """Base of formats whose files are read as they are.
-
-    Attributes:
-        name: what the index and ``format=`` call it.
-        suffixes: ends of names of files that count, in lower case.
-        beside: ends that replace a file's own, of files that belong to it; the last of them is the one with the data.
-        whole: whether :meth:`inspect_header` reads about all of a file, so that it had better be fetched first.
-        steps: whether it goes from head to head, so that of a file of large members it reads only the heads.
-        packed: whether compressed files of the format are read, too: names that end with one of the suffixes and then one
-            of :data:`~stoker.formats.common.compression.PACKED`. They are decompressed once, into the cache.
-        settings: names of the settings that :meth:`inspect_header` understands.
-    """
-
-    name: str
-    suffixes: tuple[str, ...] = ()
-    beside: ClassVar[tuple[str, ...]] = ()
-    whole: ClassVar[bool] = False
-    steps: ClassVar[bool] = False
-    packed: ClassVar[bool] = False
-    settings: ClassVar[tuple[str, ...]] = ()
-
-    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:  # noqa: ARG002
-        """What a file holds that stoker has no index of.
-
-        Args:
-            source: the file.
-            settings: what the caller chose, by name; see :attr:`settings`.
-
-        Raises:
-            CorruptDataError, FormatError: it is not of this format, or needs what is not supported; names it.
-            ConfigError: the settings do not fit the file.
-        """
-        raise FormatError(f"{source.where}: files of format {self.name!r} are read only with an index.json")
-
-    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The spec of two files together.
-
-        Raises:
-            ValueError: they can not be read together; says why.
-        """
-        if first == other:
-            return first
-        for name in dict.fromkeys((*first["columns"], *other["columns"])):
-            one, two = first["columns"].get(name, "missing"), other["columns"].get(name, "missing")
-            if one != two:
-                raise ValueError(f"{name!r} is {one} in the first and {two} in the second")
-        raise ValueError("they differ in layout")
 
 
 def piece_of(info: ShardInfo, data: Array, where: str) -> Array:
@@ -157,12 +103,6 @@ def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
     if size < 1:
         raise ConfigError(f"piece_bytes={size}: at least 1")
     return size
-
-
-def file_suffixes(reader: Any) -> tuple[str, ...]:
-    """Ends of the names of files that a format reads as they are, in lower case: also of compressed ones."""
-    plain: tuple[str, ...] = getattr(reader, "suffixes", ())
-    return (*plain, *(one + end for one in plain for end in PACKED)) if getattr(reader, "packed", False) else plain
 
 
 def check_count(count: int, where: str) -> int:

@@ -26,11 +26,8 @@ def read_each(shards: Sequence[ShardReader], which: Ids, rows: Ids, columns: Seq
     return scatter(parts, len(rows))
 
 
-def iterate_each(
-    shards: Sequence[ShardReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-) -> dict[str, Iterable[Any]]:
-    """``iterate_many`` for formats that read shard by shard: all at once, in order."""
-    batch = read_each(shards, which, rows, columns)
+def iterate_each(batch: Batch) -> dict[str, Iterable[Any]]:
+    """The values of each column one by one, numbers as Python's own."""
     return {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in batch.items()}
 
 

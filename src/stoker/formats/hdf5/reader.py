@@ -28,8 +28,9 @@ from stoker.formats.arrays.npz import check_rows
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, ByteSourceFile, MappedSource
 from stoker.formats.common.checks import DECODE_ERRORS, check_memory
-from stoker.formats.common.container import HeaderFacts, check_count, only_settings, read_offsets
+from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
+from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
 from stoker.formats.hdf5.chunks import read_chunks
 from stoker.formats.hdf5.skeleton import Skeleton, load_h5py, make_dataset
@@ -229,7 +230,7 @@ class HDF5Format(ArrayFormat):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> HDF5Shard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return HDF5Shard(info, files, where, options)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.format import Format
 from stoker.formats.mds.reader import MDSShard, iterate_many, read_many
 from stoker.formats.mds.spec import parse_mds_shard
 from stoker.types import Batch, Buffer, Ids
@@ -13,7 +14,7 @@ from stoker.types import Batch, Buffer, Ids
 __all__ = ["MDSFormat"]
 
 
-class MDSFormat:
+class MDSFormat(Format):
     """One file a shard: a header of offsets, the writer's configuration, then the samples."""
 
     name = "mds"

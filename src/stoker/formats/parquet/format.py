@@ -10,6 +10,7 @@ import numpy as np
 from stoker.errors import IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.merge import read_each
+from stoker.formats.format import Format
 from stoker.formats.parquet.pages.values import PlacedValues, gather
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -17,7 +18,7 @@ from stoker.types import Array, Batch, Buffer, Column, Ids
 __all__ = ["ParquetFormat"]
 
 
-class ParquetFormat:
+class ParquetFormat(Format):
     """Row groups as shards, decoded by pyarrow."""
 
     name = "parquet"
@@ -35,13 +36,13 @@ class ParquetFormat:
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ParquetReader:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return ParquetReader(info, files[0], where, options)
 
     def read_many(
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         if len(shards) == 1:
             return shards[0].read(rows, columns)
         batch: Batch = {}
@@ -59,7 +60,7 @@ class ParquetFormat:
     def iterate_many(
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.base.Format`. Numbers are Python's; rows of array columns are arrays."""
+        """See :class:`stoker.formats.format.Format`. Numbers are Python's; rows of array columns are arrays."""
         return {name: _each(column) for name, column in self.read_many(shards, which, rows, columns).items()}
 
 

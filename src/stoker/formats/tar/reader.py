@@ -19,17 +19,15 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
 from stoker.formats.common.checks import refuse, string_list
 from stoker.formats.common.container import (
-    HeaderFacts,
     PackedFormat,
     PackedShard,
-    check_count,
     decode_fixed,
     decode_values,
-    only_settings,
     read_offsets,
 )
 from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.content import check_declared
 from stoker.formats.mds.encodings import get_encoding
 from stoker.types import Array, Buffer, Column, Ids
@@ -366,5 +364,5 @@ class TarFormat(PackedFormat):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> TarShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return TarShard(info, files, where, options)

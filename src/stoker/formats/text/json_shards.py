@@ -12,7 +12,8 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
 from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
+from stoker.formats.format import Format
+from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
 from stoker.types import Buffer
 
 __all__ = ["JSONEncoder", "JSONFormat", "JSONShard", "lines_remedy", "parse_objects"]
@@ -81,7 +82,7 @@ def _with_remedy(said: str, line: str) -> str:
     return f"{said}: {remedy}" if remedy else said
 
 
-class JSONFormat(LineFormat):
+class JSONFormat(Format):
     """Two files a shard: lines of JSON, and their offsets. Of others' files, pieces."""
 
     name = "json"
@@ -96,13 +97,13 @@ class JSONFormat(LineFormat):
         return inspect_json(source, settings)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.common.inspect_header.UnindexedFormat`."""
+        """See :class:`~stoker.formats.format.Format`."""
         from stoker.formats.text.json import agree_on_json
 
         return agree_on_json(first, other)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`~stoker.formats.base.Format`. ``spec`` holds ``columns`` and ``newline``."""
+        """See :class:`~stoker.formats.format.Format`. ``spec`` holds ``columns`` and ``newline``."""
         samples = parse_samples(obj, where)
         raw, zipped, compression = parse_files(obj, ("data", "meta"), where)
         columns = require(obj, "columns", dict, where)
@@ -120,7 +121,7 @@ class JSONFormat(LineFormat):
         where: str,
         options: ReadOptions = ReadOptions(),  # noqa: ARG002
     ) -> LineShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         if len(files) == 1:
             from stoker.formats.text.json import JSONFileShard
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,14 +17,13 @@ from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import refuse
-from stoker.formats.common.inspect_header import UnindexedFormat, piece_of
-from stoker.formats.common.merge import iterate_each, read_each
+from stoker.formats.common.inspect_header import piece_of
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_index import find_lines
 from stoker.types import Batch, Buffer, Column, Ids
 
-__all__ = ["KINDS", "LineEncoder", "LineFormat", "LineShard", "check_columns", "plain_value"]
+__all__ = ["KINDS", "LineEncoder", "LineShard", "check_columns", "plain_value"]
 
 KINDS: Final = ("str", "int", "float")
 """What columns of text formats may hold."""
@@ -147,22 +146,6 @@ class LineShard(ABC):
                 f"(should be {first}), last {offsets[-1]} of {len(self._data)} bytes"
             )
         return offsets
-
-
-class LineFormat(UnindexedFormat):
-    """Base of formats whose shards are lines of text: samples of several shards are decoded shard by shard."""
-
-    def read_many(
-        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> Batch:
-        """See :class:`stoker.formats.base.Format`."""
-        return read_each(shards, which, rows, columns)
-
-    def iterate_many(
-        self, shards: Sequence[LineShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.base.Format`."""
-        return iterate_each(shards, which, rows, columns)
 
 
 class LineEncoder(RecordEncoder):

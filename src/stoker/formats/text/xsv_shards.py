@@ -6,7 +6,7 @@ There is no quoting, so text that holds the separator or the newline can not be 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
@@ -14,15 +14,15 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
+from stoker.formats.format import Format
+from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
 from stoker.types import Buffer
 
-__all__ = ["SEPARATORS", "XSVEncoder", "XSVFormat", "XSVShard", "header_line"]
+__all__ = ["SEPARATORS", "CSVFormat", "TSVFormat", "XSVEncoder", "XSVFormat", "XSVShard", "header_line"]
 
 SEPARATORS: Final = {"csv": ",", "tsv": "\t"}
 """Separators of the formats that have a fixed one."""
 
-_SUFFIXES: Final = {"csv": (".csv",), "tsv": (".tsv",), "xsv": (".csv", ".tsv", ".txt", ".psv")}
 _READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": int, "float": float}
 
 
@@ -64,34 +64,33 @@ class XSVShard(LineShard):
         return values
 
 
-class XSVFormat(LineFormat):
+class XSVFormat(Format):
     """Two files a shard: lines of separated values, and their offsets. Of others' files, pieces.
 
-    Args:
-        name: ``csv``, ``tsv`` or ``xsv``.
+    Attributes:
+        separator: what stands between two values; empty where an entry of the index says it.
     """
 
+    name = "xsv"
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
     packed = True
     settings = ("columns", "header", "piece_bytes", "quote", "separator")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.suffixes = _SUFFIXES[name]
+    separator: ClassVar[str] = ""
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :func:`stoker.formats.text.csv.inspect_csv`."""
         from stoker.formats.text.csv import inspect_csv
 
-        return inspect_csv(source, settings, self.name, SEPARATORS.get(self.name))
+        return inspect_csv(source, settings, self.name, self.separator or None)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.common.inspect_header.UnindexedFormat`."""
+        """See :class:`~stoker.formats.format.Format`."""
         from stoker.formats.text.csv import agree_on_csv
 
         return agree_on_csv(first, other)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        """See :class:`stoker.formats.base.Format`.
+        """See :class:`stoker.formats.format.Format`.
 
         ``spec`` holds ``column_names`` and ``column_encodings`` (parallel), ``separator`` and ``newline``.
         """
@@ -101,7 +100,7 @@ class XSVFormat(LineFormat):
         kinds = string_list(obj, "column_encodings", where)
         check_columns(names, kinds, where)
         newline = require(obj, "newline", str, where)
-        separator = SEPARATORS.get(self.name) or require(obj, "separator", str, where)
+        separator = self.separator or require(obj, "separator", str, where)
         if not separator or not newline or separator == newline:
             refuse(where, f"separator {separator!r} and newline {newline!r} can not split lines")
         hashes, size_limit = parse_settings(obj, where)
@@ -123,12 +122,28 @@ class XSVFormat(LineFormat):
         where: str,
         options: ReadOptions = ReadOptions(),  # noqa: ARG002
     ) -> LineShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         if len(files) == 1:
             from stoker.formats.text.csv import CSVFileShard
 
             return CSVFileShard(info, files, where)
         return XSVShard(info, files, where)
+
+
+class CSVFormat(XSVFormat):
+    """Comma-separated values."""
+
+    name = "csv"
+    suffixes = (".csv",)
+    separator = ","
+
+
+class TSVFormat(XSVFormat):
+    """Tab-separated values."""
+
+    name = "tsv"
+    suffixes = (".tsv",)
+    separator = "\t"
 
 
 def header_line(names: Sequence[str], separator: str, newline: str) -> bytes:

@@ -17,16 +17,14 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, HeadView, head_rows, heads_of
 from stoker.formats.common.container import (
-    HeaderFacts,
     PackedFormat,
     PackedShard,
-    check_count,
     decode_fixed,
     decode_values,
-    only_settings,
     read_offsets,
 )
 from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.content import check_declared
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
@@ -288,7 +286,7 @@ class TFRecordFormat(PackedFormat):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> TFRecordShard:
-        """See :class:`stoker.formats.base.Format`."""
+        """See :class:`stoker.formats.format.Format`."""
         return TFRecordShard(info, files, where, options)
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from stoker.catalog.unindexed.found_files import FilesLocation
-from stoker.formats.common.container import HeaderFacts
+from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
 from stoker.inspection.previews import LARGEST, preview_files
 from stoker.inspection.read_files import FileReader

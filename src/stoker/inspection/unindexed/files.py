@@ -16,7 +16,7 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import codec_of, parse_compression
-from stoker.formats.common.inspect_header import HeaderFacts, file_suffixes
+from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.one_file import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
 from stoker.formats.registry import get_format
 from stoker.inspection.read_files import FileReader
@@ -69,17 +69,17 @@ class FormatFiles:
     """
 
     def __init__(self, source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any]) -> None:
-        self.reader: Any = get_format(name)
-        self.single: bool = type(self.reader) is FileFormat
-        if not self.single and not hasattr(self.reader, "inspect_header"):
+        self.reader = get_format(name)
+        self.single: bool = isinstance(self.reader, FileFormat)
+        if not self.single and not self.reader.unindexed:
             raise ConfigError(f"format={name!r} is read only from datasets that have an index.json")
-        suffixes = file_suffixes(self.reader)
-        ends = getattr(self.reader, "beside", ())
+        suffixes = self.reader.file_suffixes
+        ends = self.reader.beside
         _, _, listed, beside = find_format_files(source, lambda _: files.store, suffixes, name, ends)
         self.found = [FileGroup(file, beside.get(file.key, ())) for file in listed]
         self._files = files
         self._settings = settings
-        self.whole = getattr(self.reader, "whole", False) or any(self._codec(one) is not None for one in self.found)
+        self.whole = self.reader.whole or any(self._codec(one) is not None for one in self.found)
 
     def single_spec(self) -> Mapping[str, Any]:
         """Columns of files that are a sample each; folders are classes."""
@@ -145,7 +145,7 @@ class FormatFiles:
             yield info, [*heads, last]
 
     def _codec(self, one: FileGroup) -> str | None:
-        return codec_of(one.file.key) if getattr(self.reader, "packed", False) else None
+        return codec_of(one.file.key) if self.reader.packed else None
 
     def _plain(self, one: FileGroup, data: Buffer) -> Buffer:
         """A file's bytes, or of a compressed one what comes out.
