@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import os
 from collections import Counter
@@ -12,13 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from s3server import Bucket
-from stoker.bench.clients import CLIENTS, ClientLocation, find_client, open_client
+from stoker.bench.clients import CLIENTS, Client, ClientLocation, find_client
 from stoker.bench.loaders import LoaderJob, check_client, get_loader
-from stoker.bench.loaders.npzviews import npz_views
 from stoker.bench.measure.generation import make_data
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
@@ -157,12 +153,16 @@ def test_what_a_loader_can_not_do_is_an_error(more: tuple[str, ...], said: str, 
 # -- storage clients -----------------------------------------------------------------------------------------------
 
 
+def client_at(name: str, place: ClientLocation) -> Client:
+    return find_client(name, place.url)(place)
+
+
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3_000_001])
 @pytest.mark.parametrize("name", ["buffered", "direct", "mmap"])
 def test_a_client_of_files_reads_all_bytes(name: str, size: int, tmp_path: Path) -> None:
     data = np.random.default_rng(size).bytes(size)
     (tmp_path / "file").write_bytes(data)
-    client = open_client(name, ClientLocation(str(tmp_path), {}))
+    client = client_at(name, ClientLocation(str(tmp_path), {}))
     try:
         found = client.read("file")
     except ConfigError as error:
@@ -186,13 +186,13 @@ def test_direct_reads_leave_the_page_cache_alone(tmp_path: Path) -> None:
         if before is None or before[0]:
             pytest.skip("this file system keeps files in memory")
         try:
-            open_client("direct", ClientLocation(str(tmp_path), {})).read("file")
+            client_at("direct", ClientLocation(str(tmp_path), {})).read("file")
         except ConfigError:
             pytest.skip("this file system refuses O_DIRECT")
         after = _resident(descriptor, 1 << 20)
         assert after is not None
         assert after[0] == 0
-        open_client("buffered", ClientLocation(str(tmp_path), {})).read("file")
+        client_at("buffered", ClientLocation(str(tmp_path), {})).read("file")
         there = _resident(descriptor, 1 << 20)
         assert there is not None
         assert there[0] == there[1]
@@ -210,7 +210,7 @@ def test_a_client_of_objects_reads_all_bytes(name: str, bucket: Bucket, monkeypa
     data = os.urandom(3_000_001)
     bucket.server.client().put_object(Bucket=bucket.name, Key="data/train/file", Body=data)
     options = dict(bucket.storage_options) | ({"allow_http": True} if name == "obstore" else {})
-    client = open_client(name, ClientLocation(f"{bucket.url}/data/train", options, 4))
+    client = client_at(name, ClientLocation(f"{bucket.url}/data/train", options, 4))
     assert bytes(memoryview(client.read("file"))) == data
     with pytest.raises(ObjectNotFoundError, match=f"{bucket.url}/data/train/none"):
         client.read("none")
@@ -249,46 +249,3 @@ def test_a_client_that_can_not_read_there_or_is_missing_is_an_error(tmp_path: Pa
         if name not in ("buffered", "direct", "mmap") and importlib.util.find_spec(name) is None:
             with pytest.raises(MissingPackageError, match=f"pip install {name}"):
                 check_client(workload("torch", f"storage.client={name}"), "s3://b/x")
-
-
-# -- NPZ without zipfile -------------------------------------------------------------------------------------------
-
-ARRAYS = st.dictionaries(
-    st.text("abcxyzé", min_size=1, max_size=4),
-    st.builds(
-        lambda kind, shape, fortran: np.array(
-            np.arange(int(np.prod(shape)), dtype=kind).reshape(shape), order="F" if fortran else "C"
-        ),
-        st.sampled_from(["u1", "<i4", ">f8", "<f2"]),
-        st.lists(st.integers(0, 4), max_size=3).map(tuple),
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=3,
-)
-
-
-@given(ARRAYS, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=3))
-@settings(deadline=None, max_examples=120)
-def test_npz_views_are_what_numpy_reads_and_damage_makes_no_other_error(
-    arrays: dict[str, Any], flips: list[tuple[float, int]]
-) -> None:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    data = bytearray(file.getvalue())
-    found = npz_views(memoryview(data))
-    assert found is not None
-    assert list(found) == list(arrays)
-    for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
-    for place, value in flips:
-        data[int(place * len(data))] = value
-    npz_views(memoryview(data))
-    npz_views(memoryview(data)[: len(data) // 2])
-
-
-def test_npz_views_leave_compressed_archives_to_numpy() -> None:
-    file = io.BytesIO()
-    np.savez_compressed(file, x=np.zeros(1000))
-    assert npz_views(memoryview(file.getvalue())) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zipfile
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packed_cases import opened
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
+from stoker.formats.arrays.npz import read_arrays
 from stoker.writing.writers import NPZWriter
 
 COLUMNS = {"flag": "bool", "id": "uint16", "row": "ndarray:float32:3", "sub/tokens": "ndarray:int64:4"}
@@ -102,3 +104,41 @@ def test_an_archive_that_claims_more_than_it_holds_is_refused() -> None:
         archive.writestr("x.npy", bytes(100))
     with pytest.raises(FormatError, match="compressed otherwise"):
         opened(out.getvalue(), "npz")
+
+
+# -- whole files ---------------------------------------------------------------------------------------------------
+
+ARRAYS = st.dictionaries(
+    st.text("abcxyzé", min_size=1, max_size=4),
+    st.builds(
+        lambda kind, shape, fortran: np.array(
+            np.arange(int(np.prod(shape)), dtype=kind).reshape(shape), order="F" if fortran else "C"
+        ),
+        st.sampled_from(["u1", "<i4", ">f8", "<f2"]),
+        st.lists(st.integers(0, 4), max_size=3).map(tuple),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@given(ARRAYS, st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=3))
+@settings(deadline=None, max_examples=100)
+def test_arrays_of_a_file_are_what_numpy_reads_and_damage_makes_no_error_of_others(
+    save: Any, arrays: dict[str, Any], flips: list[tuple[float, int]]
+) -> None:
+    file = io.BytesIO()
+    save(file, **arrays)
+    data = bytearray(file.getvalue())
+    found = read_arrays(bytes(data), "it")
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+    for place, value in flips:
+        data[int(place * len(data))] = value
+    for damaged in (bytes(data), bytes(data)[: len(data) // 2]):
+        with contextlib.suppress(StokerError):
+            read_arrays(damaged, "it")

@@ -1,35 +1,30 @@
-"""Storage clients by name: what fetches a file's bytes. The one that is asked for, and no other."""
+"""Storage clients by name: each fetches a file's bytes in its own way. The one that is asked for is used, and no other."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from typing import Final
 
 from stoker.arguments import nearest
-from stoker.bench.clients.base import Client, ClientLocation, ClientMaker
+from stoker.bench.clients.base import Client, ClientLocation
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage import is_local
 
-__all__ = ["CLIENTS", "CLIENT_PACKAGES", "Client", "ClientMaker", "ClientLocation", "find_client", "open_client"]
+__all__ = ["CLIENTS", "Client", "ClientLocation", "find_client"]
 
-CLIENTS: Final[dict[str, tuple[str, str]]] = {
-    "buffered": ("stoker.bench.clients.files", "Buffered"),
-    "direct": ("stoker.bench.clients.files", "Direct"),
-    "mmap": ("stoker.bench.clients.files", "Mapped"),
-    "obstore": ("stoker.bench.clients.objects", "Obstore"),
-    "s3dlio": ("stoker.bench.clients.objects", "S3dlio"),
-    "s3torchconnector": ("stoker.bench.clients.objects", "S3Torch"),
-    "minio": ("stoker.bench.clients.objects", "Minio"),
+CLIENTS: Final[dict[str, str]] = {
+    "buffered": "files:Buffered",
+    "direct": "files:Direct",
+    "mmap": "files:Mapped",
+    "obstore": "objects:Obstore",
+    "s3dlio": "objects:S3dlio",
+    "s3torchconnector": "objects:S3Torch",
+    "minio": "objects:Minio",
 }
-"""Module and class of each, by the name for ``storage.client``."""
-
-CLIENT_PACKAGES: Final[dict[str, tuple[str, ...]]] = {
-    name: (name,) for name in ("obstore", "s3dlio", "s3torchconnector", "minio")
-}
-"""Packages that do a client's work, for their versions."""
+"""Module of this package and class of each client, by the name for ``storage.client``."""
 
 
-def find_client(name: str, url: str) -> ClientMaker:
+def find_client(name: str, url: str) -> type[Client]:
     """A client that can be used here and for this place; ``auto`` is ``buffered`` for directories, else ``obstore``.
 
     Raises:
@@ -42,23 +37,17 @@ def find_client(name: str, url: str) -> ClientMaker:
         raise ConfigError(
             f"there is no storage client {name!r}{nearest(name, CLIENTS) or '.'} There are {', '.join(CLIENTS)}"
         )
-    module, made = CLIENTS[name]
-    client: Any = getattr(importlib.import_module(module), made)()
+    client = _client(name)
     missing = client.available()
     if missing is not None:
         raise MissingPackageError(f"the storage client {name!r} can not be used here: {missing}")
     if not client.reads(url):
-        fit = [other for other, (where, kind) in CLIENTS.items() if _kind(where, kind).reads(url)]
+        fit = [other for other in CLIENTS if _client(other).reads(url)]
         raise ConfigError(f"the storage client {name!r} does not read {url}; {', '.join(fit)} do")
-    found: ClientMaker = client
-    return found
+    return client
 
 
-def open_client(name: str, place: ClientLocation) -> Client:
-    """Open a client; errors are those of :func:`find_client`."""
-    return find_client(name, place.url).open(place)
-
-
-def _kind(module: str, made: str) -> ClientMaker:
-    found: ClientMaker = getattr(importlib.import_module(module), made)()
+def _client(name: str) -> type[Client]:
+    module, _, kind = CLIENTS[name].partition(":")
+    found: type[Client] = getattr(importlib.import_module(f"stoker.bench.clients.{module}"), kind)
     return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from mmap import mmap
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-__all__ = ["Client", "ClientMaker", "Data", "ClientLocation"]
+from stoker.storage import is_local
+
+__all__ = ["Client", "ClientLocation", "Data"]
 
 Data: TypeAlias = bytes | memoryview | mmap
 """What a client reads."""
@@ -42,9 +46,32 @@ class ClientLocation:
         return self.options.get(name, self.options.get(f"aws_{name}"))
 
 
-class Client(Protocol):
-    """Reads from one place. Made in the process that reads."""
+class Client(ABC):
+    """Reads whole files or objects at one place. Made in the process that reads.
 
+    Attributes:
+        package: that does the work, whose version is recorded; empty for Python itself.
+        place: where it reads.
+    """
+
+    package: ClassVar[str] = ""
+
+    def __init__(self, place: ClientLocation) -> None:
+        self.place = place
+
+    @classmethod
+    def available(cls) -> str | None:
+        """``None`` where it can be used, else what is missing and how to get it. Imports nothing that takes long."""
+        if not cls.package or importlib.util.find_spec(cls.package):
+            return None
+        return f"{cls.package} is not installed: pip install {cls.package}"
+
+    @classmethod
+    def reads(cls, url: str) -> bool:
+        """Whether it can read at such a URL: files where it needs no package, else S3."""
+        return url.startswith("s3://") if cls.package else is_local(url) is not None
+
+    @abstractmethod
     def read(self, name: str) -> Data:
         """All bytes of a file or object.
 
@@ -52,18 +79,5 @@ class Client(Protocol):
             StokerError: it is not there, or can not be read this way.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Let go of connections."""
-
-
-class ClientMaker(Protocol):
-    """A kind of client."""
-
-    def available(self) -> str | None:
-        """``None`` where it can be used, else what is missing and how to get it. Imports nothing that takes long."""
-
-    def reads(self, url: str) -> bool:
-        """Whether it can read there at all."""
-
-    def open(self, place: ClientLocation) -> Client:
-        """Open it."""

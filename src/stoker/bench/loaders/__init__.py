@@ -30,16 +30,17 @@ __all__ = [
 GROUP: Final = "stoker.bench.loaders"
 """Group of entry points: the name is the loader's, the object a class of :class:`LoaderUnderTest`'s shape."""
 
-_OWN: Final[dict[str, tuple[str, str]]] = {
-    "huggingface": ("stoker.bench.loaders.huggingface", "HuggingFaceLoader"),
-    "litdata": ("stoker.bench.loaders.litdatas", "LitDataLoader"),
-    "mosaicml": ("stoker.bench.loaders.mosaicml", "MosaicLoader"),
-    "ray": ("stoker.bench.loaders.raydata", "RayDataLoader"),
-    "stoker": ("stoker.bench.loaders.pipeline", "StokerLoader"),
-    "synthetic": ("stoker.bench.loaders.synthetic", "SyntheticLoader"),
-    "torch": ("stoker.bench.loaders.torchfiles", "TorchLoader"),
-    "webdataset": ("stoker.bench.loaders.webdatasets", "WebDatasetLoader"),
+_OWN: Final[dict[str, str]] = {
+    "huggingface": "huggingface:HuggingFaceLoader",
+    "litdata": "litdatas:LitDataLoader",
+    "mosaicml": "mosaicml:MosaicLoader",
+    "ray": "raydata:RayDataLoader",
+    "stoker": "pipeline:StokerLoader",
+    "synthetic": "synthetic:SyntheticLoader",
+    "torch": "torchfiles:TorchLoader",
+    "webdataset": "webdatasets:WebDatasetLoader",
 }
+"""Module of this folder and class (:class:`~stoker.bench.loaders.rank_loader.RankLoader`) of each of stoker's own."""
 
 
 def loader_names() -> tuple[str, ...]:
@@ -58,8 +59,8 @@ def get_loader(name: str) -> LoaderUnderTest:
         MissingPackageError: it can not be used here; says what is missing.
     """
     if name in _OWN:
-        module, made = _OWN[name]
-        loader: Any = getattr(importlib.import_module(module), made)()
+        module, _, kind = _OWN[name].partition(":")
+        loader: Any = getattr(importlib.import_module(f"stoker.bench.loaders.{module}"), kind)
     elif ":" in name:
         loader = _imported(name)
     elif name in _others():

@@ -55,6 +55,22 @@ class LoaderJob:
         """Where the split's files are."""
         return f"{self.url.rstrip('/')}/{self.split}"
 
+    @property
+    def files(self) -> int:
+        """How many files the split has."""
+        dataset = self.workload.dataset
+        return dataset.files if self.split == "train" else dataset.files_eval
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether samples are to be read in another order than they are stored in."""
+        return self.workload.reader.shuffle and self.split == "train"
+
+    def seed(self, epoch: int = 0) -> int:
+        """The seed of an epoch's order, below 2**31, as other packages want it."""
+        train = self.workload.train
+        return (train.seed + (epoch if train.reshuffle else 0)) & 0x7FFFFFFF
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderReport:

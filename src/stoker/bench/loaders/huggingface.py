@@ -8,23 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
-from stoker.bench.loaders.peers import (
-    array_of,
-    data_files,
-    local_folder,
-    missing,
-    need_format,
-    refuse_settings,
-    versions,
-)
-from stoker.bench.loaders.torchloading import collate, data_loader, loaded, stop_workers
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob
+from stoker.bench.loaders.peers import array_of, data_files, local_folder
+from stoker.bench.loaders.torchloading import TorchRankLoader, collate
 from stoker.bench.settings.workload import DatasetSettings
 
 __all__ = ["HuggingFaceLoader"]
-
-_WINDOW = 1000
-"""Samples that are shuffled at once: what the package has by default."""
 
 
 def collate_values(samples: list[dict[str, Any]], *, dataset: DatasetSettings) -> Any:
@@ -51,22 +40,24 @@ def _features(file: str, columns: tuple[str, ...] | None) -> Any:
     return datasets.Features.from_arrow_schema(schema)
 
 
-class _Open:
+class HuggingFaceLoader(TorchRankLoader):
+    """``datasets.load_dataset("parquet", streaming=True)`` in a ``DataLoader``."""
+
+    name = "huggingface"
+    formats = ("parquet",)
+    packages = (("datasets", "datasets"), ("torch", "torch"))
+    recorded = ("datasets", "pyarrow", "torch")
+    window = 1000  # what the package has by default
+
     def __init__(self, job: LoaderJob) -> None:
         import datasets
         from datasets.distributed import split_dataset_by_node
 
-        need_format(job, "huggingface", "parquet")
-        folder = local_folder(job, "huggingface")
-        workload = job.workload
-        refuse_settings(job, "huggingface", decodes=True)
+        super().__init__(job)
+        folder = local_folder(job, self.name)
         files = [f"{folder}/{name}" for name in data_files(job)]
-        options = dict(workload.reader.options)
-        self._window = int(options.pop("shuffle_window", _WINDOW))
-        self._job = job
-        self._shuffled = workload.reader.shuffle and job.split == "train"
         datasets.disable_progress_bars()
-        columns = workload.dataset.read_columns
+        columns = job.workload.dataset.read_columns
         data: Any = datasets.load_dataset(
             "parquet",
             data_files={job.split: files},
@@ -76,55 +67,21 @@ class _Open:
             columns=None if columns is None else list(columns),
             features=_features(files[0], columns),
         )
-        if self._shuffled:
-            data = data.shuffle(seed=workload.train.seed & 0x7FFFFFFF, buffer_size=self._window)
+        if job.shuffled:
+            data = data.shuffle(seed=job.seed(), buffer_size=self.window)
         self._data = split_dataset_by_node(data, job.world.rank, job.world.world_size)
-        self._workers = min(job.threads, self._data.num_shards)
-        self._loader = data_loader(
-            self._data,
-            job,
-            workers=self._workers,
-            options=options,
-            collate_fn=partial(collate_values, dataset=workload.dataset),
-        )
+        if self._data.num_shards % job.world.world_size:
+            self.notes.append("ranks may take different numbers of steps")
+        self.workers = min(job.threads, self._data.num_shards)
+        if self.workers > 1:
+            self.notes.append("each worker process makes batches of its own files")
+        self._loader = self._torch_loader(self._data, collate_fn=partial(collate_values, dataset=job.workload.dataset))
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        self._data.set_epoch(number if self._job.workload.train.reshuffle else 0)
-        yield from loaded(self._loader)
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        self._data.set_epoch(number if self.job.workload.train.reshuffle else 0)
+        return super().epoch(number)
 
     def release(self) -> None:
-        stop_workers(self._loader)
-        self._loader._iterator = None
-
-    def report(self) -> LoaderReport:
-        notes = []
-        if self._data.num_shards % max(1, self._job.world.world_size):
-            notes.append("ranks may take different numbers of steps")
-        if self._workers > 1:
-            notes.append("each worker process makes batches of its own files")
-        return LoaderReport(
-            "arrays",
-            f"{self._workers} processes" if self._workers else "none: in the training process",
-            f"files shuffled, samples in a window of {self._window}" if self._shuffled else "by number",
-            None,
-            versions("datasets", "pyarrow", "torch"),
-            tuple(notes),
-        )
-
-    def close(self) -> None:
-        self.release()
-
-
-class HuggingFaceLoader:
-    """``datasets.load_dataset("parquet", streaming=True)`` in a ``DataLoader``."""
-
-    name = "huggingface"
-    formats = ("parquet",)
-
-    def available(self) -> str | None:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return missing({"datasets": "datasets", "torch": "torch"})
-
-    def open(self, job: LoaderJob) -> _Open:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return _Open(job)
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        self._stop_workers()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, Split
+from stoker.bench.loaders.base import LoaderJob, Split
 from stoker.bench.loaders.decode import FORMATS, open_samples, suffixes
-from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, refuse_settings, versions
-from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
+from stoker.bench.loaders.peers import leave_torch, meet_in_torch
+from stoker.bench.loaders.torchloading import TorchRankLoader
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
@@ -56,11 +54,18 @@ def _convert(workload: Workload, files: Path, out: Path) -> None:
     part.replace(out)
 
 
-class _Open:
+class LitDataLoader(TorchRankLoader):
+    """``litdata.StreamingDataset`` in its ``StreamingDataLoader``."""
+
+    name = "litdata"
+    formats = tuple(FORMATS)
+    packages = (("litdata", "litdata"), ("torch", "torch"))
+    recorded = ("litdata", "torch")
+
     def __init__(self, job: LoaderJob) -> None:
         import litdata
 
-        refuse_settings(job, "litdata", decodes=True)
+        super().__init__(job)
         folder = _folder(job.url, job.split)
         if not (folder / _DONE).is_file():
             raise ObjectNotFoundError(
@@ -68,55 +73,19 @@ class _Open:
                 url=str(folder),
             )
         self._met = meet_in_torch(job)
-        self._job = job
-        reader = job.workload.reader
-        self._shuffled = reader.shuffle and job.split == "train"
         # What it fetches and unpacks goes to this host's scratch, whatever the user's environment says.
         os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = job.scratch or str(folder.parent / "cache")
-        self._data: Any = litdata.StreamingDataset(
+        data = litdata.StreamingDataset(
             str(folder),
-            shuffle=self._shuffled,
-            drop_last=reader.last_batch == "drop",
-            seed=job.workload.train.seed & 0x7FFFFFFF,
+            shuffle=job.shuffled,
+            drop_last=job.workload.reader.last_batch == "drop",
+            seed=job.seed(),
         )
-        self._loader = data_loader(self._data, job, kind=litdata.StreamingDataLoader)
+        self._loader = self._torch_loader(data, kind=litdata.StreamingDataLoader)
+        self.notes.append("the generated files were converted to litdata's own chunks, which are what was read")
 
-    def epoch(self, number: int) -> Iterator[LoadedBatch]:  # noqa: ARG002 - the loader counts them itself
-        yield from loaded(self._loader)
-
-    def release(self) -> None:
-        stop_workers(self._loader)
-        with contextlib.suppress(AttributeError):
-            self._loader._iterator = None
-
-    def report(self) -> LoaderReport:
-        job = self._job
-        return LoaderReport(
-            "arrays",
-            f"{job.threads} processes" if job.threads else "none: in the training process",
-            "shuffled within and across chunks" if self._shuffled else "by number",
-            None,
-            versions("litdata", "torch"),
-            ("the generated files were converted to litdata's own chunks, which are what was read",),
-        )
-
-    def close(self) -> None:
-        self.release()
-        self._data = self._loader = None
-        leave_torch(self._met)
-
-
-class LitDataLoader:
-    """``litdata.StreamingDataset`` in its ``StreamingDataLoader``."""
-
-    name = "litdata"
-    formats = tuple(FORMATS)
-
-    def available(self) -> str | None:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return missing({"litdata": "litdata", "torch": "torch"})
-
-    def prepare(self, workload: Workload, url: str) -> None:
+    @classmethod
+    def prepare(cls, workload: Workload, url: str) -> None:
         """Convert the generated files: litdata reads no format but its own. What is converted already stays.
 
         Raises:
@@ -137,6 +106,14 @@ class LitDataLoader:
                 assert files is not None  # _folder has seen to it
                 _convert(workload, files / split, out)
 
-    def open(self, job: LoaderJob) -> _Open:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return _Open(job)
+    def release(self) -> None:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        self._stop_workers()
+
+    def close(self) -> None:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        super().close()
+        leave_torch(self._met)
+
+    def _order(self) -> str:
+        return "shuffled within and across chunks" if self.job.shuffled else "by number"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
-from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
-from stoker.bench.loaders.peers import leave_torch, meet_in_torch, missing, need_format, refuse_settings, versions
-from stoker.bench.loaders.torchloading import data_loader, loaded, stop_workers
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob
+from stoker.bench.loaders.peers import leave_torch, meet_in_torch
+from stoker.bench.loaders.torchloading import TorchRankLoader
 from stoker.errors import ConfigError
 from stoker.storage import is_local
 
@@ -23,13 +22,21 @@ _KEYS = {
 }
 
 
-class _Open:
+class MosaicLoader(TorchRankLoader):
+    """``streaming.StreamingDataset`` in a ``DataLoader``."""
+
+    name = "mosaicml"
+    formats = ("mds",)
+    packages = (("streaming", "mosaicml-streaming"), ("torch", "torch"))
+    recorded = ("mosaicml-streaming", "torch")
+
     def __init__(self, job: LoaderJob) -> None:
-        need_format(job, "mosaicml", "mds")
-        refuse_settings(job, "mosaicml", decodes=True)
-        self._job = job
+        super().__init__(job)
+        self._settings, self.options = self.options, {}  # they are the data set's, not the DataLoader's
         self._folder = is_local(job.place)
+        self.notes.append("samples are repeated where they do not divide among ranks")
         if self._folder is None:
+            self.notes.append("each epoch begins with an empty cache")
             for name, value in job.workload.storage.options.items():
                 variable = _KEYS.get(name.lower().removeprefix("aws_"))
                 if variable is None:
@@ -38,76 +45,42 @@ class _Open:
                     )
                 os.environ[variable] = str(value)
         self._met = meet_in_torch(job)
-        self._loader: Any = None
-        self._data: Any = None
         self._open(0)
 
     def _open(self, epoch: int) -> None:
         import streaming
 
-        job = self._job
-        workload = job.workload
+        job = self.job
         there = self._folder is not None
-        settings: dict[str, Any] = dict(workload.reader.options)
-        local = str(self._folder) if there else f"{job.scratch}/{job.split}-{epoch}"
         try:
-            self._data = streaming.StreamingDataset(
+            data = streaming.StreamingDataset(
                 remote=None if there else job.place,
-                local=local,
+                local=str(self._folder) if there else f"{job.scratch}/{job.split}-{epoch}",
                 batch_size=job.batch_size,
-                shuffle=workload.reader.shuffle and job.split == "train",
-                shuffle_seed=(workload.train.seed + (0 if there else epoch)) & 0x7FFFFFFF,
-                **settings,
+                shuffle=job.shuffled,
+                shuffle_seed=(job.workload.train.seed + (0 if there else epoch)) & 0x7FFFFFFF,
+                **self._settings,
             )
         except TypeError as error:
             raise ConfigError(f"reader.options: {error}") from None
-        self._loader = data_loader(self._data, job, options={})
+        self._loader = self._torch_loader(data)
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         if self._loader is None:
             self._open(number)
-        yield from loaded(self._loader)
+        return super().epoch(number)
 
     def release(self) -> None:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         if self._folder is None:  # the next epoch fetches all anew, into another folder
-            self.close_data()
-
-    def close_data(self) -> None:
-        """End the workers and let go of the data set."""
-        stop_workers(self._loader)
-        self._loader = self._data = None
-
-    def report(self) -> LoaderReport:
-        job = self._job
-        shuffled = job.workload.reader.shuffle and job.split == "train"
-        notes = ["samples are repeated where they do not divide among ranks"]
-        if self._folder is None:
-            notes.append("each epoch begins with an empty cache")
-        return LoaderReport(
-            "arrays",
-            f"{job.threads} processes" if job.threads else "none: in the training process",
-            "shuffled by py1e or reader.options.shuffle_algo" if shuffled else "by number",
-            None,
-            versions("mosaicml-streaming", "torch"),
-            tuple(notes),
-        )
+            super().close()
 
     def close(self) -> None:
-        self.close_data()
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        super().close()
         leave_torch(self._met)
         self._met = False
 
-
-class MosaicLoader:
-    """``streaming.StreamingDataset`` in a ``DataLoader``."""
-
-    name = "mosaicml"
-    formats = ("mds",)
-
-    def available(self) -> str | None:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return missing({"streaming": "mosaicml-streaming", "torch": "torch"})
-
-    def open(self, job: LoaderJob) -> _Open:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return _Open(job)
+    def _order(self) -> str:
+        return "shuffled by py1e or reader.options.shuffle_algo" if self.job.shuffled else "by number"

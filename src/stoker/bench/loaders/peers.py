@@ -1,10 +1,8 @@
-"""What loaders of other packages share: whether they are here, which files they read, how they learn of the ranks."""
+"""Steps that loaders of other packages share: the files they read, the values in them, how they learn of the ranks."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
@@ -18,14 +16,10 @@ from stoker.types import Array
 __all__ = [
     "array_of",
     "data_files",
+    "files_of_rank",
     "leave_torch",
     "local_folder",
     "meet_in_torch",
-    "missing",
-    "need_format",
-    "refuse_settings",
-    "set_rank_variables",
-    "versions",
 ]
 
 
@@ -35,55 +29,6 @@ def leave_torch(met: bool) -> None:
         import torch.distributed as dist
 
         dist.destroy_process_group()
-
-
-def missing(packages: dict[str, str]) -> str | None:
-    """What is not installed of these, module to package, as ``available()`` says it; ``None`` if nothing is."""
-    absent = list(
-        dict.fromkeys(package for module, package in packages.items() if not importlib.util.find_spec(module))
-    )
-    return f"{', '.join(absent)} is not installed: pip install {' '.join(absent)}" if absent else None
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """Versions of packages, of those that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def need_format(job: LoaderJob, loader: str, *formats: str) -> None:
-    """Check that the loader reads the data set's format.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    found = job.workload.dataset.format
-    if found not in formats:
-        raise ConfigError(
-            f"the loader {loader} reads {', '.join(formats)}, not {found!r}: set dataset.format, and generate it"
-        )
-
-
-def refuse_settings(job: LoaderJob, loader: str, *, decodes: bool) -> None:
-    """Refuse settings that a package has nothing like.
-
-    Args:
-        job: what is to be read.
-        loader: its name.
-        decodes: whether it decodes samples whatever it is told.
-
-    Raises:
-        ConfigError: one of them is set; names it.
-    """
-    if decodes and not job.workload.reader.decode:
-        raise ConfigError(f"reader.decode: false: the loader {loader} always decodes samples")
-    if job.workload.dataset.resize_bytes:
-        raise ConfigError(f"dataset.resize_bytes: the loader {loader} hands samples over as they are")
 
 
 def data_files(job: LoaderJob) -> list[str]:
@@ -96,13 +41,12 @@ def data_files(job: LoaderJob) -> list[str]:
     ends = suffixes(dataset.format)
     store = open_store(job.place, job.workload.storage.options or None)
     names = sorted(one.key for one in store.list() if not ends or one.key.lower().endswith(ends))
-    wanted = dataset.files if job.split == "train" else dataset.files_eval
-    if len(names) < wanted:
+    if len(names) < job.files:
         raise ObjectNotFoundError(
-            f"{job.place} has {len(names)} {dataset.format} files, the workload says {wanted}: generate them first",
+            f"{job.place} has {len(names)} {dataset.format} files, the workload says {job.files}: generate them first",
             url=job.place,
         )
-    return names[:wanted]
+    return names[: job.files]
 
 
 def local_folder(job: LoaderJob, loader: str) -> str:
@@ -117,6 +61,21 @@ def local_folder(job: LoaderJob, loader: str) -> str:
     return str(folder)
 
 
+def files_of_rank(job: LoaderJob, loader: str) -> tuple[list[str], int]:
+    """Paths of the files that a rank reads whole; and how many files are left over when all ranks have as many.
+
+    Raises:
+        ConfigError: the data set is in no directory, or has fewer files than there are ranks.
+        ObjectNotFoundError: as :func:`data_files`.
+    """
+    folder = local_folder(job, loader)
+    files = [f"{folder}/{name}" for name in data_files(job)]
+    mine = files[job.world.rank :: job.world.world_size]
+    if not mine:
+        raise ConfigError(f"{len(files)} files for {job.world.world_size} ranks: {loader} gives each rank whole files")
+    return mine, len(files) % job.world.world_size
+
+
 def array_of(data: bytes, dataset: DatasetSettings, column: str) -> Array:
     """Bytes of a generated value: an array of the column's dtype and shape, or uint8 where columns are not given."""
     found = next((one for one in dataset.columns if one.name == column), None)
@@ -125,7 +84,7 @@ def array_of(data: bytes, dataset: DatasetSettings, column: str) -> Array:
     return np.frombuffer(data, found.dtype).reshape(found.shape)
 
 
-def set_rank_variables(job: LoaderJob) -> None:
+def _set_rank_variables(job: LoaderJob) -> None:
     """What torchrun sets, where it has not: packages read there which rank this process is.
 
     A rank is a process of its own, so this is seen by the loader and its workers alone.
@@ -150,7 +109,7 @@ def meet_in_torch(job: LoaderJob) -> bool:
     """
     import torch.distributed as dist
 
-    set_rank_variables(job)
+    _set_rank_variables(job)
     world = job.world
     if world.world_size == 1 or dist.is_initialized():
         return False

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resized, samples_last, suffixes
-from stoker.bench.loaders.npzviews import npz_views
+from stoker.bench.loaders.rank_loader import RankLoader
 from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.formats.arrays.npz import read_arrays
 from stoker.loaders.dataset import StreamingDataset
 from stoker.storage import is_local, open_store
 from stoker.streams.streams import Stream
@@ -27,13 +28,14 @@ _IMAGES: Final = frozenset({"jpeg", "png"})
 def _decode(sample: Sample, *, format: str, size: int) -> Sample:  # noqa: A002
     """A file as it is to a sample, on a reading thread."""
     data = sample["data"]
-    # Its checksums are left to those who read with zipfile; of what is cut to size only the largest array is looked at.
-    views = npz_views(memoryview(data)) if format == "npz" else None
-    if views:
+    where = str(sample.get("path", "a file"))
+    if format == "npz":
+        # Checksums are left to those who read with zipfile; of what is cut to size only the largest array is looked at.
+        views = read_arrays(data, where)
         if size:
             return {"data": resized(views, size)}
         return {name if len(views) > 1 else "data": array.copy() for name, array in views.items()}
-    decoded = open_samples(format, data, 1, str(sample.get("path", "a file")), None).get(0)
+    decoded = open_samples(format, data, 1, where, None).get(0)
     if size:
         return {"data": resized(decoded, size)}
     return decoded if isinstance(decoded, dict) else {"data": decoded}
@@ -43,27 +45,34 @@ def _resize(sample: Sample, *, size: int) -> Sample:
     return {"data": resized(sample, size)}
 
 
-class _Open:
+class StokerLoader(RankLoader):
+    """``StreamingDataset.batches()``, with threads that read ahead."""
+
+    name = "stoker"
+    recorded = ("stoker",)
+    heeds = frozenset({"reader.decode", "dataset.resize_bytes"})
+
     def __init__(self, job: LoaderJob) -> None:
-        self._job = job
-        self._fetched = 0
-        self._notes: list[str] = []
+        super().__init__(job)
+        self._bytes = 0
         self._local = bool(is_local(job.url))
         dataset, reader = job.workload.dataset, job.workload.reader
         self._held = reader.options.get("cache") == "memory"
         self._format, self._transform = self._plan()
-        options = dict(reader.options)
-        self._format_options: Mapping[str, Any] | None = options.pop("format_options", self._axis())
-        self._options = options
+        self._format_options: Mapping[str, Any] | None = self.options.pop("format_options", self._axis())
         self._made: StreamingDataset | None = None
         self._seed = job.workload.train.seed
         if self._transform is not None and not dataset.resize_bytes and dataset.record_bytes_stdev:
-            self._notes.append("samples of different sizes are handed over as a list, not stacked")
+            self.notes.append("samples of different sizes are handed over as a list, not stacked")
+        if not self._local:
+            self.notes.append(
+                "shards are held in memory, by each rank" if self._held else "each epoch begins with an empty cache"
+            )
         self._open(0)
 
     def _plan(self) -> tuple[str | None, Any]:
         """How files are read: the format's name, or ``None`` where there is an index; and what is done to a sample."""
-        job = self._job
+        job = self.job
         dataset, reader = job.workload.dataset, job.workload.reader
         size = dataset.resize_bytes
         if open_store(job.place, job.workload.storage.options or None).exists("index.json"):
@@ -88,17 +97,17 @@ class _Open:
 
     def _axis(self) -> dict[str, Any] | None:
         """What says that files of several samples have them along the last axis, where the first file has."""
-        dataset = self._job.workload.dataset
+        dataset = self.job.workload.dataset
         if self._format not in _ALONE or dataset.samples_per_file == 1:
             return None
-        store = open_store(self._job.place, self._job.workload.storage.options or None)
+        store = open_store(self.job.place, self.job.workload.storage.options or None)
         ends = suffixes(self._format)
         first = next((one for one in store.list() if one.key.lower().endswith(ends)), None)
         last = first is not None and samples_last(store.get(first.key, max_bytes=first.size), dataset.samples_per_file)
         return {"axis": -1} if last else None
 
     def _open(self, epoch: int) -> StreamingDataset:
-        job, workload = self._job, self._job.workload
+        job, workload = self.job, self.job.workload
         place: str | list[str] = job.place
         columns = workload.dataset.read_columns
         if self._format == "files":
@@ -115,7 +124,7 @@ class _Open:
             self._made = StreamingDataset(
                 streams=[stream],
                 batch_size=job.batch_size,
-                shuffle=workload.reader.shuffle and job.split == "train",
+                shuffle=job.shuffled,
                 shuffle_seed=self._seed + (epoch if workload.train.reshuffle else 0),
                 columns=None if columns is None else list(columns),
                 transform=self._transform,
@@ -124,7 +133,7 @@ class _Open:
                 read_threads=job.threads,
                 # What a transform makes is its own; without one, samples are handed over that outlive the file.
                 views=self._transform is not None,
-                **self._options,
+                **self.options,
             )
         except TypeError as error:
             raise ConfigError(f"reader.options: {error}") from None
@@ -132,7 +141,7 @@ class _Open:
 
     def _files(self) -> list[str]:
         """The files of the data set's format, for reading as they are."""
-        job = self._job
+        job = self.job
         ends = suffixes(job.workload.dataset.format)
         store = open_store(job.place, job.workload.storage.options or None)
         found = [store.url_of(one.key) for one in store.list() if not ends or one.key.lower().endswith(ends)]
@@ -143,53 +152,30 @@ class _Open:
         return found
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         dataset = self._made or self._open(number)
         for batch in dataset.batches():
             yield LoadedBatch(len(next(iter(batch.values()))), byte_count(batch), batch)
 
     def release(self) -> None:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         if self._made is None:
             return
-        self._fetched += self._made.stats().bytes_fetched
+        self._bytes += self._made.stats().bytes_fetched
         self._made.close()
         self._made = None
 
-    def report(self) -> LoaderReport:
-        from stoker import __version__
-
-        fetched = self._fetched
-        if self._made is not None:
-            fetched += self._made.stats().bytes_fetched
-        workload = self._job.workload
-        notes = list(self._notes)
-        if not self._local:
-            notes.append(
-                "shards are held in memory, by each rank" if self._held else "each epoch begins with an empty cache"
-            )
-        return LoaderReport(
-            "arrays" if workload.reader.decode else "bytes",
-            f"{self._job.threads} threads",
-            "shuffled, each sample once"
-            if workload.reader.shuffle and self._job.split == "train"
-            else "by number, each once",
-            None if self._local else fetched,
-            {"stoker": __version__},
-            tuple(notes),
-        )
-
     def close(self) -> None:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self.release()
 
+    def _parallel(self) -> str:
+        return f"{self.workers} threads"
 
-class StokerLoader:
-    """``StreamingDataset.batches()``, with threads that read ahead."""
+    def _order(self) -> str:
+        return "shuffled, each sample once" if self.job.shuffled else "by number, each once"
 
-    name = "stoker"
-
-    def available(self) -> str | None:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return None
-
-    def open(self, job: LoaderJob) -> _Open:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return _Open(job)
+    def _fetched(self) -> int | None:
+        if self._local:
+            return None
+        return self._bytes + (self._made.stats().bytes_fetched if self._made is not None else 0)

@@ -4,48 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Literal
 
 import numpy as np
 
-from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob
+from stoker.bench.loaders.rank_loader import RankLoader
 
 __all__ = ["SyntheticLoader"]
 
 
-class _Open:
+class SyntheticLoader(RankLoader):
+    """One batch of random bytes, again and again. Nothing is read."""
+
+    name = "synthetic"
+    heeds = frozenset({"reader.decode", "dataset.resize_bytes"})
+
     def __init__(self, job: LoaderJob) -> None:
+        super().__init__(job)
         dataset = job.workload.dataset
-        files = dataset.files if job.split == "train" else dataset.files_eval
         size = dataset.resize_bytes or dataset.used_bytes
-        count = files * dataset.samples_per_file // (job.batch_size * job.world.world_size)
         random = np.random.default_rng((job.workload.train.seed & 0xFFFFFFFF, job.world.rank))
         # A small array stands for a batch of any size; its bytes are counted in full.
         data = random.integers(0, 256, min(job.batch_size * size, 1 << 16), np.uint8)
         self._batch = LoadedBatch(job.batch_size, job.batch_size * size, data)
-        self._count = count
+        self._count = job.files * dataset.samples_per_file // (job.batch_size * job.world.world_size)
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:  # noqa: ARG002 - all alike
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         return repeat(self._batch, self._count)
 
-    def release(self) -> None:
-        pass
+    def _decoded(self) -> Literal["none"]:
+        return "none"
 
-    def report(self) -> LoaderReport:
-        return LoaderReport("none", "nothing", "one batch, again and again", 0)
+    def _parallel(self) -> str:
+        return "nothing"
 
-    def close(self) -> None:
-        pass
+    def _order(self) -> str:
+        return "one batch, again and again"
 
-
-class SyntheticLoader:
-    """One batch of random bytes, again and again. Nothing is read."""
-
-    name = "synthetic"
-
-    def available(self) -> str | None:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return None
-
-    def open(self, job: LoaderJob) -> _Open:
-        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
-        return _Open(job)
+    def _fetched(self) -> int:
+        return 0

@@ -1,4 +1,4 @@
-"""What loaders that end in torch's ``DataLoader`` share: its settings, its collation, its end."""
+"""Base of the loaders that end in torch's ``DataLoader``: its settings, its collation, its end."""
 
 from __future__ import annotations
 
@@ -7,53 +7,67 @@ from typing import Any
 
 import numpy as np
 
-from stoker.bench.loaders.base import LoadedBatch, LoaderJob
+from stoker.bench.loaders.base import LoadedBatch
 from stoker.bench.loaders.decode import byte_count
+from stoker.bench.loaders.rank_loader import RankLoader
 from stoker.errors import ConfigError
 
-__all__ = ["collate", "data_loader", "loaded", "stop_workers"]
+__all__ = ["TorchRankLoader", "collate"]
 
 
-def data_loader(
-    dataset: Any,
-    job: LoaderJob,
-    *,
-    kind: Any = None,
-    workers: int | None = None,
-    options: dict[str, Any] | None = None,
-    **settings: Any,
-) -> Any:
-    """A ``DataLoader`` as the job says.
+class TorchRankLoader(RankLoader):
+    """A loader that ends in torch's ``DataLoader``. Subclasses set ``_loader``, mostly by :meth:`_torch_loader`."""
 
-    Args:
-        dataset: what it loads from.
-        job: the job.
-        kind: the class; default torch's.
-        workers: processes; default the job's threads.
-        options: what goes before all else; default ``reader.options``.
-        settings: of the ``DataLoader``.
+    _loader: Any = None
 
-    Raises:
-        ConfigError: ``reader.options`` has what it does not know.
-    """
-    if kind is None:
-        from torch.utils.data import DataLoader as kind  # noqa: N813
-    reader = job.workload.reader
-    count = job.threads if workers is None else workers
-    given: dict[str, Any] = {"batch_size": job.batch_size, "num_workers": count, "collate_fn": collate}
-    given["drop_last"] = reader.last_batch == "drop"
-    if count:
-        # Never by fork: this process has threads (of storage, of the harness), whose locks a fork would inherit.
-        given |= {
-            "multiprocessing_context": "spawn",
-            "persistent_workers": True,
-            "prefetch_factor": max(1, -(-reader.prefetch // count)),
-        }
-    given |= settings | (reader.options if options is None else options)
-    try:
-        return kind(dataset, **given)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"reader.options: {error}") from None
+    def _torch_loader(self, dataset: Any, *, kind: Any = None, **settings: Any) -> Any:
+        """A ``DataLoader`` as the job says.
+
+        Args:
+            dataset: what it loads from.
+            kind: the class; default torch's.
+            settings: of the ``DataLoader``; ``options`` of the job go before them.
+
+        Raises:
+            ConfigError: ``reader.options`` has what it does not know.
+        """
+        if kind is None:
+            from torch.utils.data import DataLoader as kind  # noqa: N813
+        reader, count = self.job.workload.reader, self.workers
+        given: dict[str, Any] = {"batch_size": self.job.batch_size, "num_workers": count, "collate_fn": collate}
+        given["drop_last"] = reader.last_batch == "drop"
+        if count:
+            # Never by fork: this process has threads (of storage, of the harness), whose locks a fork would inherit.
+            given |= {
+                "multiprocessing_context": "spawn",
+                "persistent_workers": True,
+                "prefetch_factor": max(1, -(-reader.prefetch // count)),
+            }
+        try:
+            return kind(dataset, **given | settings | self.options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"reader.options: {error}") from None
+
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:  # noqa: ARG002 - most count the epochs themselves
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        for batch in self._loader:
+            first = batch
+            while isinstance(first, dict):
+                first = next(iter(first.values()))
+            yield LoadedBatch(len(first), byte_count(batch), batch)
+
+    def _stop_workers(self) -> None:
+        """End worker processes: persistent ones have no other end."""
+        iterator = getattr(self._loader, "_iterator", None)
+        if iterator is not None:
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
+            self._loader._iterator = None
+
+    def close(self) -> None:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        self._stop_workers()
+        self._loader = None
 
 
 def collate(samples: list[Any]) -> Any:
@@ -73,19 +87,3 @@ def collate(samples: list[Any]) -> Any:
     if isinstance(first, int | float | np.number):
         return default_collate(samples)
     return samples
-
-
-def loaded(batches: Any) -> Iterator[LoadedBatch]:
-    """Collated batches, counted."""
-    for batch in batches:
-        first = batch
-        while isinstance(first, dict):
-            first = next(iter(first.values()))
-        yield LoadedBatch(len(first), byte_count(batch), batch)
-
-
-def stop_workers(loader: Any) -> None:
-    """End a loader's worker processes: persistent ones have no other end."""
-    iterator = getattr(loader, "_iterator", None)
-    if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-        iterator._shutdown_workers()

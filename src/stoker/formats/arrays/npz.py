@@ -37,7 +37,7 @@ from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_
 from stoker.formats.common.records import BytesLike
 from stoker.types import Array, Buffer, Ids
 
-__all__ = ["NPZEncoder", "NPZFormat", "NPZShard"]
+__all__ = ["NPZEncoder", "NPZFormat", "NPZShard", "read_arrays"]
 
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
 _CENTRAL: Final = struct.Struct("<4s6H3I5H2I")
@@ -221,20 +221,51 @@ class NPZShard(ArrayShard):
 
     def decode(self, name: str) -> Array:
         """See :class:`~stoker.formats.arrays.array_shards.ArrayShard`."""
-        member, here = self._members[name], f"{self.where}: array {name!r}"
-        check_memory(member.size, member.stored, self.options.decoded_limit, here)
-        unpacker = zlib.decompressobj(-15)
-        packed = memoryview(self._data)[member.start : member.start + member.stored]
-        try:
-            data = unpacker.decompress(packed, member.size + 1)
-        except zlib.error as error:
-            raise CorruptDataError(f"{here}: {error}") from None
-        finally:
-            packed.release()
-        if len(data) != member.size or zlib.crc32(data) != member.crc:
-            raise CorruptDataError(f"{here} does not unpack to the {member.size} bytes and the checksum of the archive")
-        dtype, shape, fortran, start = parse_header(lambda a, b: data[a:b], len(data), here)
-        return rows_first(map_array(data, dtype, shape, start, fortran, here), self._last, here)
+        array = _decoded(self._data, self._members[name], f"{self.where}: array {name!r}", self.options.decoded_limit)
+        return rows_first(array, self._last, f"{self.where}: array {name!r}")
+
+
+def read_arrays(data: Buffer, where: str) -> dict[str, Array]:
+    """The arrays of an archive by name, in its order, read-only.
+
+    Arrays that are stored as they are become views of ``data``, and their checksums are not looked at.
+
+    Args:
+        data: the whole file.
+        where: it, for messages.
+
+    Raises:
+        CorruptDataError: it is no archive of arrays.
+        FormatError: an array is encrypted, or compressed in a way that NumPy does not write.
+        MemoryError: an array would unpack to far more than the file has.
+    """
+    source = MappedSource(data, where)
+    found: dict[str, Array] = {}
+    for name, member in _members(source).items():
+        here = f"{where}: array {name!r}"
+        if member.deflated:
+            found[name] = _decoded(data, member, here, ReadOptions().decoded_limit)
+        else:
+            dtype, shape, fortran, start = _header(source, member, here)
+            found[name] = map_array(data, dtype, shape, member.start + start, fortran, here)
+    return found
+
+
+def _decoded(data: Buffer, member: _Member, where: str, limit: int) -> Array:
+    """A deflated array, whose checksum is that of the archive."""
+    check_memory(member.size, member.stored, limit, where)
+    unpacker = zlib.decompressobj(-15)
+    packed = memoryview(data)[member.start : member.start + member.stored]
+    try:
+        unpacked = unpacker.decompress(packed, member.size + 1)
+    except zlib.error as error:
+        raise CorruptDataError(f"{where}: {error}") from None
+    finally:
+        packed.release()
+    if len(unpacked) != member.size or zlib.crc32(unpacked) != member.crc:
+        raise CorruptDataError(f"{where} does not unpack to the {member.size} bytes and the checksum of the archive")
+    dtype, shape, fortran, start = parse_header(lambda a, b: unpacked[a:b], len(unpacked), where)
+    return map_array(unpacked, dtype, shape, start, fortran, where)
 
 
 class NPZFormat(ArrayFormat):

@@ -1,0 +1,107 @@
+"""Base of the loaders of this folder: one class is the kind of loader, and an object of it reads for one rank."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, ClassVar, Literal, Self
+
+from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
+from stoker.errors import ConfigError
+
+__all__ = ["RankLoader"]
+
+
+class RankLoader(ABC):
+    """A loader, as :class:`~stoker.bench.loaders.base.LoaderUnderTest` and its open form describe it.
+
+    To add one, write a subclass in a module of this folder and name it in ``stoker.bench.loaders._OWN``.
+
+    Attributes:
+        name: for ``--loader``.
+        formats: names of the formats that it reads, the usual one first; empty for all.
+        packages: modules that it imports, each with what to install for it.
+        recorded: packages whose versions the result has.
+        heeds: those of ``reader.decode`` and ``dataset.resize_bytes`` that it can follow; else they are refused.
+        window: samples that are shuffled at once, where ``reader.options.shuffle_window`` does not say.
+        job: what the rank is to read.
+        options: ``reader.options`` without ``shuffle_window``, for loaders that have a window.
+        workers: processes or threads that read ahead.
+        notes: what a reader of the result should know.
+    """
+
+    name: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]] = ()
+    packages: ClassVar[tuple[tuple[str, str], ...]] = ()
+    recorded: tuple[str, ...] = ()
+    heeds: ClassVar[frozenset[str]] = frozenset()
+    window: int = 0
+
+    def __init__(self, job: LoaderJob) -> None:
+        dataset, reader = job.workload.dataset, job.workload.reader
+        if self.formats and dataset.format not in self.formats:
+            raise ConfigError(
+                f"the loader {self.name} reads {', '.join(self.formats)}, not {dataset.format!r}: "
+                "set dataset.format, and generate it"
+            )
+        if not reader.decode and "reader.decode" not in self.heeds:
+            raise ConfigError(f"reader.decode: false: the loader {self.name} always decodes samples")
+        if dataset.resize_bytes and "dataset.resize_bytes" not in self.heeds:
+            raise ConfigError(f"dataset.resize_bytes: the loader {self.name} hands samples over as they are")
+        self.job, self.workers, self.notes = job, job.threads, list[str]()
+        self.options: dict[str, Any] = dict(reader.options)
+        if self.window:
+            self.window = int(self.options.pop("shuffle_window", self.window))
+
+    @classmethod
+    def available(cls) -> str | None:
+        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
+        absent = [package for module, package in cls.packages if not importlib.util.find_spec(module)]
+        absent = list(dict.fromkeys(absent))
+        return f"{', '.join(absent)} is not installed: pip install {' '.join(absent)}" if absent else None
+
+    @classmethod
+    def open(cls, job: LoaderJob) -> Self:
+        """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
+        return cls(job)
+
+    @abstractmethod
+    def epoch(self, number: int) -> Iterator[LoadedBatch]:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+
+    def release(self) -> None:  # noqa: B027 - some hold nothing between epochs
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+
+    def close(self) -> None:  # noqa: B027
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+
+    def report(self) -> LoaderReport:
+        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
+        return LoaderReport(
+            self._decoded(), self._parallel(), self._order(), self._fetched(), self._versions(), tuple(self.notes)
+        )
+
+    def _decoded(self) -> Literal["arrays", "bytes", "none"]:
+        return "arrays" if self.job.workload.reader.decode else "bytes"
+
+    def _parallel(self) -> str:
+        return f"{self.workers} processes" if self.workers else "none: in the training process"
+
+    def _order(self) -> str:
+        if not self.job.shuffled:
+            return "by number"
+        return f"files shuffled, samples in a window of {self.window}" if self.window else "shuffled"
+
+    def _fetched(self) -> int | None:
+        return None
+
+    def _versions(self) -> dict[str, str]:
+        found = {}
+        for package in self.recorded:
+            try:
+                found[package] = version(package)
+            except PackageNotFoundError:
+                continue
+        return found
