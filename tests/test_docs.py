@@ -1,20 +1,29 @@
-"""The documents' code runs: each page's Python blocks, one after the other, in an empty directory."""
+"""The documents hold: their code runs, their links lead somewhere, their pages are short, and an index lists all of them."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+INDEX = ROOT / "docs" / "README.md"
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [README, *DOCS, *sorted((ROOT / "benchmarks").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+MOST_LINES = 160
+MOST_LINES_OF_THE_README = 100
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each_page
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
+    """The Python blocks of a page, one after the other, in an empty directory."""
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     if not blocks:
         pytest.skip("no code")
@@ -31,12 +40,46 @@ def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, ROOT / "benchmarks" / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"],
-    ids=lambda page: f"{page.parent.name}-{page.name}",
-)
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Names of the headings of a page as GitHub links to them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """Path and anchor of each link of a page that does not leave the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text)
+    return [(path, anchor) for path, anchor in found if not path.startswith(("http://", "https://"))]
+
+
+@each_page
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if not link.startswith(("http://", "https://")):
-            assert (page.parent / link).exists(), link
+    for path, anchor in links(page):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{path} does not exist"
+        if anchor:
+            assert anchor in anchors(target), f"{path}#{anchor}: there are {sorted(anchors(target))}"
+
+
+@each_page
+def test_pages_are_short(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= (MOST_LINES_OF_THE_README if page == README else MOST_LINES)
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = {(INDEX.parent / path).resolve() for path, _ in links(INDEX)}
+    assert not {str(page.relative_to(ROOT)) for page in DOCS if page not in listed and page != INDEX}
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    for module in (ROOT / "src").rglob("*.py"):
+        for name in re.findall(r"\bdocs/[\w/]+\.md\b", module.read_text()):
+            assert (ROOT / name).exists(), f"{module.relative_to(ROOT)} names {name}"
+
+
+def test_the_glossary_has_fewer_than_twenty_words() -> None:
+    rows = re.findall(r"^\| \*\*", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert 0 < len(rows) < 20

@@ -58,7 +58,7 @@ class DatasetLocation:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What identifies the data in a state; see docs/order.md."""
+        """What identifies the data in a state; see docs/resume.md."""
         about: dict[str, Any] = {"fingerprint": self.index.fingerprint}
         if content := self.index.content:
             return about | {"content": content}

@@ -60,8 +60,8 @@ def verify(
 
     Without ``deep`` and ``quick`` all files of a dataset with an index are read and compared with their hashes, and headers,
     offsets and counts with the index; of files without an index, headers, offsets and the checksums that a format has of
-    its content (NPZ, Parquet, PNG, TFRecord), and of Parquet the pages against the footers. docs/cli.md says so of each
-    format.
+    its content (NPZ, Parquet, PNG, TFRecord), and of Parquet the pages against the footers. docs/cli/verify.md
+    has a table of all formats.
 
     Files of remote stores are read one at a time in each thread, through unlinked files in ``$TMPDIR``.
 

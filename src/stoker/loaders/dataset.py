@@ -64,7 +64,7 @@ class StreamingDataset(TorchIterable[Any]):
         format: ``None``: shards with an index.json. ``"parquet"``: Parquet files as they are; rows are samples, row groups
             shards. Other names (``"npy"``, ``"tar"``, ``"jsonl"``, ...): files as they are, too; see docs/formats.md.
             ``remote`` may then be a file, a pattern or a list of files. ``"synthetic"``: samples made in memory.
-        format_options: settings of the format, by name; see docs/formats.md.
+        format_options: settings of the format, by name; see docs/formats/options.md.
         filters: of Parquet, row groups that can not have such rows are left out; see
             :func:`~stoker.catalog.unindexed.open_parquet.open_parquet`. ``subset=Where(...)`` filters rows.
         on_bad_files: of Parquet, ``"skip"`` leaves damaged files out and lists them in ``index.extra``.
@@ -92,8 +92,8 @@ class StreamingDataset(TorchIterable[Any]):
         batch_size: samples a batch on one rank, the same as the DataLoader's. The global batch is this times the world
             size, and as long as that is the same, any world sees the same global batches.
         shuffle: a new order every epoch, or id order.
-        shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/shuffles.md; or ``"naive"``, ``"py1s"``, ``"py2s"``,
-            ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample.
+        shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/order/shuffles.md; or ``"naive"``, ``"py1s"``,
+            ``"py2s"``, ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample.
         shuffle_seed: any integer; the same on all ranks.
         shuffle_block_size: samples in a shuffle block. Default: those of two average shards.
         sampling_method: where an epoch has not just all of a stream, ``"balanced"`` goes on in the stream from epoch to

@@ -1,7 +1,8 @@
 """Which rank saves what: a model's state as files of so many bytes, by the formulas of DLIO's ``base_checkpointing.py``.
 
-The formulas are in docs/bench.md, with what is different here. Model states are spread over tensor and pipeline parallelism,
-with ZeRO stage 3 over data parallelism too; optimizer states over data parallelism with any ZeRO stage but 0.
+The formulas and the differences from DLIO are in docs/bench/checkpoint_layout.md. Model states are spread over tensor and
+pipeline parallelism, with ZeRO stage 3 over data parallelism too; optimizer states over data parallelism with any ZeRO stage
+but 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the moments of steps to numbers. Every formula is in docs/bench.md."""
+"""From the moments of steps to numbers. Every formula is in docs/bench/metrics.md."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ KEYS: Final[dict[str, Key]] = {
 
 
 def markdown_table() -> str:
-    """:data:`KEYS` as the table of docs/bench.md."""
+    """:data:`KEYS` as the table of docs/bench/dlio_keys.md."""
     rows = ["| DLIO's key | here | |", "|---|---|---|"]
     for name, key in KEYS.items():
         ours = f"`{key.ours}`" if key.ours else ("ignored by DLIO, too" if key.ignored else "has no effect")
