@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -9,6 +10,7 @@ import random
 import re
 import shutil
 import subprocess
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -24,12 +26,11 @@ from hypothesis import strategies as st
 
 from stoker.bench.measure.step_files import read_steps
 from stoker.bench.results.report_files import RunFiles, find_runs, read_run
-from stoker.bench.results.report_schema import check_shape
 from stoker.bench.results.report_steps import stall_histogram, timeline
 from stoker.bench.results.results import schema
 from stoker.cli import main
 from stoker.cli.bench.page import bench_page
-from stoker.errors import ConfigError, FormatError
+from stoker.errors import FormatError
 
 TINY = (
     *("dataset.format=npz", "dataset.files=8", "dataset.samples_per_file=16", "dataset.record_bytes=512"),
@@ -353,9 +354,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(one, (*path, k))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([None, True, "x", -3, 2.5, 7, [], {}, ["a"], {"a": 1}]), st.booleans())
-def test_shapes_are_judged_as_a_validator_judges_them(seed: int, other: Any, drop: bool) -> None:
+def test_results_of_another_shape_are_refused(seed: int, other: Any, drop: bool) -> None:
     result = copy.deepcopy(_EXAMPLE)
     where = random.Random(seed).choice([path for path in places(result) if path])
     parent = at(result, ".".join(map(str, where[:-1]))) if len(where) > 1 else result
@@ -364,11 +365,18 @@ def test_shapes_are_judged_as_a_validator_judges_them(seed: int, other: Any, dro
     else:
         parent[where[-1]] = other
     valid = not list(jsonschema.Draft202012Validator(schema()).iter_errors(result))
-    if valid:
-        check_shape(result, schema(), "it")
-    else:
-        with pytest.raises(FormatError, match="it: not what stoker bench writes"):
-            check_shape(result, schema(), "it")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "results.json").write_text(json.dumps(result))
+        with contextlib.nullcontext() if valid else pytest.raises(FormatError, match="not what stoker bench writes"):
+            read_run(Path(folder))
+
+
+@pytest.mark.parametrize("number", ["1.0", "1e999", "NaN", "-Infinity"])
+def test_numbers_that_python_could_not_use_are_refused(number: str, tmp_path: Path) -> None:
+    text = json.dumps(_EXAMPLE | {"world": {**_EXAMPLE["world"], "ranks": "here"}}).replace('"here"', number)
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(FormatError, match=r"not what stoker bench writes|is not finite"):
+        read_run(tmp_path)
 
 
 _EXAMPLE: dict[str, Any] = {}
@@ -385,8 +393,8 @@ def _example(folders: list[Path]) -> None:
     [
         ("{", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
-        ("[]", "the document must be object"),
-        ('{"version": 1}', "has no"),
+        ("[]", "not what stoker bench writes"),
+        ('{"version": 1}', "is a required property"),
         ("\xff", "is no JSON"),
     ],
 )
@@ -400,17 +408,12 @@ def test_other_files_are_refused_with_the_place(text: str, said: str, tmp_path: 
 def test_numbers_that_are_none_and_files_without_end_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps(_EXAMPLE | {"seconds": math.nan}))
-    with pytest.raises(FormatError, match="seconds is nan"):
+    with pytest.raises(FormatError, match="NaN is not finite"):
         read_run(tmp_path)
     with path.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(FormatError, match="more than results have"):
         read_run(tmp_path)
-
-
-def test_a_schema_with_words_that_are_not_known_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="'pattern'"):
-        check_shape("a", {"pattern": "b"}, "it")
 
 
 # -- in a browser --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.bench.results.report_schema import check_shape
 from stoker.bench.results.results import RESULTS, schema
-from stoker.errors import ConfigError, FormatError
+from stoker.errors import ConfigError, FormatError, MissingPackageError
 
 __all__ = ["RunFiles", "find_runs", "read_run"]
 
@@ -90,19 +90,46 @@ def read_run(folder: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > _MOST_BYTES:
             raise FormatError(f"{path} has {size} bytes, more than results have: {_MOST_BYTES}")
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes(), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise FormatError(f"{path} can not be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is no JSON: {str(error)[:200]}") from None
-    check_shape(found, _schema(), str(path))
+    _check_shape(found, str(path))
     made: dict[str, Any] = found
     return made
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not finite")
+    return value
+
+
+def _check_shape(found: Any, where: str) -> None:
+    """Check a document against the schema, so that what reads it needs no further questions."""
+    validator = _validator()
+    from jsonschema.exceptions import best_match
+
+    try:
+        wrong = best_match(validator.iter_errors(found))
+    except RecursionError:
+        raise FormatError(f"{where}: not what stoker bench writes: it is nested too deeply") from None
+    if wrong is not None:
+        said = wrong.message if len(wrong.message) <= 200 else f"{wrong.message[:200]}..."
+        raise FormatError(f"{where}: not what stoker bench writes: {wrong.json_path}: {said}")
+
+
 @cache
-def _schema() -> dict[str, Any]:
-    return schema()
+def _validator() -> Any:
+    try:
+        from jsonschema import Draft202012Validator, validators
+    except ImportError as error:
+        raise MissingPackageError(f"reading results needs jsonschema ({error}): pip install 'stoker[bench]'") from error
+    # For JSON Schema 1.0 is an integer, which Python does not take for an index or a count.
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return validators.extend(Draft202012Validator, type_checker=types)(schema())
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
