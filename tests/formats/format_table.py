@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from packed_cases import tiny_image
 from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
-from stoker.formats.registry import format_names
+from stoker.formats.registry import format_names, get_format
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
 from stoker.writing.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
-__all__ = ["OTHERS", "ROWS", "VIEWS", "WRITTEN", "Others", "Written", "table"]
+__all__ = ["OTHERS", "ROWS", "WRITTEN", "Others", "Written", "table"]
 
 ROWS = 60
 """Samples of each data set."""
@@ -240,41 +240,6 @@ OTHERS: dict[str, Others] = {
     ),
 }
 
-# With views=True these are handed out where they lie in the file.
-VIEWS: dict[str, str] = {
-    "arrow": "bytes",
-    "files": "bytes",
-    "hdf5": "runs of rows",
-    "mds": "bytes",
-    "megatron": "tokens",
-    "npy": "runs of rows",
-    "npz": "runs of rows",
-    "parquet": "runs of rows",
-    "synthetic": "bytes",
-    "tar": "bytes",
-}
-SHARDS = {
-    "arrow": "a file or stream of record batches",
-    "csv": "lines, quoted as RFC 4180 has it",
-    "files": "a file, which is a sample",
-    "hdf5": "a file of datasets",
-    "jpeg": "a file, which is a sample; its folder is its class",
-    "images": "a JPEG or PNG file, which is a sample; its folder is its class",
-    "json": "lines, an object each",
-    "mds": "a file",
-    "megatron": "64 MiB of an indexed data set's tokens",
-    "npy": "an array",
-    "npz": "an archive of arrays",
-    "parquet": "a row group",
-    "png": "a file, which is a sample; its folder is its class",
-    "synthetic": "samples made in memory",
-    "tar": "an archive, as WebDataset has it",
-    "tfrecord": "a file of `tf.train.Example`, or of plain bytes",
-    "tsv": "lines, as `csv`",
-    "xsv": "lines, as `csv`, of any separator",
-}
-EXTRAS = {"hdf5": "hdf5", "images": "images", "jpeg": "images", "png": "images"}
-
 
 def sample_of(number: int, columns: Mapping[str, str]) -> dict[str, Any]:
     """The sample with this number."""
@@ -298,9 +263,9 @@ def table() -> list[str]:
         others = OTHERS.get(name)
         writer = made.make.__name__ if made else LISTED.get(name, "")
         writer = f"`{writer}`" if writer else ""
-        cells = [f"`{name}`", SHARDS[name], writer, others.suffixes if others else "", VIEWS.get(name, "")]
-        extra = EXTRAS.get(name)
-        lines.append("| " + " | ".join([*cells, f"`stoker[{extra}]`" if extra else ""]) + " |")
+        form = get_format(name)
+        cells = [f"`{name}`", form.shard, writer, others.suffixes if others else "", form.views]
+        lines.append("| " + " | ".join([*cells, f"`stoker[{form.extra}]`" if form.extra else ""]) + " |")
     return lines
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from format_table import EXTRAS, OTHERS, ROWS, VIEWS, WRITTEN, sample_of, table
+from format_table import OTHERS, ROWS, WRITTEN, sample_of, table
 
 from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.errors import ConfigError
-from stoker.formats.registry import format_names
+from stoker.formats.registry import format_names, get_format
 from stoker.storage import open_store
 from stoker.storage.files import MappedFile
 from support import TESTS
@@ -87,7 +87,7 @@ def test_samples_are_made_without_any_place(tmp_path: Path) -> None:
     check_streams(lambda sample: int(sample["id"]), format="synthetic", format_options=options)
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", [name for name in format_names() if get_format(name).views])
 def test_views_are_of_the_mapped_file(name: str, tmp_path: Path) -> None:
     if name == "synthetic":
         options = {"samples": 4, "columns": {"x": "bytes:100"}}
@@ -127,7 +127,7 @@ def test_the_table_of_the_docs_is_this_one() -> None:
     assert set(format_names()) == {*WRITTEN, *OTHERS, "synthetic"}
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if name not in EXTRAS])
+@pytest.mark.parametrize("name", [name for name in OTHERS if not get_format(name).extra])
 def test_what_needs_no_extra_reads_without_it(name: str, tmp_path: Path) -> None:
     for key, data in OTHERS[name].files(range(ROWS)).items():
         (tmp_path / key).parent.mkdir(exist_ok=True)

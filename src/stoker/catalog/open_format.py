@@ -16,20 +16,14 @@ from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
 from stoker.errors import ConfigError
 from stoker.formats.parquet.footer.predicate import Filters
-from stoker.formats.registry import format_names
+from stoker.formats.registry import aliases, format_name, format_names
 from stoker.storage import RetryPolicy
 from stoker.types import StorageOptions
 
-__all__ = ["check_format", "format_name", "is_made", "open_format"]
+__all__ = ["check_format", "is_made", "open_format"]
 
-_OTHER_NAMES: Final = {"jpg": "jpeg", "jsonl": "json", "ndjson": "json", "webdataset": "tar"}
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
-
-
-def format_name(given: str | None) -> str | None:
-    """The format that a name stands for: ``jsonl`` is ``json``."""
-    return given if given is None else _OTHER_NAMES.get(given, given)
 
 
 def check_format(
@@ -48,7 +42,7 @@ def check_format(
     name = format_name(format)
     if name is not None and name not in format_names():
         raise ConfigError(
-            f"{where}: {unknown_name('format', format, (*format_names(), *_OTHER_NAMES))}, or none for an index.json"
+            f"{where}: {unknown_name('format', format, (*format_names(), *aliases()))}, or none for an index.json"
         )
     if options and name in (None, _INDEXED):
         raise ConfigError(f"{where}: format_options= go with a format= of files that are read as they are")

@@ -75,7 +75,8 @@ def _merge(chosen: argparse.Namespace) -> dict[str, Any]:
 def _build(chosen: argparse.Namespace) -> dict[str, Any]:
     from stoker.cache.base import CacheSettings
     from stoker.catalog.detect import detect
-    from stoker.catalog.open_format import format_name, open_format
+    from stoker.catalog.open_format import open_format
+    from stoker.formats.registry import format_name
     from stoker.index.index import INDEX_NAME
     from stoker.index.rebuild import rebuild_index
     from stoker.storage import RetryPolicy, is_local, open_store

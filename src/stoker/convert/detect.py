@@ -16,7 +16,7 @@ from stoker.catalog.unindexed.found_files import check_exists, source_of
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.one_file import SUFFIXES
-from stoker.formats.registry import get_format
+from stoker.formats.registry import format_name, get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local, join_url, open_store
 from stoker.storage.files import walk_files
@@ -37,7 +37,6 @@ FILES: Final = "files"
 
 _PEEK: Final = 5000
 _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
-_OTHER_NAMES: Final = {"jsonl": "json", "webdataset": "tar", "hf": HUGGING_FACE, "h5": "hdf5"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
         ObjectNotFoundError: nothing is there; names what lies beside it and is named alike.
         CorruptDataError: a Hugging Face dataset's own description is damaged.
     """
-    name = None if format is None else _OTHER_NAMES.get(format, format)
+    name = HUGGING_FACE if format == "hf" else format_name(format)
     for one in [source] if isinstance(source, str | os.PathLike) else source:
         check_exists(one)
     single = isinstance(source, str | os.PathLike)

@@ -11,6 +11,7 @@ from stoker.convert.detect import Url
 from stoker.convert.sinks import LISTED, ShardSettings
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.compression import parse_compression
+from stoker.formats.registry import format_name
 from stoker.storage import is_local
 from stoker.writing.writer import check_hash_names, check_size_limit
 
@@ -50,7 +51,7 @@ def settings_of(
     limit = check_size_limit(size_limit)
     if limit is None or limit > _LARGEST:
         raise ConfigError(f"size_limit={size_limit!r}: above 0, and at most 1 GiB, as shards are made in memory")
-    to = "json" if to == "jsonl" else to
+    to = format_name(to)
     if compression is not None and to != "parquet":
         try:
             parse_compression(compression)

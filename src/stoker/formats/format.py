@@ -7,7 +7,8 @@ to the class; another package's entry point does the same.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stoker.errors import FormatError
@@ -18,7 +19,39 @@ from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.merge import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids
 
-__all__ = ["Format"]
+__all__ = ["Format", "GeneratedFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedFiles:
+    """The synthetic files that ``stoker.generate`` makes of a format, and what these can hold.
+
+    Attributes:
+        layout: module and class that lays out a file, ``"module:Class"``; a
+            :class:`stoker.generate.formats.base.GeneratedLayout`.
+        suffixes: ends of the names of the files that a number of the dataset stands for; one, or two.
+        arrays: they hold values of one size only, as arrays.
+        one_column: and of one column.
+        extensions: columns are named as the extensions of files are (``txt``, ``jpeg``).
+        image: the one type of images that they hold.
+        dtypes: types of the numbers that they hold; empty for all.
+        compressions: names of compressions.
+        levels: whether a compression may have a level (``zstd:7``).
+        compressed_whole: whether a compression is of whole files, and not of their parts.
+        settings: fields of :class:`stoker.generate.DatasetSpec` that only some formats have.
+    """
+
+    layout: str
+    suffixes: tuple[str, ...]
+    arrays: bool = False
+    one_column: bool = False
+    extensions: bool = False
+    image: str = ""
+    dtypes: tuple[str, ...] = ()
+    compressions: tuple[str, ...] = ()
+    levels: bool = True
+    compressed_whole: bool = False
+    settings: tuple[str, ...] = ()
 
 
 class Format(ABC):
@@ -26,6 +59,18 @@ class Format(ABC):
 
     Attributes:
         name: what the index and ``format=`` call it.
+        aliases: other names that ``format=`` takes.
+        shard: what a shard is, in a few words, for the documentation.
+        views: what is handed out without a copy with ``views=True``, in words; empty for nothing.
+        extra: optional dependencies that reading needs, ``stoker[extra]``.
+        roles: what the files of a shard are called in an entry of the index, after ``raw_`` and ``zip_``; the last of them
+            has the header, ``u32 samples | u32 offsets | config JSON``.
+        implied: keys of a shard's spec that the name of the format implies, so that entries do not have them.
+        types: words for types of columns that are the format's own, without what follows a colon, and the data types that
+            they mean.
+        text: whether shards are lines, which hold text, whole numbers and floats.
+        single: whether a file is a sample.
+        generated: synthetic files of the format; ``None`` where none are made.
         suffixes: ends of names of files that are read without an index, in lower case.
         beside: ends that replace a file's own, of files that belong to it; the last of them is the one with the data.
         whole: whether :meth:`inspect_header` reads about all of a file, so that it had better be fetched first.
@@ -36,6 +81,16 @@ class Format(ABC):
     """
 
     name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    shard: ClassVar[str] = ""
+    views: ClassVar[str] = ""
+    extra: ClassVar[str] = ""
+    roles: ClassVar[tuple[str, ...]] = ("data",)
+    implied: ClassVar[tuple[str, ...]] = ()
+    types: ClassVar[Mapping[str, str]] = {}
+    text: ClassVar[bool] = False
+    single: ClassVar[bool] = False
+    generated: ClassVar[GeneratedFiles | None] = None
     suffixes: ClassVar[tuple[str, ...]] = ()
     beside: ClassVar[tuple[str, ...]] = ()
     whole: ClassVar[bool] = False
@@ -84,6 +139,19 @@ class Format(ABC):
             for, and errors with them.
         """
         return iterate_each(self.read_many(shards, which, rows, columns))
+
+    def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
+        """Row (if it is of one) and message of each checksum in a shard that its bytes do not have. Default: none.
+
+        Args:
+            info: the shard.
+            data: its data file.
+            where: names it.
+
+        Raises:
+            CorruptDataError: the file is too damaged to find its checksums.
+        """
+        return iter(())
 
     # -- files without an index ------------------------------------------------------------------------------------
 

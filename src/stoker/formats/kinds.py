@@ -10,6 +10,7 @@ from typing import Final
 
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import column_names
+from stoker.formats.registry import get_format
 
 __all__ = ["ColumnKind", "column_kinds"]
 
@@ -21,7 +22,8 @@ _LIST: Final = re.compile(
 _TENSOR: Final = re.compile(rf"(?P<dtype>{_DTYPE})\[(?P<shape>[0-9, ]*)\]")
 _ARRAY: Final = re.compile(rf"ndarray:(?P<dtype>{_DTYPE})(?::(?P<shape>[0-9,]+))?")
 _PLAIN: Final = re.compile(_DTYPE)
-_ARROW: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_HALVES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Words for types of the items of Arrow's lists."""
 _TEXT: Final = frozenset(["str", "string", "large_string", "string_view"])
 _BYTES: Final = frozenset(["bytes", "binary", "large_binary", "binary_view"])
 _IMAGES: Final = frozenset(["jpeg", "png", "pil", "image"])
@@ -59,16 +61,15 @@ class ColumnKind:
 def column_kinds(info: ShardInfo) -> dict[str, ColumnKind]:
     """A shard's columns and what they hold, in its order."""
     spec = info.spec
-    arrow = "columns" in spec and info.format in ("parquet", "arrow")
     if "columns" in spec:
         words: Mapping[str, str] = {**spec["columns"], **spec.get("encodings", {})}
     else:
         words = dict(zip(spec["column_names"], spec["column_encodings"], strict=True))
-    return {name: _kind(info.format, str(words[name]), arrow) for name in column_names(info)}
+    return {name: _kind(info.format, str(words[name])) for name in column_names(info)}
 
 
 @lru_cache(maxsize=4096)
-def _kind(form: str, word: str, arrow: bool) -> ColumnKind:
+def _kind(form: str, word: str) -> ColumnKind:
     base: str = word.partition(":")[0]
     shape: tuple[int, ...] | None = ()
     if word in _TEXT:
@@ -77,16 +78,14 @@ def _kind(form: str, word: str, arrow: bool) -> ColumnKind:
         base = "bytes"
     elif base in _IMAGES:
         base = "image"
-    elif arrow and word in _ARROW:
-        base = _ARROW[word]
-    elif not arrow and word in ("int", "float"):
+    elif base in (own := get_format(form).types):
+        base = own[base]
+    elif word in ("int", "float"):
         base = f"{word}64"
-    elif form == "synthetic" and base in ("label", "number"):
-        base = "int64"
     elif _PLAIN.fullmatch(word) or word == _ANYTHING:
         base = word
     elif match := _LIST.fullmatch(word):
-        base, shape = _ARROW.get(match["item"], match["item"]), None
+        base, shape = _HALVES.get(match["item"], match["item"]), None
         shape = (int(match["size"]),) if match["size"] else None
     elif match := _TENSOR.fullmatch(word):
         base = match["dtype"]

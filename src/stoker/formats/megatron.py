@@ -27,6 +27,7 @@ from stoker.formats.common.inspect_header import (
     piece_bytes,
     piece_of,
 )
+from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Column, Ids
 
 __all__ = ["DTYPES", "MegatronFormat", "MegatronIndex", "MegatronShard", "index_bytes", "read_index"]
@@ -232,6 +233,15 @@ class MegatronFormat(PackedFormat):
     """A pair of files, in pieces of about 64 MiB of tokens."""
 
     name = "megatron"
+    shard = "64 MiB of an indexed data set's tokens"
+    views = "tokens"
+    generated = GeneratedFiles(
+        "stoker.generate.formats.arrays:MegatronLayout",
+        (".bin", ".idx"),
+        arrays=True,
+        one_column=True,
+        dtypes=tuple(DTYPES.values()),
+    )
     suffixes = (".idx",)
     beside = (".bin",)
     whole = True

@@ -5,8 +5,9 @@ A shard is one file, so nothing has to be prepared, and the shuffle of shards is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.container import decode_values
-from stoker.formats.format import Format
+from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import mds_spec
 from stoker.types import Batch, Buffer, Column, Ids
@@ -132,10 +133,17 @@ class FileShard:
         return _read([self], np.zeros(len(rows), np.int64), rows, columns)
 
 
+_LAYOUT: Final = "stoker.generate.formats.files:FileLayout"
+
+
 class FileFormat(Format):
     """One file a shard and a sample: the files as they are."""
 
     name = "files"
+    shard = "a file, which is a sample"
+    views = "bytes"
+    single = True
+    generated: ClassVar[GeneratedFiles | None] = GeneratedFiles(_LAYOUT, (".bin",), one_column=True)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS."""
@@ -173,6 +181,11 @@ class JPEGFormat(FileFormat):
     """JPEG files."""
 
     name = "jpeg"
+    aliases = ("jpg",)
+    shard = "a file, which is a sample; its folder is its class"
+    views = ""
+    extra = "images"
+    generated = GeneratedFiles(_LAYOUT, (".jpeg",), one_column=True, image="jpeg")
     suffixes = SUFFIXES["jpeg"]
 
 
@@ -180,13 +193,34 @@ class PNGFormat(FileFormat):
     """PNG files."""
 
     name = "png"
+    shard = "a file, which is a sample; its folder is its class"
+    views = ""
+    extra = "images"
+    generated = GeneratedFiles(_LAYOUT, (".png",), one_column=True, image="png")
     suffixes = SUFFIXES["png"]
+
+    def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
+        """CRC-32 of each chunk (PNG specification, section 5.3); all bytes belong to one."""
+        at, size, kind = 8, len(data), b""
+        while kind != b"IEND":
+            length = int.from_bytes(data[at : at + 4], "big")
+            end = at + 12 + length
+            kind = bytes(data[at + 4 : at + 8])
+            if end > size:
+                raise CorruptDataError(f"{where}: a PNG file that is cut off in its chunk {kind!r} at byte {at}")
+            if zlib.crc32(memoryview(data)[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
+                yield 0, f"the chunk {kind!r} at byte {at} does not have its checksum"
+            at = end
 
 
 class ImagesFormat(FileFormat):
     """JPEG and PNG files; the first bytes of each say which it is."""
 
     name = IMAGES
+    shard = "a JPEG or PNG file, which is a sample; its folder is its class"
+    views = ""
+    extra = "images"
+    generated = None
     suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"])
 
 

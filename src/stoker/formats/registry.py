@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from stoker.arguments import unknown_name
 from stoker.errors import FormatError
@@ -14,7 +14,7 @@ from stoker.formats.format import Format
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "format_names", "get_format"]
+__all__ = ["GROUP", "aliases", "format_name", "format_names", "get_format", "load"]
 
 GROUP: Final = "stoker.formats"
 """Group of entry points: the name is the format's, the object a class, or a function, that makes it from nothing."""
@@ -61,6 +61,21 @@ def format_names() -> tuple[str, ...]:
     return _NAMES
 
 
+@overload
+def format_name(given: str) -> str: ...
+@overload
+def format_name(given: None) -> None: ...
+def format_name(given: str | None) -> str | None:
+    """The format that a name stands for: ``jsonl`` is ``json``. What is no alias stays what it is."""
+    return given if given is None or given in _OWN else aliases().get(given, given)
+
+
+@cache
+def aliases() -> dict[str, str]:
+    """Other names of stoker's own formats, and the names that they stand for. Loads all of them."""
+    return {alias: name for name in _OWN for alias in get_format(name).aliases}
+
+
 @cache
 def get_format(name: str) -> Format:
     """The format that the index calls ``name``.
@@ -69,8 +84,7 @@ def get_format(name: str) -> Format:
         FormatError: there is none, or another package's can not be loaded; lists those that exist.
     """
     if name in _OWN:
-        module, _, made = _OWN[name].partition(":")
-        own: Format = getattr(importlib.import_module(module), made)()
+        own: Format = load(_OWN[name])()
         return own
     entry = _others().get(name)
     if entry is None:
@@ -83,9 +97,15 @@ def get_format(name: str) -> Format:
         raise FormatError(f"shard format {name!r} of {package} can not be loaded: {error!r}") from error
     if not isinstance(found, Format):
         raise FormatError(f"shard format {name!r} of {package} is none: it is no stoker.formats.format.Format")
-    if found.name != name:
+    if name not in (found.name, *found.aliases):
         raise FormatError(f"shard format {name!r} of {package} is none: it calls itself {found.name!r}")
     return found
+
+
+def load(path: str) -> Any:
+    """The object that ``"module:name"`` leads to."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @cache

@@ -199,6 +199,9 @@ class SyntheticFormat(Format):
     """Samples made in memory."""
 
     name = "synthetic"
+    shard = "samples made in memory"
+    views = "bytes"
+    types = {"label": "int64", _NUMBER: "int64"}  # noqa: RUF012
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> NoReturn:  # noqa: ARG002
         """There are no entries of this format."""

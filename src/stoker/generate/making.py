@@ -73,7 +73,7 @@ class FileBuilder:
         spec = self._spec
         self._raw = self._stored = _Tally(spec.hashes)
         chunks: Iterator[memoryview] = assemble(layout_of(spec).pieces(self._out.place))
-        if spec.compression is None or not _is_whole(spec):
+        if spec.compression is None or not spec.form.compressed_whole:
             return self._stored.watch(chunks)
         self._stored = _Tally(spec.hashes)
         return self._stored.watch(_compressed(self._raw.watch(chunks), spec.compression))
@@ -99,21 +99,16 @@ def iterate_file(spec: DatasetSpec, number: int) -> Iterator[memoryview]:
 
 def file_size(spec: DatasetSpec, out: Output) -> int | None:
     """Bytes of a file; ``None`` where only making it tells, because it is compressed."""
-    return None if spec.compression is not None and _is_whole(spec) else layout_of(spec).size(out.place)
+    return None if spec.compression is not None and spec.form.compressed_whole else layout_of(spec).size(out.place)
 
 
 def library_versions(spec: DatasetSpec) -> dict[str, str]:
     """Libraries whose version the bytes of the files depend on, and that version."""
     found = layout_of(spec).versions()
-    if spec.compression is not None and (_is_whole(spec) or spec.format == "npz"):
+    if spec.compression is not None and spec.form.compressed_whole:
         zstd = spec.compression.startswith("zstd")
         found |= {"cramjam": cramjam.__version__} if zstd else {"zlib": zlib.ZLIB_RUNTIME_VERSION}
     return found
-
-
-def _is_whole(spec: DatasetSpec) -> bool:
-    """Whether a compression is of whole files, and not of their parts."""
-    return spec.form.text or spec.format == "mds"
 
 
 def _compressed(chunks: Iterable[memoryview], compression: str) -> Iterator[memoryview]:

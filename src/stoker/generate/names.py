@@ -55,7 +55,7 @@ def output(spec: DatasetSpec, place: int) -> Output:
             f".{spec.compression.partition(':')[0]}" if spec.compression else ""
         )
     else:
-        packed = f".{spec.compression.partition(':')[0]}" if spec.form.text and spec.compression else ""
+        packed = f".{spec.compression.partition(':')[0]}" if spec.form.compressed_whole and spec.compression else ""
         base = f"{spec.prefix}-{inside:0{digits}}{spec.form.suffixes[part]}{packed}"
     folder = ""
     if spec.subfolders:

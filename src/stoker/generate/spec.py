@@ -14,10 +14,11 @@ import numpy as np
 from stoker.arguments import checked, unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.common.hashing import hash_names
+from stoker.formats.format import Format, GeneratedFiles
+from stoker.formats.registry import format_name, format_names, get_format
 from stoker.generate.columns import IMAGES, NUMBERS, Column
-from stoker.generate.formats.capabilities import FORMATS, Form
 
-__all__ = ["Content", "DatasetSpec"]
+__all__ = ["Content", "DatasetSpec", "generated_formats"]
 
 Content = Literal["random", "tokens", "text", "images"]
 
@@ -90,9 +91,7 @@ class DatasetSpec:
     def __post_init__(self) -> None:
         for name in ("columns", "dims", "hashes"):  # lists are as good
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        form = FORMATS.get(self.format)
-        if form is None:
-            raise ConfigError(unknown_name("format", self.format, FORMATS))
+        form = _generated(self.format)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
@@ -113,9 +112,9 @@ class DatasetSpec:
         self._check_columns(form)
 
     @property
-    def form(self) -> Form:
-        """What the format can hold."""
-        return FORMATS[self.format]
+    def form(self) -> GeneratedFiles:
+        """What files of the format can hold."""
+        return _generated(self.format)
 
     @property
     def samples(self) -> int:
@@ -131,14 +130,14 @@ class DatasetSpec:
         loaded: dict[str, Any] = json.loads(json.dumps(plain))
         return loaded
 
-    def _check(self, form: Form) -> None:
+    def _check(self, form: GeneratedFiles) -> None:
         if self.files + self.valid_files >= _MOST_FILES:
             raise ConfigError(f"files={self.files:,}: at most {_MOST_FILES:,}")
         if self.content not in get_args(Content):
             raise ConfigError(f"content={self.content!r} is unknown; known: {', '.join(get_args(Content))}")
         if self.content != "random" and (self.compressibility, self.duplication) != (1, 1):
             raise ConfigError(f"compressibility and duplication are of random content, not of {self.content}")
-        if form.alone and self.samples_per_file != 1:
+        if _format(self.format).single and self.samples_per_file != 1:
             raise ConfigError(
                 f"samples_per_file={self.samples_per_file}: a file of format {self.format!r} is one sample"
             )
@@ -147,7 +146,7 @@ class DatasetSpec:
             raise ConfigError(f"compression={self.compression!r}: {self.format} is written with: {known}")
         if self.compression is not None and ":" in self.compression:
             name, _, level = self.compression.partition(":")
-            if not (level.isdecimal() and self.format != "arrow" and 1 <= int(level) <= _LEVELS.get(name, 0)):
+            if not (level.isdecimal() and form.levels and 1 <= int(level) <= _LEVELS.get(name, 0)):
                 raise ConfigError(f"compression={self.compression!r}: {name} has no such level in {self.format}")
         if not _FOLDER.fullmatch(self.prefix):
             raise ConfigError(f"prefix={self.prefix!r}: expected letters, digits, _ and -")
@@ -157,14 +156,13 @@ class DatasetSpec:
             raise ConfigError(f"page_bytes={self.page_bytes:,}: at most {_MOST_PAGE:,}")
         if self.row_group_size is not None and self.row_group_size < 1:
             raise ConfigError(f"row_group_size={self.row_group_size}: at least 1")
-        if self.row_group_size is not None and self.format not in ("parquet", "arrow"):
-            raise ConfigError(f"row_group_size is of Parquet and Arrow, not of {self.format}")
-        if self.hdf5_chunks and self.format != "hdf5":
-            raise ConfigError(f"hdf5_chunks is of HDF5, not of {self.format}")
+        for name in ("row_group_size", "hdf5_chunks"):
+            if getattr(self, name) and name not in form.settings:
+                raise ConfigError(f"{name}: {self.format} has no such setting")
         if unknown := set(self.hashes) - set(hash_names()):
             raise ConfigError(f"hashes: {min(unknown)!r} is unknown; known: {', '.join(hash_names())}")
 
-    def _columns(self, form: Form) -> list[Column]:
+    def _columns(self, form: GeneratedFiles) -> list[Column]:
         if self.columns:
             if self.record_bytes is not None or self.stdev or self.dims or self.content != "random":
                 raise ConfigError("columns say all of a sample: leave record_bytes, stdev, dims and content out")
@@ -177,14 +175,12 @@ class DatasetSpec:
             if self.record_bytes is not None or self.stdev:
                 raise ConfigError("record_bytes and stdev: how large an image is follows from dims and image_quality")
             kind = form.image or ("png" if self.dtype == "png" else "jpeg")
-            return [Column(kind if self.format == "tar" else "image", kind, self.dims or (375, 500))]
+            return [Column(kind if form.extensions else "image", kind, self.dims or (375, 500))]
         if self.content == "text":
             if self.dims:
                 raise ConfigError("dims are of numbers and images; of text give record_bytes")
             return [
-                Column(
-                    "txt" if self.format == "tar" else "text", "str", size=self.record_bytes or 1000, stdev=self.stdev
-                )
+                Column("txt" if form.extensions else "text", "str", size=self.record_bytes or 1000, stdev=self.stdev)
             ]
         if self.dtype not in NUMBERS:
             raise ConfigError(f"dtype={self.dtype!r} is unknown; known: {', '.join(sorted(NUMBERS))}")
@@ -203,25 +199,48 @@ class DatasetSpec:
             raise ConfigError(f"record_bytes={self.record_bytes} is no multiple of the {size} bytes of {dtype}")
         return self.record_bytes // size
 
-    def _check_columns(self, form: Form) -> None:
+    def _check_columns(self, form: GeneratedFiles) -> None:
         if form.one_column and len(self.fields) > 1:
             names = ", ".join(column.name for column in self.fields)
             raise ConfigError(f"a file of format {self.format!r} holds one column, not {names}")
         for column in self.fields:
             if form.arrays and not column.numeric:
                 raise ConfigError(f"column {column.name!r}: {self.format} holds numbers, not {column.dtype}")
-            if form.text and (column.dtype in IMAGES or (column.numeric and column.shape and column.dtype != "uint8")):
+            if _format(self.format).text and (
+                column.dtype in IMAGES or (column.numeric and column.shape and column.dtype != "uint8")
+            ):
                 raise ConfigError(
                     f"column {column.name!r}: {self.format} holds numbers, bytes and str, not arrays or images"
                 )
             if form.image and (column.dtype != form.image or len(self.fields) > 1):
                 raise ConfigError(f"format {self.format!r} holds images, and no columns of one's own")
-            if self.format == "megatron" and (np.dtype(column.dtype).kind not in "iu" or len(column.shape) > 1):
-                raise ConfigError(f"column {column.name!r}: megatron holds sequences of integers")
-            if self.format == "megatron" and column.dtype in ("uint32", "uint64"):
-                raise ConfigError(f"column {column.name!r}: megatron has no {column.dtype}: use int32 or int64")
+            if form.dtypes and (column.dtype not in form.dtypes or len(column.shape) > 1):
+                raise ConfigError(
+                    f"column {column.name!r}: {self.format} holds sequences of {', '.join(form.dtypes)}, not {column.dtype}"
+                )
         if self.stdev and form.arrays and self.columns:
             raise ConfigError("stdev is of record_bytes, not of columns")
+
+
+def generated_formats() -> tuple[str, ...]:
+    """Names of formats of which synthetic files are made."""
+    return tuple(name for name in format_names() if get_format(name).generated is not None)
+
+
+def _format(name: str) -> Format:
+    return get_format(format_name(name))
+
+
+def _generated(name: str) -> GeneratedFiles:
+    """How files of a format are made.
+
+    Raises:
+        ConfigError: there is no such format, or none of its files are made.
+    """
+    found = _format(name).generated if format_name(name) in format_names() else None
+    if found is None:
+        raise ConfigError(unknown_name("format", name, generated_formats()))
+    return found
 
 
 _LEAST: Final = {

@@ -15,7 +15,6 @@ from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import compression_names, parse_compression
-from stoker.formats.common.entries import roles_of
 from stoker.formats.common.hashing import hash_hex
 from stoker.formats.registry import format_names, get_format
 from stoker.storage import ObjectInfo, Store
@@ -67,7 +66,7 @@ class ShardFiles:
         Raises:
             CorruptDataError: a file is missing.
         """
-        roles = roles_of(self.format)
+        roles = get_format(self.format).roles
         for codec in (*compression_names(), None):
             if all((role, codec) in self.sizes for role in roles):
                 return codec
@@ -79,7 +78,7 @@ def find_shards(listing: Iterable[ObjectInfo]) -> dict[tuple[str, int, str], Sha
     found: dict[tuple[str, int, str], ShardFiles] = {}
     for item in listing:
         match = _NAME.fullmatch(item.key)
-        if match is None or (match["meta"] and match["format"] == "mds"):
+        if match is None or (match["meta"] and "meta" not in get_format(match["format"]).roles):
             continue
         place = (match["folder"], int(match["number"]), match["format"])
         shard = found.setdefault(place, ShardFiles(*place))
@@ -107,20 +106,20 @@ def _try_read(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo | Form
 
 def _read_shard(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo:
     codec = shard.codec
-    main = roles_of(shard.format)[-1]  # the file with the offsets and the configuration
+    main = get_format(shard.format).roles[-1]  # the file with the offsets and the configuration
     where = store.url_of(shard.key(main, codec))
     header = _Content(store, shard, main, codec)
     count = int(header.words(0, 1, where)[0])
     offsets = header.words(4, count + 1, where)
     start = 4 + 4 * (count + 1)
-    end = int(offsets[0]) if shard.format == "mds" else header.size
+    end = int(offsets[0]) if main == "data" else header.size
     if end < start or end > header.size or (np.diff(offsets) < 0).any():
         raise CorruptDataError(f"{where}: its sample offsets run backwards or leave the file")
     config = _parse_config(header.read(start, end), where)
     if not hashes:
         config["hashes"] = []
     contents = {main: header}
-    for role in roles_of(shard.format)[:-1]:
+    for role in get_format(shard.format).roles[:-1]:
         contents[role] = _Content(store, shard, role, codec)
     if int(offsets[-1]) != contents["data"].size:
         raise CorruptDataError(f"{where}: torn, for its samples end at byte {offsets[-1]} of {contents['data'].size}")

@@ -11,7 +11,6 @@ from stoker.errors import CorruptDataError, MissingPackageError, ObjectNotFoundE
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, hash_hex, hash_names
 from stoker.formats.registry import get_format
-from stoker.inspection.checksums import bad_checksums
 from stoker.inspection.problems import Kind, Problem
 from stoker.inspection.read_files import Budget, FileReader
 from stoker.inspection.samples import bad_samples, unsafe_columns
@@ -178,7 +177,8 @@ class Checker:
             out.problems.append(self.problem(kind, key, message, shard, row=row, sample=sample, column=column))
 
         try:
-            reader = get_format(info.format).open(info, files, where=where, options=self._options)
+            form = get_format(info.format)
+            reader = form.open(info, files, where=where, options=self._options)
         except MissingPackageError:
             raise
         except Exception as error:  # noqa: BLE001 - other packages' formats may raise anything
@@ -186,7 +186,7 @@ class Checker:
             return
         known: set[int] = set()
         try:
-            for row, message in bad_checksums(info, files[0], where):
+            for row, message in form.bad_checksums(info, files[0], where):
                 note("structure", row, None, message if message.startswith(where) else f"{where}: {message}")
                 if row is not None:
                     known.add(row)

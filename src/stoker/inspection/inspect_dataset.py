@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
-from stoker.catalog.open_format import format_name
 from stoker.catalog.unindexed.found_files import source_of
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
+from stoker.formats.registry import format_name
 from stoker.index.index import Index, load_index
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
 from stoker.inspection.previews import preview_shard

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
-from stoker.catalog.open_format import format_name
 from stoker.catalog.unindexed.found_files import source_of
 from stoker.concurrency.threads import Threads
 from stoker.errors import ConfigError, FormatError
+from stoker.formats.registry import format_name
 from stoker.inspection.cached_dataset import verify_cache
 from stoker.inspection.checks import Checker, CheckPlan, Level, Outcome, Task
 from stoker.inspection.indexed import plan_index

@@ -33,6 +33,7 @@ from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
+from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Ids
 
 __all__ = ["NPYEncoder", "NPYFormat", "NPYShard", "npy_header", "parse_header"]
@@ -155,6 +156,9 @@ class NPYFormat(ArrayFormat):
     """An array a shard."""
 
     name = "npy"
+    shard = "an array"
+    views = "runs of rows"
+    generated = GeneratedFiles("stoker.generate.formats.arrays:NPYLayout", (".npy",), arrays=True, one_column=True)
     suffixes = (".npy",)
     settings = ("axis", "column")
 

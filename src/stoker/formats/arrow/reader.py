@@ -30,6 +30,7 @@ from stoker.formats.common.container_writer import PackedEncoder, fixed_kind, fl
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.merge import scatter
 from stoker.formats.common.records import BytesLike
+from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.memory import Shelf, memory_of
@@ -267,6 +268,16 @@ class ArrowFormat(PackedFormat):
     """Record batches of one file a shard."""
 
     name = "arrow"
+    shard = "a file or stream of record batches"
+    views = "bytes"
+    types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
+    generated = GeneratedFiles(
+        "stoker.generate.formats.arrow:ArrowLayout",
+        (".arrow",),
+        compressions=("lz4", "zstd"),
+        levels=False,
+        settings=("row_group_size",),
+    )
     suffixes = (".arrow", ".feather", ".ipc")
     settings = ("columns",)
 

@@ -82,6 +82,8 @@ class PackedFormat(Format):
     ``stoker.formats`` that leads to it under the same name.
     """
 
+    roles = ("data", "meta")
+
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""
         samples = parse_samples(obj, where)

@@ -7,17 +7,12 @@ from typing import Any, Final
 
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FileInfo, ShardInfo
+from stoker.formats.registry import get_format
 
-__all__ = ["check_empty", "column_names", "entry_of", "identity_of", "roles_of"]
+__all__ = ["check_empty", "column_names", "entry_of", "identity_of"]
 
 _HEAD: Final = 8  # count and offset
 _SETTINGS = ("hashes", "size_limit")
-_ONE_FILE = ("files", "images", "jpeg", "mds", "parquet", "png")
-
-
-def roles_of(format_name: str) -> tuple[str, ...]:
-    """What the files of a shard are called in its entry, after ``raw_`` and ``zip_``."""
-    return ("data",) if format_name in _ONE_FILE else ("data", "meta")
 
 
 def entry_of(info: ShardInfo) -> dict[str, Any]:
@@ -35,9 +30,10 @@ def entry_of(info: ShardInfo) -> dict[str, Any]:
         "samples": info.samples,
         "version": 2,
     }
-    if info.format in ("csv", "tsv"):
-        del entry["separator"]
-    for number, role in enumerate(roles_of(info.format)):
+    form = get_format(info.format)
+    for key in form.implied:
+        del entry[key]
+    for number, role in enumerate(form.roles):
         entry[f"raw_{role}"] = _file(info.raw[number])
         entry[f"zip_{role}"] = _file(info.zip[number]) if info.zip else None
     return entry
@@ -56,9 +52,7 @@ def check_empty(info: ShardInfo, where: str) -> None:
     Raises:
         CorruptDataError: its header has another size, so there are samples, or the config is another.
     """
-    if info.format != "mds" and len(info.raw) != 2:
-        return
-    left_out = {"samples"} | {f"{kind}_{role}" for kind in ("raw", "zip") for role in roles_of(info.format)}
+    left_out = {"samples"} | {f"{kind}_{role}" for kind in ("raw", "zip") for role in get_format(info.format).roles}
     config = {name: value for name, value in entry_of(info).items() if name not in left_out}
     header, size = info.raw[-1], _HEAD + len(json.dumps(config, sort_keys=True).encode())
     if header.bytes != size:
@@ -72,10 +66,8 @@ def identity_of(info: ShardInfo) -> dict[str, Any]:
     """What of a shard's description decides how its bytes are read; not what its writer was merely told."""
     if info.detail is not None:  # the detail has an identity of its own, whatever columns are read
         return {"format": info.format}
-    identity = {key: value for key, value in info.spec.items() if key not in _SETTINGS}
-    if info.format in ("csv", "tsv"):
-        identity.pop("separator", None)
-    return {"format": info.format, **identity}
+    left_out = (*_SETTINGS, *get_format(info.format).implied)
+    return {"format": info.format, **{key: value for key, value in info.spec.items() if key not in left_out}}
 
 
 def column_names(info: ShardInfo) -> tuple[str, ...]:

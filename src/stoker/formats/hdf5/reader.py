@@ -32,6 +32,7 @@ from stoker.formats.common.container import read_offsets
 from stoker.formats.common.container_writer import PackedEncoder
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.common.records import BytesLike
+from stoker.formats.format import GeneratedFiles
 from stoker.formats.hdf5.chunks import read_chunks
 from stoker.formats.hdf5.skeleton import Skeleton, load_h5py, make_dataset
 from stoker.types import Array, Buffer, Ids
@@ -196,6 +197,13 @@ class HDF5Format(ArrayFormat):
     """Datasets of as many rows a shard."""
 
     name = "hdf5"
+    aliases = ("h5",)
+    shard = "a file of datasets"
+    views = "runs of rows"
+    extra = "hdf5"
+    generated = GeneratedFiles(
+        "stoker.generate.formats.arrays:HDF5Layout", (".hdf5",), arrays=True, settings=("hdf5_chunks",)
+    )
     suffixes = (".h5", ".hdf5", ".he5")
     settings = ("columns",)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.format import Format
+from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.reader import MDSShard, iterate_many, read_many
 from stoker.formats.mds.spec import parse_mds_shard
 from stoker.types import Batch, Buffer, Ids
@@ -18,6 +18,11 @@ class MDSFormat(Format):
     """One file a shard: a header of offsets, the writer's configuration, then the samples."""
 
     name = "mds"
+    shard = "a file"
+    views = "bytes"
+    generated = GeneratedFiles(
+        "stoker.generate.formats.mds:MDSLayout", (".mds",), compressions=("zstd", "gz"), compressed_whole=True
+    )
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         return parse_mds_shard(obj, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,9 @@ import numpy as np
 from stoker.errors import IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.merge import read_each
-from stoker.formats.format import Format
+from stoker.formats.format import Format, GeneratedFiles
+from stoker.formats.parquet.footer.facts import RowGroup
+from stoker.formats.parquet.pages.page_headers import bad_pages
 from stoker.formats.parquet.pages.values import PlacedValues, gather
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -22,6 +24,15 @@ class ParquetFormat(Format):
     """Row groups as shards, decoded by pyarrow."""
 
     name = "parquet"
+    shard = "a row group"
+    views = "runs of rows"
+    types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
+    generated = GeneratedFiles(
+        "stoker.generate.formats.parquet:ParquetLayout",
+        (".parquet",),
+        compressions=("snappy", "zstd", "gzip", "lz4"),
+        settings=("row_group_size",),
+    )
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:  # noqa: ARG002
         """Parquet files say themselves what an index says of other formats.
@@ -38,6 +49,16 @@ class ParquetFormat(Format):
     ) -> ParquetReader:
         """See :class:`stoker.formats.format.Format`."""
         return ParquetReader(info, files[0], where, options)
+
+    def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
+        """Pages of each chunk of a row group: that they are there, as many values, and CRC-32 where they carry it."""
+        group, part = info.detail, info.raw[0].part
+        assert isinstance(group, RowGroup)
+        assert part is not None  # as whoever makes a RowGroup describes its file
+        paths = [path for column in group.file.schema.columns for path in column.paths]
+        for path, facts in zip(paths, group.file.chunks[group.place], strict=True):
+            for message in bad_pages(data, facts, part.window[0]):
+                yield None, f"row group {group.number}, column {'.'.join(path)!r}: {message}"
 
     def read_many(
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None

@@ -29,6 +29,7 @@ from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.content import check_declared
+from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
 from stoker.types import Array, Buffer, Column, Ids
 
@@ -314,6 +315,10 @@ class TarFormat(PackedFormat):
     """One archive a shard."""
 
     name = "tar"
+    aliases = ("webdataset",)
+    shard = "an archive, as WebDataset has it"
+    views = "bytes"
+    generated = GeneratedFiles("stoker.generate.formats.records:TarLayout", (".tar",), extensions=True)
     suffixes = (".tar",)
     packed = True
     whole = True

@@ -12,7 +12,7 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
 from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.format import Format
+from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
 from stoker.types import Buffer
 
@@ -86,6 +86,13 @@ class JSONFormat(Format):
     """Two files a shard: lines of JSON, and their offsets. Of others' files, pieces."""
 
     name = "json"
+    aliases = ("jsonl", "ndjson")
+    shard = "lines, an object each"
+    roles = ("data", "meta")
+    text = True
+    generated = GeneratedFiles(
+        "stoker.generate.formats.lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True
+    )
     suffixes = (".jsonl", ".ndjson", ".json")
     packed = True
     settings = ("columns", "piece_bytes")

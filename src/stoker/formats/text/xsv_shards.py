@@ -14,7 +14,7 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.format import Format
+from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
 from stoker.types import Buffer
 
@@ -72,6 +72,9 @@ class XSVFormat(Format):
     """
 
     name = "xsv"
+    shard = "lines, as `csv`, of any separator"
+    roles = ("data", "meta")
+    text = True
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
     packed = True
     settings = ("columns", "header", "piece_bytes", "quote", "separator")
@@ -134,6 +137,11 @@ class CSVFormat(XSVFormat):
     """Comma-separated values."""
 
     name = "csv"
+    shard = "lines, quoted as RFC 4180 has it"
+    implied = ("separator",)
+    generated = GeneratedFiles(
+        "stoker.generate.formats.lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True
+    )
     suffixes = (".csv",)
     separator = ","
 
@@ -142,6 +150,8 @@ class TSVFormat(XSVFormat):
     """Tab-separated values."""
 
     name = "tsv"
+    shard = "lines, as `csv`"
+    implied = ("separator",)
     suffixes = (".tsv",)
     separator = "\t"
 

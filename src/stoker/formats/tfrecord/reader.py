@@ -7,7 +7,7 @@ Lengths and their checksums are verified when a file is opened, and a record's o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from stoker.formats.common.container import (
 from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
 from stoker.formats.content import check_declared
+from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
@@ -228,6 +229,8 @@ class TFRecordFormat(PackedFormat):
     """One TFRecord file a shard."""
 
     name = "tfrecord"
+    shard = "a file of `tf.train.Example`, or of plain bytes"
+    generated = GeneratedFiles("stoker.generate.formats.records:TFRecordLayout", (".tfrecord",))
     suffixes = (".tfrecord", ".tfrecords", ".tfrec")
     whole = True
     steps = True
@@ -288,6 +291,15 @@ class TFRecordFormat(PackedFormat):
     ) -> TFRecordShard:
         """See :class:`stoker.formats.format.Format`."""
         return TFRecordShard(info, files, where, options)
+
+    def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
+        """CRC-32C of each record; lengths and theirs are checked when a file is opened."""
+        bounds = read_frames(data, None, where).tolist()
+        crc = crc32c_function()
+        for row in range(len(bounds) - 1):
+            begin, end = bounds[row] + 12, bounds[row + 1] - 4
+            if mask(crc(bytes(data[begin:end]))) != int.from_bytes(data[end : end + 4], "little"):
+                yield row, f"record {row} does not have its checksum"
 
 
 def _features(records: Sequence[bytes]) -> dict[str, str]:

@@ -99,6 +99,10 @@ class NPZLayout(GeneratedLayout):
             yield archive.end(len(head) + values.size, stored, checksum.value)
         yield archive.directory()
 
+    def versions(self) -> dict[str, str]:
+        """See :class:`~stoker.generate.formats.base.GeneratedLayout`."""
+        return {} if self.spec.compression is None else {"zlib": zlib.ZLIB_RUNTIME_VERSION}
+
 
 class _Checksum:
     def __init__(self, head: bytes) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import lru_cache
 
+from stoker.formats.registry import load
 from stoker.generate.pieces import Piece
 from stoker.generate.spec import DatasetSpec
 
@@ -47,6 +47,5 @@ class GeneratedLayout(ABC):
 @lru_cache(maxsize=8)
 def layout_of(spec: DatasetSpec) -> GeneratedLayout:
     """The layout of a data set."""
-    module, name = spec.form.layout
-    made: GeneratedLayout = getattr(importlib.import_module(f"stoker.generate.formats.{module}"), name)(spec)
+    made: GeneratedLayout = load(spec.form.layout)(spec)
     return made
