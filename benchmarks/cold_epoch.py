@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, ReadOptions, StreamingDataset
 
 ROW = 2048
 
@@ -70,7 +70,9 @@ def bare(url: str, threads: int) -> float:
 def cold(url: str, threads: int, cache: Path | None, batch: int) -> tuple[float, float]:
     begin = time.perf_counter()
     kind: Literal["disk", "memory"] = "disk" if cache else "memory"
-    dataset = StreamingDataset(remote=url, local=cache, cache=kind, shuffle=True, download_threads=threads)
+    dataset = StreamingDataset(
+        remote=url, local=cache, cache=kind, shuffle=True, read=ReadOptions(download_threads=threads)
+    )
     rows, ids, first = 0, 0, 0.0
     for columns in dataset.batches(batch):
         first = first or time.perf_counter() - begin

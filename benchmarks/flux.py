@@ -58,6 +58,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stoker import ReadOptions
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import Resolved, read_workload
 from stoker.loaders.dataset import StreamingDataset
@@ -229,8 +230,8 @@ def stoker(place: str, options: dict[str, Any] | None, cache: str | None) -> int
         batch_size=BATCH,
         shuffle=True,
         shuffle_block_size=2 * BATCH,
-        decoded_limit="400mb",  # less than there is: as in the data set's real size, nothing comes twice from memory
-        read_threads=0,
+        # Less than there is: as in the data set's real size, nothing comes twice from memory.
+        read=ReadOptions(decoded_limit="400mb", read_threads=0),
     )
     total = sum(np.asarray(column).nbytes for batch in dataset.batches() for column in batch.values())
     dataset.close()

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import stoker
-from stoker import Encoding, KeepIds, MDSWriter, RoundRobin, StreamingDataset, World
+from stoker import Encoding, KeepIds, MDSWriter, RoundRobin, Stream, StreamingDataset, World
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.mds.encodings import registry
 from stoker.generate import DatasetSpec
@@ -118,6 +118,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.Mesh": (_of(shape={"dp": 1}), nothing),
     "stoker.RangeBased": (_of(ranges=[(0, 5)]), nothing),
     "stoker.RawSource": (_at("paths", "raw", dtype="uint16", row_tokens=4), nothing),
+    "stoker.ReadOptions": (_of(), nothing),
     "stoker.RoundRobin": (_of(), nothing),
     "stoker.Schedule": (_of(points=((0, (("a", 1.0),)),)), nothing),
     "stoker.ShardConfig": (_of(rank=0, world_size=1), nothing),
@@ -308,7 +309,7 @@ def test_a_wrong_argument_is_an_error_of_our_own(
         ({"remote": "s3:/bucket/x"}, "'s3:/bucket/x' is no URL: write 's3://bucket/x'"),
         ({"remote": "s3:bucket/x"}, "'s3:bucket/x' is no URL: write 's3://bucket/x'"),
         ({"local": ""}, "an empty string is no path: is a variable not set"),
-        ({"streams": "s3://bucket"}, r"streams must be a list of Stream objects .*; give Stream\(remote=...\) objects"),
+        ({"streams": "s3://bucket"}, r"streams must be a list of Stream objects .*; give Stream\(...\) objects"),
         ({"storage_options": "secret"}, "storage_options must be a dict or None, got a str$"),
         ({"batchsize": 3}, "argument 'batchsize' is unknown; did you mean 'batch_size'"),
         ({"num_canonical_nodes": 2**64}, "num_canonical_nodes must be below"),
@@ -319,9 +320,29 @@ def test_a_message_says_what_to_write(root: Path, options: dict[str, Any], messa
         StreamingDataset(**{"local": root / "data", **options})
 
 
-def test_the_first_argument_is_named() -> None:
-    with pytest.raises(ConfigError, match="name them, as in streams="):
-        StreamingDataset("s3://bucket")  # type: ignore[arg-type, call-arg]
+def test_the_source_needs_no_name(root: Path) -> None:
+    assert StreamingDataset(root / "data").size == StreamingDataset(remote=root / "data").size
+    assert StreamingDataset(streams=[Stream(root / "data")]).size == StreamingDataset(local=root / "data").size
+
+
+@pytest.mark.parametrize(
+    ("positional", "named", "message"),
+    [
+        (("a", "b"), {}, "name them, as in local="),
+        (("a",), {"remote": "b"}, "multiple values for argument 'remote'"),
+        ((), {"source": "a"}, "no argument 'source': it is called remote="),
+        (("a",), {"views": True}, r"no argument 'views': it is in read=ReadOptions\(views=...\)"),
+        (("a",), {"download_threads": 2}, r"read=ReadOptions\(download_threads=...\)"),
+        (("a",), {"mesh": 2}, "it is replication="),
+        (("a",), {"streams": [Stream("b")]}, "give streams=, or remote="),
+        (([Stream("a")],), {}, r"remote\[0\] must be .*write streams=\["),
+    ],
+)
+def test_what_contradicts_the_source_or_lies_elsewhere_is_told(
+    positional: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset(*positional, **named)
 
 
 def test_numbers_of_numpy_are_as_good_as_those_of_python(root: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import MDSWriter, StreamingDataset, rebuild_index
+from stoker import MDSWriter, ReadOptions, StreamingDataset, rebuild_index
 from stoker.bench.settings.yaml import parse_yaml
 from stoker.cli import main
 from stoker.coordination.history import codec
@@ -66,10 +66,10 @@ def test_a_column_that_decodes_to_too_much_is_refused(
     monkeypatch.setattr(checks, "_ALWAYS_DECODED", 1 << 16, raising=False)
     _BOMBS[name](tmp_path)
     kind = name.partition(",")[0]
-    dataset = StreamingDataset(local=str(tmp_path), format=kind, decoded_limit="500kb")
+    dataset = StreamingDataset(local=str(tmp_path), format=kind, read=ReadOptions(decoded_limit="500kb"))
     with pytest.raises(CorruptDataError, match=r"a\.(npz|h5|arrow|parquet).*bytes decode to .*decoded_limit="):
         dataset.read([0], columns=["x"])
-    allowed = StreamingDataset(local=str(tmp_path), format=kind, decoded_limit="16mb")
+    allowed = StreamingDataset(local=str(tmp_path), format=kind, read=ReadOptions(decoded_limit="16mb"))
     assert list(allowed.read([5], columns=["x"])["x"]) == [0]
 
 
@@ -77,7 +77,7 @@ def test_what_is_stored_as_much_is_decoded_whatever_the_limit(tmp_path: Path, mo
     monkeypatch.setattr(checks, "_ALWAYS_DECODED", 1 << 16, raising=False)
     values = np.random.default_rng(0).integers(0, 1 << 62, _ROWS)
     np.savez_compressed(tmp_path / "a.npz", x=values)
-    dataset = StreamingDataset(local=str(tmp_path), format="npz", decoded_limit=1)
+    dataset = StreamingDataset(local=str(tmp_path), format="npz", read=ReadOptions(decoded_limit=1))
     assert list(dataset.read([7], columns=["x"])["x"]) == [values[7]]
 
 

@@ -52,14 +52,14 @@ class Stoker(Peer):
                     writer.write({"image": image, "label": label})
 
     def dataset(self, job: Job) -> Any:
-        from stoker import StreamingDataset
+        from stoker import ReadOptions, StreamingDataset
 
         return StreamingDataset(
             local=job.data,
             shuffle=job.shuffle,
             shuffle_seed=1,
             batch_size=job.batch_size,
-            views=job.variant == "views",
+            **({"read": ReadOptions(views=True)} if job.variant == "views" else {}),
         )
 
     def loader(self, job: Job) -> Any:

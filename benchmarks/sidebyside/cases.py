@@ -58,7 +58,7 @@ def token_readers() -> tuple[Entry, ...]:
 def image_readers() -> tuple[Entry, ...]:
     return (
         Entry("stoker", "plain", "StreamingDataset", "stoker-images-mds", usual=True),
-        Entry("stoker", "views", "views=True", "stoker-images-mds"),
+        Entry("stoker", "views", "ReadOptions(views=True)", "stoker-images-mds"),
         Entry("mosaicml", "plain", "StreamingDataset", "mosaicml-images-mds", usual=True, boxed=True),
         Entry("mosaicml", "ahead", "predownload=epoch", "mosaicml-images-mds"),
         Entry("litdata", "tree", "StreamingDataset", "litdata-images-tree", usual=True),

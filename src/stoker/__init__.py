@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stoker.cluster.mesh import Mesh
     from stoker.coordination import Coordination
     from stoker.errors import StokerError
+    from stoker.formats.base import ReadOptions
     from stoker.formats.mds.encodings import Encoding, register_encoding
     from stoker.index.merge import merge_index
     from stoker.index.rebuild import rebuild_index
@@ -56,6 +57,7 @@ _WHERE = {
     "MegatronSource": "stoker.tokens.sources.source",
     "Mesh": "stoker.cluster.mesh",
     "RangeBased": "stoker.order.partition.partition",
+    "ReadOptions": "stoker.formats.base",
     "RawSource": "stoker.tokens.sources.source",
     "RoundRobin": "stoker.order.partition.partition",
     "Schedule": "stoker.order.mixture.schedule",
@@ -100,6 +102,7 @@ __all__ = [
     "Mesh",
     "RangeBased",
     "RawSource",
+    "ReadOptions",
     "RoundRobin",
     "Schedule",
     "ShardConfig",

@@ -80,7 +80,8 @@ def checked(target: Any = None, /, **remedies: str) -> Any:
 
     Args:
         target: the function or class.
-        **remedies: for an argument, what its message says to write; otherwise the message says what it can guess.
+        **remedies: for an argument, what its message says to write; otherwise the message says what it can guess. Of a name
+            that is no argument, where what it stands for is to be found.
 
     Raises:
         ConfigError: by what is decorated: an argument of the wrong type, an unknown or a missing one.
@@ -209,7 +210,8 @@ class _Plan:
         known = [name for name in self._names if name not in ("self", "cls", "_cls", self._rest)]
         for name in kwargs:
             if name not in known and self._rest is None:
-                return unknown_name("argument", name, known)
+                moved = self._remedies.get(name)
+                return f"there is no argument {name!r}: {moved}" if moved else unknown_name("argument", name, known)
         if "too many positional" in str(error):
             named = [p.name for p in self._signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
             return f"{error}; name them, as in {', '.join(f'{name}=...' for name in named[:3])}"

@@ -22,7 +22,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from s3server import Bucket
-from stoker import MDSWriter, StreamingConfig, StreamingDataset, StreamingParquetLoader, StreamingShardLoader
+from stoker import (
+    MDSWriter,
+    ReadOptions,
+    StreamingConfig,
+    StreamingDataset,
+    StreamingParquetLoader,
+    StreamingShardLoader,
+)
 from stoker.cache import memory as memory_cache
 from stoker.cache.memory import MemoryCache
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, ObjectNotFoundError
@@ -187,7 +194,7 @@ def test_views_outlive_their_shard(remote: str) -> None:
     """Memory that a view looks at is not given to the next shard; what nobody looks at is."""
     rows = write(remote, width=1 << 16)
     blocks = memory_cache._BLOCKS
-    kept = list(StreamingDataset(remote=remote, cache="memory", views=True, predownload=1))
+    kept = list(StreamingDataset(remote=remote, cache="memory", read=ReadOptions(views=True), predownload=1))
     gc.collect()
     assert [bytes(sample["data"]) for sample in kept] == rows
     before = blocks.kept
@@ -195,7 +202,9 @@ def test_views_outlive_their_shard(remote: str) -> None:
     gc.collect()
     assert blocks.kept > before
     before = blocks.kept
-    for number, sample in enumerate(StreamingDataset(remote=remote, cache="memory", views=True, predownload=1)):
+    for number, sample in enumerate(
+        StreamingDataset(remote=remote, cache="memory", read=ReadOptions(views=True), predownload=1)
+    ):
         assert bytes(sample["data"]) == rows[number]
         assert blocks.kept < before
     del sample

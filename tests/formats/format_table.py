@@ -257,7 +257,7 @@ def sample_of(number: int, columns: Mapping[str, str]) -> dict[str, Any]:
 
 def table() -> list[str]:
     """The lines of the table."""
-    lines = ["| format | a shard | written by | read as they are | `views=True` | needs |", "|---|---|---|---|---|---|"]
+    lines = ["| format | a shard | written by | read as they are | as views | needs |", "|---|---|---|---|---|---|"]
     for name in format_names():
         made = WRITTEN.get(name)
         others = OTHERS.get(name)

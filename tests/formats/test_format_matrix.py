@@ -14,7 +14,7 @@ import pytest
 
 from packed_cases import CASES, number_of, same, sample_of
 from s3server import Bucket
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.index.index import load_index
 from stoker.index.merge import merge_index
@@ -97,7 +97,7 @@ def test_columns_in_batches_are_the_samples(name: str, tmp_path: Path) -> None:
 def test_any_rows_of_any_columns(name: str, views: bool, tmp_path: Path) -> None:
     write(name, tmp_path)
     case = CASES[name]
-    dataset = StreamingDataset(local=tmp_path, views=views)
+    dataset = StreamingDataset(local=tmp_path, read=ReadOptions(views=views))
     ids = np.array([149, 0, 0, 77, 3, 4, 5, 100, 20])
     for column in case.columns:
         batch = dataset.read(ids, [column])

@@ -14,7 +14,7 @@ import pytest
 from format_table import OTHERS, ROWS, WRITTEN, sample_of, table
 
 from s3server import Bucket
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.errors import ConfigError
 from stoker.formats.registry import format_names, get_format
 from stoker.storage import open_store
@@ -91,7 +91,7 @@ def test_samples_are_made_without_any_place(tmp_path: Path) -> None:
 def test_views_are_of_the_mapped_file(name: str, tmp_path: Path) -> None:
     if name == "synthetic":
         options = {"samples": 4, "columns": {"x": "bytes:100"}}
-        dataset = StreamingDataset(format=name, format_options=options, views=True)
+        dataset = StreamingDataset(format=name, format_options=options, read=ReadOptions(views=True))
         assert isinstance(dataset[1]["x"], memoryview)
         return
     if name in ("arrow", "hdf5", "npy", "npz", "tfrecord"):  # others' files here are compressed, or of other columns
@@ -105,7 +105,7 @@ def test_views_are_of_the_mapped_file(name: str, tmp_path: Path) -> None:
         for key, data in OTHERS[name].files(range(ROWS)).items():
             (tmp_path / key).parent.mkdir(exist_ok=True)
             (tmp_path / key).write_bytes(data)
-    dataset = StreamingDataset(local=tmp_path, format=name, views=True)
+    dataset = StreamingDataset(local=tmp_path, format=name, read=ReadOptions(views=True))
     batch = dataset.read(np.arange(3))
     assert any(is_view(column if isinstance(column, np.ndarray) else column[-1]) for column in batch.values()), batch
 
@@ -151,12 +151,16 @@ def test_arguments_that_do_not_go_together_are_told(tmp_path: Path) -> None:
         ({"remote": "x", "format": "mds", "format_options": {"a": 1}}, "format_options= go with a format="),
         ({"remote": ["x"], "format": "mds"}, "a list of files needs format="),
         ({"remote": "x", "format": "synthetic"}, "have no remote="),
-        ({"remote": str(tmp_path), "format": "npy", "filters": [("a", "==", 1)]}, "filters= and on_bad_files="),
+        ({"remote": str(tmp_path), "format": "npy", "format_options": {"filters": []}}, "no setting 'filters'"),
         ({"remote": str(tmp_path), "format": "npy", "format_options": {"settings": 1}}, "no setting 'settings'"),
-        ({"remote": str(tmp_path), "format": "parquet", "format_options": {"x": 1}}, "no setting 'x'; it has hive"),
+        (
+            {"remote": str(tmp_path), "format": "parquet", "format_options": {"x": 1}},
+            "no setting 'x'; it has filters, hive",
+        ),
         ({"format": "synthetic", "format_options": {"samples": 1}}, "give columns"),
         ({"format": "npy"}, "give remote="),
     ]
+    np.save(tmp_path / "a.npy", np.zeros(3))
     for arguments, message in cases:
         with pytest.raises(ConfigError, match=message):
             StreamingDataset(**arguments)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage import open_store
 from stoker.tokens.sources.megatron import MegatronWriter
@@ -56,7 +56,7 @@ def test_samples_are_what_was_written(unit: str, cached: bool, piece_bytes: int,
 
 def test_tokens_are_views_of_the_mapped_file_where_asked_for(tmp_path: Path) -> None:
     sequences, _ = write(tmp_path / "a")
-    dataset = StreamingDataset(remote=tmp_path, format="megatron", views=True)
+    dataset = StreamingDataset(remote=tmp_path, format="megatron", read=ReadOptions(views=True))
     found = [sample["tokens"] for sample in dataset]
     assert same(found, sequences)
     assert not any(one.flags.writeable or one.flags.owndata for one in found)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker import JSONWriter, MDSWriter, StreamingDataset, World, merge_index
+from stoker import JSONWriter, MDSWriter, ReadOptions, StreamingDataset, World, merge_index
 from stoker.errors import ConfigError, FormatError, StateError, TransformError, UnsafeDataError
 
 ROWS = 1000
@@ -92,7 +92,10 @@ def test_an_id_of_a_wrong_type_is_a_type_error(data: Path, index: Any) -> None:
 
 
 def test_iteration_gives_every_sample_whole(data: Path) -> None:
-    for dataset in (StreamingDataset(local=data), StreamingDataset(local=data, shuffle=True, read_threads=2)):
+    for dataset in (
+        StreamingDataset(local=data),
+        StreamingDataset(local=data, shuffle=True, read=ReadOptions(read_threads=2)),
+    ):
         seen = []
         for sample in dataset:
             check(sample, sample["id"])
@@ -105,7 +108,7 @@ def test_batches_are_the_same_samples_as_columns(data: Path) -> None:
     options: dict[str, Any] = {"local": data, "shuffle": True, "batch_size": 48}
     singles = [sample["id"] for sample in StreamingDataset(**options)]
     for threads in (None, 0, 3):
-        batches = list(StreamingDataset(**options, read_threads=threads).batches())
+        batches = list(StreamingDataset(**options, read=ReadOptions(read_threads=threads)).batches())
         assert [len(batch["id"]) for batch in batches] == [48] * 20 + [40]
         assert np.concatenate([batch["id"] for batch in batches]).tolist() == singles
         for batch in batches:
@@ -144,7 +147,7 @@ def test_views_are_the_same_bytes_without_a_copy(tmp_path: Path) -> None:
     with MDSWriter({"id": "int", "data": "bytes", "text": "str"}, str(tmp_path), size_limit=1024) as writer:
         for number in range(100):
             writer.write({"id": number, "data": bytes([number]) * number, "text": f"t{number}"})
-    dataset = StreamingDataset(local=tmp_path, shuffle=True, views=True, batch_size=10)
+    dataset = StreamingDataset(local=tmp_path, shuffle=True, read=ReadOptions(views=True), batch_size=10)
     for sample in [*dataset, *dataset[:]]:
         assert type(sample["data"]) is memoryview
         assert sample["data"].readonly
@@ -161,7 +164,7 @@ def test_transform_is_applied_wherever_samples_come_from(data: Path) -> None:
         return {"twice": np.int64(2 * sample["id"]), "tokens": sample["tokens"] + 1}
 
     for threads in (0, 2):
-        dataset = StreamingDataset(local=data, transform=double, batch_size=10, read_threads=threads)
+        dataset = StreamingDataset(local=data, transform=double, batch_size=10, read=ReadOptions(read_threads=threads))
         assert dataset[4]["twice"] == 8
         assert [sample["twice"] for sample in islice(iter(dataset), 3)] == [0, 2, 4]
         batch = next(dataset.batches())
@@ -181,7 +184,7 @@ def test_seeded_global_generators_give_the_same_numbers_with_at_most_one_thread(
     def run() -> list[Any]:
         random.seed(5)
         np.random.seed(5)  # noqa: NPY002
-        options: dict[str, Any] = {"shuffle": True, "read_threads": threads, "batch_size": 7}
+        options: dict[str, Any] = {"shuffle": True, "read": ReadOptions(read_threads=threads), "batch_size": 7}
         dataset = StreamingDataset(local=data, transform=lambda sample: {"id": sample["id"], "x": draw()}, **options)
         found: list[Any] = []
         for item in dataset.batches() if batches else dataset:
@@ -203,7 +206,7 @@ def test_an_error_in_a_transform_reaches_the_caller(data: Path) -> None:
 
     for threads in (0, 2):
         with pytest.raises(TransformError, match="no thirty"):
-            list(StreamingDataset(local=data, transform=fail, read_threads=threads))
+            list(StreamingDataset(local=data, transform=fail, read=ReadOptions(read_threads=threads)))
 
 
 def test_epoch_size_cuts_or_repeats(data: Path) -> None:

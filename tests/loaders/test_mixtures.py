@@ -378,7 +378,7 @@ def test_ranks_that_share_read_the_same_and_others_other_samples(data: Path, par
     def meshed(world: World) -> StreamingDataset:
         mesh = Mesh({"pp": 2, "dp": 3, "tp": 2})
         return StreamingDataset(
-            streams=streams_of(data), mesh=mesh, shuffle=True, batch_size=5, world=world, partition=partition
+            streams=streams_of(data), replication=mesh, shuffle=True, batch_size=5, world=world, partition=partition
         )
 
     def alone(world: World) -> StreamingDataset:

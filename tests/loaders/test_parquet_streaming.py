@@ -147,7 +147,7 @@ def test_parquet_and_mds_mix(data: Path, tmp_path: Path) -> None:
 
 
 def test_row_groups_that_can_not_match_are_left_out(data: Path) -> None:
-    dataset = StreamingDataset(remote=data, format="parquet", filters=[("id", ">=", 1000)])
+    dataset = StreamingDataset(remote=data, format="parquet", format_options={"filters": [("id", ">=", 1000)]})
     assert dataset.size == 1200 - 1000 // ROWS * ROWS - (1000 % ROWS) // GROUP * GROUP
     assert min(sample["id"] for sample in dataset) <= 1000
 
@@ -199,7 +199,7 @@ def test_bad_files_are_an_error_or_are_counted(tmp_path: Path) -> None:
     (folder / "part-1.parquet").write_bytes(good[: len(good) // 2])
     with pytest.raises(StokerError, match=r"part-1\.parquet"):
         StreamingDataset(remote=folder, format="parquet")
-    dataset = StreamingDataset(remote=folder, format="parquet", on_bad_files="skip")
+    dataset = StreamingDataset(remote=folder, format="parquet", format_options={"on_bad_files": "skip"})
     assert dataset.size == 2 * ROWS
     assert [entry["key"] for entry in dataset.index.extra["skipped_files"]] == ["part-1.parquet"]
 
@@ -208,7 +208,10 @@ def test_bad_files_are_an_error_or_are_counted(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"format": "parkett"}, "format 'parkett' is unknown"),
-        ({"filters": [("id", "==", 1)]}, "go with format"),
+        ({"format_options": {"filters": [("id", "==", 1)]}}, "go with a format="),
+        ({"filters": [("id", "==", 1)]}, "no argument 'filters': .* format_options="),
+        ({"format": "parquet", "format_options": {"filters": [3]}}, r"filters\[0\] must be .*such as"),
+        ({"format": "parquet", "format_options": {"on_bad_files": "ignore"}}, "on_bad_files must be 'error' or 'skip'"),
         ({"remote": ["a", "b"]}, 'a list of files needs format="parquet"'),
         ({"format": "parquet", "columns": ["nothing"]}, "nothing"),
         ({"format": "parquet", "subset": KeepIds([5000])}, "id 5000 is not in this dataset"),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_of, bucket_start
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.loaders.shard_loader import StreamingConfig, StreamingShardLoader
@@ -41,7 +41,9 @@ def stored(folder: Path) -> int:
 @pytest.mark.parametrize("threads", [0, 3])
 def test_what_comes_from_afar_and_what_was_there(remote: Path, tmp_path: Path, threads: int) -> None:
     def read() -> StreamStats:
-        dataset = StreamingDataset(remote=remote, local=tmp_path / "cache", batch_size=8, read_threads=threads)
+        dataset = StreamingDataset(
+            remote=remote, local=tmp_path / "cache", batch_size=8, read=ReadOptions(read_threads=threads)
+        )
         assert sum(len(batch["id"]) for batch in dataset.batches()) == SAMPLES
         return stats_of(dataset)
 

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 # What is suspended when the interpreter ends: an expression that gives an iterator, over `folder`.
 _SUSPENDED = {
     "samples": "iter(StreamingDataset(local=folder, shuffle=True))",
-    "threads": "iter(StreamingDataset(local=folder, transform=dict, read_threads=4))",
-    "batches": "StreamingDataset(local=folder, read_threads=2).batches(8)",
+    "threads": "iter(StreamingDataset(local=folder, transform=dict, read=ReadOptions(read_threads=4)))",
+    "batches": "StreamingDataset(local=folder, read=ReadOptions(read_threads=2)).batches(8)",
     "cached": "iter(StreamingDataset(remote=folder, local=cache, cache_limit='1mb'))",
     "memory": "StreamingDataset(remote=folder, cache='memory').batches(8)",
     "loader": "iter(StreamingDataLoader(StreamingDataset(local=folder, batch_size=8)))",
@@ -33,7 +33,8 @@ _SUSPENDED = {
     ),
     "parquet": "iter(StreamingParquetLoader(tokens, batch_size=4, seq_len=16, decode_threads=2))",
     "stream": (
-        "iter(LMStream(StreamingDataset(remote=tokens, format='parquet', batch_size=8, read_threads=2), 'tokens', 4, 16))"
+        "iter(LMStream(StreamingDataset(tokens, format='parquet', batch_size=8, read=ReadOptions(read_threads=2)), "
+        "'tokens', 4, 16))"
     ),
 }
 _WRITER = "MDSWriter(columns={'id': 'int'}, out=cache + '/new')"

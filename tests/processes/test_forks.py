@@ -16,6 +16,7 @@ import pytest
 from stoker import (
     LMStream,
     MDSWriter,
+    ReadOptions,
     StreamingDataLoader,
     StreamingDataset,
     StreamingParquetLoader,
@@ -76,16 +77,16 @@ def _slow(sample: Any) -> Any:
 
 
 def _samples(data: Path) -> Iterator[Any]:
-    return map(_id, StreamingDataset(local=data / "mds", transform=_slow, read_threads=4))
+    return map(_id, StreamingDataset(local=data / "mds", transform=_slow, read=ReadOptions(read_threads=4)))
 
 
 def _batches(data: Path) -> Iterator[Any]:
-    return map(_id, StreamingDataset(local=data / "mds", read_threads=4).batches(8))
+    return map(_id, StreamingDataset(local=data / "mds", read=ReadOptions(read_threads=4)).batches(8))
 
 
 def _memory(data: Path) -> Iterator[Any]:
     folder = (data / "mds").as_uri()
-    return map(_id, StreamingDataset(remote=folder, cache="memory", read_threads=2).batches(8))
+    return map(_id, StreamingDataset(remote=folder, cache="memory", read=ReadOptions(read_threads=2)).batches(8))
 
 
 def _lockstep(data: Path) -> Iterator[Any]:
@@ -109,12 +110,16 @@ def _parquet(data: Path) -> Iterator[Any]:
 
 
 def _stream(data: Path) -> Iterator[Any]:
-    dataset = StreamingDataset(remote=str(data / "tokens"), format="parquet", batch_size=8, read_threads=2)
+    dataset = StreamingDataset(
+        remote=str(data / "tokens"), format="parquet", batch_size=8, read=ReadOptions(read_threads=2)
+    )
     return (batch.input_ids.tolist() for batch in LMStream(dataset, "tokens", 4, 16))
 
 
 def _loader(data: Path) -> Iterator[Any]:
-    return map(_id, StreamingDataLoader(StreamingDataset(local=data / "mds", read_threads=2, batch_size=8)))
+    return map(
+        _id, StreamingDataLoader(StreamingDataset(local=data / "mds", read=ReadOptions(read_threads=2), batch_size=8))
+    )
 
 
 @pytest.mark.parametrize(

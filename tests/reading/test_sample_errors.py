@@ -20,6 +20,7 @@ from stoker import (
     CSVWriter,
     JSONWriter,
     MDSWriter,
+    ReadOptions,
     StreamingDataLoader,
     StreamingDataset,
     StreamingShardLoader,
@@ -80,34 +81,36 @@ class _Fails:
 
 
 def _samples(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    return iter(StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads, batch_size=8))
+    return iter(
+        StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads), batch_size=8)
+    )
 
 
 def _batches(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    return StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads).batches(8)
+    return StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads)).batches(8)
 
 
 def _by_id(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads)
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads))
     return (dataset[number] for number in range(dataset.size))
 
 
 def _slice(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    return iter(StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads)[:])
+    return iter(StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads))[:])
 
 
 def _shard_loader(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads)
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads))
     return iter(StreamingShardLoader(dataset, StreamingConfig(prefetch_buffer_size=8 * threads)))
 
 
 def _planned_loader(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads)
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads))
     return iter(StreamingShardLoader(dataset, StreamingConfig(global_batch_size=10)))
 
 
 def _loader(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads, batch_size=8)
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads), batch_size=8)
     return iter(StreamingDataLoader(dataset, num_workers=0, collate_fn=list))
 
 
@@ -183,12 +186,12 @@ def _other_columns(sample: Any) -> Any:
 
 
 def _columnar_loader(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads, batch_size=8)
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads), batch_size=8)
     return iter(StreamingDataLoader(dataset, columnar=True))
 
 
 def _shard_loader_batches(data: Path, fail: Callable[[Any], Any], threads: int) -> Iterator[Any]:
-    dataset = StreamingDataset(local=data, transform=_Fails(fail), read_threads=threads)
+    dataset = StreamingDataset(local=data, transform=_Fails(fail), read=ReadOptions(read_threads=threads))
     return iter(StreamingShardLoader(dataset, StreamingConfig(batch_size=8)))
 
 
@@ -241,10 +244,10 @@ def test_what_can_not_be_collated_is_named_by_its_place_in_the_batch(
 @pytest.mark.parametrize("threads", [0, 2])
 def test_after_an_error_the_state_goes_on_with_the_sample_that_was_not_delivered(data: Path, threads: int) -> None:
     given: list[int] = []
-    dataset = StreamingDataset(local=data, transform=_Fails(_key), read_threads=threads, batch_size=1)
+    dataset = StreamingDataset(local=data, transform=_Fails(_key), read=ReadOptions(read_threads=threads), batch_size=1)
     with pytest.raises(TransformError):
         given.extend(int(sample["id"]) for sample in dataset)
-    mended = StreamingDataset(local=data, read_threads=threads, batch_size=1)
+    mended = StreamingDataset(local=data, read=ReadOptions(read_threads=threads), batch_size=1)
     mended.load_state_dict(dataset.state_dict())
     given += [int(sample["id"]) for sample in mended]
     assert given == list(range(200))

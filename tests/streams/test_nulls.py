@@ -146,7 +146,9 @@ def test_a_float32_column_is_filtered_by_the_number_that_it_holds(tmp_path: Path
     for op in ("==", "<=", ">=", "in"):
         operand: Any = [0.1] if op == "in" else 0.1
         where = Where("x", op, operand)
-        dataset = StreamingDataset(remote=tmp_path, format="parquet", filters=[("x", op, operand)], subset=where)
+        dataset = StreamingDataset(
+            remote=tmp_path, format="parquet", format_options={"filters": [("x", op, operand)]}, subset=where
+        )
         assert dataset.epoch_size == 2
 
 

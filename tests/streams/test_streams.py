@@ -308,7 +308,7 @@ def test_the_limit_holds_for_all_caches_together(tmp_path: Path, caplog: pytest.
         Stream(local=near),
     ]
     limit = 8000
-    streams = open_streams(given, cache_limit=limit)
+    streams = open_streams(given, StreamDefaults(cache_limit=limit))
     assert streams.limit == limit
     limits = [place.cache.settings.limit for place in streams.places]
     assert limits[0] == limits[2]
@@ -332,13 +332,13 @@ def test_the_limit_holds_for_all_caches_together(tmp_path: Path, caplog: pytest.
 def test_a_limit_that_can_not_hold_two_shards_of_each_is_refused(tmp_path: Path) -> None:
     given = [Stream(write(tmp_path / name, 0, 100), tmp_path / f"c{name}") for name in "ab"]
     with pytest.raises(ConfigError, match=r"cache_limit=2000 can not hold two shards of each of 2 caches"):
-        open_streams(given, cache_limit=2000)
+        open_streams(given, StreamDefaults(cache_limit=2000))
 
 
 def test_a_limit_without_any_remote_is_refused(tmp_path: Path) -> None:
     given = [Stream(local=write(tmp_path / name, 0, 20)) for name in "ab"]
     with pytest.raises(ConfigError, match="has no remote to fetch evicted shards from"):
-        open_streams(given, cache_limit=1 << 20)
+        open_streams(given, StreamDefaults(cache_limit=1 << 20))
 
 
 @given(

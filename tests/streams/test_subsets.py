@@ -283,7 +283,9 @@ def test_decimals_are_compared_with_numbers_as_these_are_written(tmp_path: Path)
     pq.write_table(pa.table({"p": prices}), tmp_path / "data.parquet")
     for op, value, expected in (("==", 0.1, [0]), (">", 0.1, [1, 2]), ("in", [0.2, 3], [1, 2]), ("<=", 0.2, [0, 1])):
         where = Where("p", op, value)
-        dataset = StreamingDataset(remote=str(tmp_path), format="parquet", subset=where, filters=[("p", op, value)])
+        dataset = StreamingDataset(
+            remote=str(tmp_path), format="parquet", subset=where, format_options={"filters": [("p", op, value)]}
+        )
         assert dataset.epoch_size == len(expected)
     with pytest.raises(ConfigError, match="holds numbers"):
         StreamingDataset(remote=str(tmp_path), format="parquet", subset=Where("p", "==", "0.1"))

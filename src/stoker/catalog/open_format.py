@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker.arguments import unknown_name
+from stoker.arguments import check_argument, unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.catalog.header_columns import index_or_headers
 from stoker.catalog.location import DatasetLocation, open_indexed
@@ -24,13 +24,12 @@ __all__ = ["check_format", "is_made", "open_format"]
 
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
+_PARQUET: Final[Mapping[str, Any]] = {"filters": Filters | None, "hive": bool, "on_bad_files": OnBadFiles}
 
 
 def check_format(
     format: str | None,  # noqa: A002 - the name that users write
     remote: Files | None,
-    filters: Filters | None,
-    on_bad_files: OnBadFiles,
     options: Mapping[str, Any] | None,
     where: str,
 ) -> None:
@@ -48,15 +47,9 @@ def check_format(
         raise ConfigError(f"{where}: format_options= go with a format= of files that are read as they are")
     if name == _MADE and remote is not None:
         raise ConfigError(f"{where}: synthetic samples have no remote=")
-    if name == "parquet":
-        return
     if name in (None, _INDEXED) and not (remote is None or isinstance(remote, str | os.PathLike)):
         raise ConfigError(
             f'{where}: a list of files needs format="parquet", or another format of files that are read as they are'
-        )
-    if filters is not None or on_bad_files != "error":
-        raise ConfigError(
-            f'{where}: filters= and on_bad_files= go with format="parquet"; use subset=Where(...) otherwise'
         )
 
 
@@ -72,8 +65,6 @@ def open_format(
     split: str | None,
     *,
     columns: Sequence[str] | None,
-    filters: Filters | None,
-    on_bad_files: OnBadFiles,
     options: Mapping[str, Any] | None = None,
     cache_limit: int | None = None,
     settings: CacheSettings,
@@ -88,7 +79,7 @@ def open_format(
         columns: all that will be read, where that decides what is fetched.
         options: settings of the format.
         cache_limit: bytes that opening may put into the cache.
-        remote, local, split, filters, on_bad_files: see :class:`~stoker.streams.streams.Stream`.
+        remote, local, split: see :class:`~stoker.streams.streams.Stream`.
         settings, storage_options, retry, stall_timeout: see :func:`~stoker.catalog.location.open_indexed`.
     """
     name, more = format_name(format), dict(options or {})
@@ -100,11 +91,11 @@ def open_format(
     }
     with split_explained(local if remote is None else remote, split, storage_options):
         if name == "parquet":
-            if unknown := set(more) - {"hive"}:
-                raise ConfigError(f"format 'parquet' has no setting {min(unknown)!r}; it has hive")
-            return open_parquet(
-                remote, local, split, columns=columns, filters=filters, on_bad_files=on_bad_files, **more, **reading
-            )
+            for one, value in more.items():
+                if one not in _PARQUET:
+                    raise ConfigError(f"format 'parquet' has no setting {one!r}; it has {', '.join(_PARQUET)}")
+                check_argument("format 'parquet'", one, _PARQUET[one], value, "such as [('column', '>', 3)]")
+            return open_parquet(remote, local, split, columns=columns, **more, **reading)
         if name == _MADE:
             return open_synthetic(settings, **more)
         if name is not None and name != _INDEXED:

@@ -101,8 +101,6 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
         local,
         None,
         columns=None,
-        filters=None,
-        on_bad_files="error",
         options=format_options(chosen),
         settings=CacheSettings(),
         storage_options=options,

@@ -23,7 +23,7 @@ from stoker.simulate import Cluster, CostModel, Report, simulate
 __all__ = ["add", "run"]
 
 _CONNECTIONS = 8
-"""Downloads that each process has under way, as ``StreamingDataset(download_threads=)`` has it."""
+"""Downloads that each process has under way, as ``ReadOptions(download_threads=)`` has it."""
 
 _MAKES_ORDER = "the order (as in StreamingDataset; defaults are the same)"
 

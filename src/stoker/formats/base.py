@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from stoker.arguments import checked
+from stoker.errors import ConfigError
 from stoker.types import Batch, Ids
+from stoker.units import parse_bytes
 
 __all__ = ["UNKNOWN", "FileInfo", "FilePart", "ReadOptions", "ShardDetail", "ShardInfo", "ShardReader"]
 
@@ -125,21 +128,44 @@ class ShardInfo:
         return self.zip or self.raw
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How samples are handed out.
+    """How samples are decoded and handed out. Nothing here changes which samples come, or when.
+
+    >>> ReadOptions(views=True, decoded_limit="2gb").decoded_bytes
+    2147483648
 
     Attributes:
-        allow_unsafe_types: decode columns whose decoding can run code from the data.
-        views: hand out values that lie in the file as they are (``bytes``) as views of it, without a copy; of Parquet,
-            fixed-width columns of consecutive rows, as read-only arrays.
-        decoded_limit: bytes of decoded row groups that one process keeps. One row group is kept whatever its size, unless a
-            column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
+        allow_unsafe_types: decode columns whose decoding can run code from the data (``pkl``).
+        views: hand out values that lie in the file as they are (``bytes``) as read-only views of the mapped shard, without a
+            copy, for decoders that take any buffer; of Parquet, fixed-width columns of consecutive rows, as read-only
+            arrays. A view keeps its shard's file mapped.
+        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. One row group is kept whatever
+            its size, unless a column of it is over this, over 1 GiB and over 16 times what is stored: that is refused.
+        read_threads: threads that read (and transform) ahead of the consumer. ``None``: up to 8 with a transform, else none;
+            none in DataLoader workers. A transform that draws from a global random generator needs 0, which runs it in the
+            consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
+        download_threads: shards fetched at once by this process.
+        decoded_bytes: ``decoded_limit`` as a number.
+
+    Raises:
+        ConfigError: a number out of range.
     """
 
     allow_unsafe_types: bool = False
     views: bool = False
-    decoded_limit: int = 1 << 30
+    decoded_limit: int | str = 1 << 30
+    read_threads: int | None = None
+    download_threads: int = 8
+    decoded_bytes: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decoded_bytes", parse_bytes(self.decoded_limit))
+        if self.read_threads is not None and self.read_threads < 0:
+            raise ConfigError(f"read_threads must be at least 0, got {self.read_threads}")
+        if self.download_threads < 1:
+            raise ConfigError(f"download_threads must be at least 1, got {self.download_threads}")
 
 
 class ShardReader(Protocol):

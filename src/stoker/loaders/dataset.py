@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, overload
 
 import numpy as np
@@ -14,12 +15,10 @@ from numpy.typing import NDArray
 from stoker.arguments import checked, unknown_name
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
-from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
+from stoker.catalog.unindexed.open_parquet import Files
 from stoker.cluster import World
-from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.formats.parquet.footer.predicate import Filters
 from stoker.loaders.iterable import TorchIterable
 from stoker.order.capabilities import shards_at_once
 from stoker.order.global_batches import Remainder
@@ -28,14 +27,14 @@ from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.sample_order import EpochPosition
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.build_order import OrderOptions, make_order
-from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
 from stoker.pipeline.order_sources import needed_columns
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.streams.agreement import check_agreement
 from stoker.streams.features import warn_of_stored_files
-from stoker.streams.streams import Stream, StreamDefaults, open_streams
+from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Batch, Ids, StorageOptions, Transform
 from stoker.units import parse_bytes, parse_count
@@ -54,76 +53,70 @@ class StreamingDataset(TorchIterable[Any]):
     that are the worker's. :meth:`batches` gives them as columns. ``dataset[i]`` is a sample by id, whatever the order.
     With torch installed it counts as an ``IterableDataset``.
 
+    >>> StreamingDataset("s3://bucket/train", shuffle=True, batch_size=64)  # doctest: +SKIP
+
     Args:
-        streams: several :class:`~stoker.streams.streams.Stream` objects instead of ``remote``, ``local`` and ``split``.
-        remote: URL (``s3://``, ``gs://``, ``az://``, ``https://``, ``file://``, ``memory://``) or directory that holds the
-            dataset. ``None``: ``local`` holds it.
-        local: directory for the cache. ``None``: the remote is read in place if it is a directory, else the cache is
-            below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
+        remote: what to read, with or without the argument's name: a URL (``s3://``, ``gs://``, ``az://``, ``https://``,
+            ``file://``, ``memory://``) or a directory; of files that are read as they are also a file, a pattern or a list of
+            files. ``None``: ``local`` holds it.
+        local: directory for the cache of ``remote``. ``None``: a directory is read in place, and the cache of anything else
+            is below ``$STOKER_CACHE`` or ``~/.cache/stoker``. Without ``remote``, the directory that holds the dataset.
         split: sub-directory of both, such as ``"train"``.
+        streams: several :class:`~stoker.streams.streams.Stream` objects instead of ``remote``, ``local`` and ``split``.
         format: ``None``: shards with an index.json. ``"parquet"``: Parquet files as they are; rows are samples, row groups
             shards. Other names (``"npy"``, ``"tar"``, ``"jsonl"``, ...): files as they are, too; see docs/formats.md.
-            ``remote`` may then be a file, a pattern or a list of files. ``"synthetic"``: samples made in memory.
-        format_options: settings of the format, by name; see docs/formats/options.md.
-        filters: of Parquet, row groups that can not have such rows are left out; see
-            :func:`~stoker.catalog.unindexed.open_parquet.open_parquet`. ``subset=Where(...)`` filters rows.
-        on_bad_files: of Parquet, ``"skip"`` leaves damaged files out and lists them in ``index.extra``.
-        decoded_limit: bytes (int or ``"2gb"``) of decoded row groups that each process keeps. A column that decodes to
-            more than that, than 1 GiB and than 16 times what it is stored as is refused.
-        download_retry: how often a failed download is tried again.
-        download_timeout: seconds without any progress after which a request has failed.
-        validate_hash: see :class:`~stoker.cache.base.CacheSettings`. By default each download is checked against the
-            fastest hash that the index has.
-        keep_zip: keep compressed shards in the cache beside the decompressed.
-        epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
-        predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
-            memory half of it.
-        cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
-            first. Needs a remote.
+            ``"synthetic"``: samples made in memory.
+        format_options: settings of the format, by name, such as ``filters`` and ``on_bad_files`` of Parquet; see
+            docs/formats/options.md.
+        storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
+        columns: read only these.
+        transform: function of a sample, run where samples are read: in the loader's workers, or by several threads at once,
+            see ``ReadOptions.read_threads``.
+        read: :class:`~stoker.formats.base.ReadOptions`: views instead of copies, the memory for decoded data, threads.
+        allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
         cache: ``"disk"``: shards of a remote are kept in files below ``local``, which all processes of the node share.
             ``"memory"``: each process holds those that it reads in its own memory, from before it needs them until it
             does not, and they are written nowhere: less work where an epoch is all there is, or there is no disk. Processes
             that read the same shard each fetch it. ``cache_limit`` is then what the node's processes hold together; default
             8 GiB.
-        partition: who reads what: :class:`~stoker.order.partition.partition.Elastic` (default: global batches, the same in
-            any world), ``RoundRobin``, ``Contiguous``, ``HashBased``, ``RangeBased``, ``Stratified``, or one of your own.
-        num_canonical_nodes: see :mod:`stoker.order.shuffle.shuffle`. For each shard to be fetched by one node, a multiple
-            of the number of nodes.
+        cache_limit: bytes (int or ``"100gb"``) that the caches of all streams may take. Least recently opened shards go
+            first. Needs a remote.
+        predownload: samples ahead of the current one, for each process, whose shards are fetched. Default: 1 GiB's worth, in
+            memory half of it.
+        download_retry: how often a failed download is tried again.
+        download_timeout: seconds without any progress after which a request has failed.
+        validate_hash: see :class:`~stoker.cache.base.CacheSettings`. By default each download is checked against the
+            fastest hash that the index has.
+        keep_zip: keep compressed shards in the cache next to the decompressed.
         batch_size: samples a batch on one rank, the same as the DataLoader's. The global batch is this times the world
             size, and as long as that is the same, any world sees the same global batches.
+        epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
         shuffle: a new order every epoch, or id order.
         shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/order/shuffles.md; or ``"naive"``, ``"py1s"``,
             ``"py2s"``, ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample.
         shuffle_seed: any integer; the same on all ranks.
         shuffle_block_size: samples in a shuffle block. Default: those of two average shards.
+        num_canonical_nodes: see :mod:`stoker.order.shuffle.shuffle`. For each shard to be fetched by one node, a multiple
+            of the number of nodes.
+        subset: which samples belong, of all streams: ``HashSplit``, ``KeepIds``, ``SkipIds``, ``Where``, or several of them
+            in a list, all of which must let a sample in. Ids count through all streams.
         sampling_method: where an epoch has not just all of a stream, ``"balanced"`` goes on in the stream from epoch to
             epoch, so that no sample comes twice before all came once; ``"fixed"`` takes the same samples in each epoch.
         sampling_granularity: with ``"fixed"``, samples taken from one shard at a time.
         schedule: weights of the streams that change during training: :class:`~stoker.order.mixture.schedule.Schedule`.
         batching_method: ``"random"`` (streams mixed), ``"stratified"`` (each global batch has the streams in proportion),
             ``"per_stream"`` (each global batch is of one stream), ``"device_per_stream"`` (each rank's batch is).
-        subset: which samples belong, of all streams: ``HashSplit``, ``KeepIds``, ``SkipIds``, ``Where``, or several of them
-            in a list, all of which must let a sample in. Ids count through all streams.
-        replication: so many consecutive ranks read the same samples (tensor, sequence parallelism).
-        mesh: :class:`~stoker.cluster.mesh.Mesh`, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is the data's: which
-            ranks read the same samples.
+        partition: how samples are divided among ranks: :class:`~stoker.order.partition.partition.Elastic` (default: global
+            batches, the same in any world), ``RoundRobin``, ``Contiguous``, ``HashBased``, ``RangeBased``, ``Stratified``, or
+            one of your own.
         partition_algo: ``"orig"`` or ``"relaxed"``: which partition of mosaicml-streaming 0.13.0, with its orders. Given, it
             makes the order that of mosaicml-streaming without shuffling, too.
-        allow_unsafe_types: allow ``pkl`` columns, which run code from the data when read.
-        columns: read only these.
-        views: hand out ``bytes`` columns as read-only ``memoryview`` objects on the mapped shard, without a copy, for
-            decoders that take any buffer. A view keeps its shard's file mapped.
-        transform: function of a sample, run where samples are read: in the loader's workers, or by several threads at once,
-            see ``read_threads``.
-        storage_options: credentials and settings for ``remote``, by obstore's names; they go before the environment's.
-        world: this process's place. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each time
-            iteration starts.
+        replication: which ranks read the same samples (tensor, sequence parallelism): so many consecutive ones, or those that
+            a :class:`~stoker.cluster.mesh.Mesh` says, or a torch ``DeviceMesh`` whose dimension ``"dp"`` is the data's.
+        world: this process's rank and world. Default: found by :meth:`World.detect <stoker.cluster.world.World.detect>` each
+            time iteration starts.
         remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.global_batches.BatchPlan`, and of
             parts of a partition that do not end together, see :class:`~stoker.order.partition.part_plan.PartPlan`.
-        download_threads: shards fetched at once by this process.
-        read_threads: threads that read (and transform) ahead of the consumer. Default: up to 8 with a transform, else none;
-            none in DataLoader workers. A transform that draws from a global random generator needs 0, which runs it in the
-            consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
 
     Raises:
         ConfigError: arguments that make no sense.
@@ -132,86 +125,78 @@ class StreamingDataset(TorchIterable[Any]):
     """
 
     @checked(
-        streams="give Stream(remote=...) objects in a list, or remote= alone for a single source",
+        remote="for several streams write streams=[Stream(...), ...]",
+        streams="give Stream(...) objects in a list, or remote= alone for a single source",
         subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name)",
         partition="such as RoundRobin(); Adaptive is for a StreamingShardLoader",
         world="such as World(rank=0, world_size=2)",
-        filters="such as [('column', '>', 3)]",
+        mesh="it is replication=",
+        **{name: f"it is in read=ReadOptions({name}=...)" for name in ("views", "decoded_limit", "read_threads")},
+        download_threads="it is in read=ReadOptions(download_threads=...)",
+        **MOVED,
     )
     def __init__(
         self,
-        *,
-        streams: Sequence[Stream] | None = None,
         remote: Files | None = None,
+        *,
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
+        streams: Sequence[Stream] | None = None,
         format: str | None = None,  # noqa: A002 - the name that users expect
         format_options: Mapping[str, Any] | None = None,
-        filters: Filters | None = None,
-        on_bad_files: OnBadFiles = "error",
-        decoded_limit: int | str = 1 << 30,
+        storage_options: StorageOptions | None = None,
+        columns: Sequence[str] | None = None,
+        transform: Transform | None = None,
+        read: ReadOptions = ReadOptions(),
+        allow_unsafe_types: bool = False,
+        cache: CacheKind = "disk",
+        cache_limit: int | str | None = None,
+        predownload: int | None = None,
         download_retry: int = 2,
         download_timeout: float = 60.0,
         validate_hash: str | bool | None = None,
         keep_zip: bool = False,
-        epoch_size: int | str | None = None,
-        predownload: int | None = None,
-        cache_limit: int | str | None = None,
-        cache: CacheKind = "disk",
-        partition: Partition | None = None,
-        num_canonical_nodes: int | None = None,
         batch_size: int | None = None,
+        epoch_size: int | str | None = None,
         shuffle: bool = False,
         shuffle_algo: str = "block",
         shuffle_seed: int = 9176,
         shuffle_block_size: int | None = None,
+        num_canonical_nodes: int | None = None,
+        subset: Subset | Sequence[Subset] | None = None,
         sampling_method: str = "balanced",
         sampling_granularity: int = 1,
         schedule: Schedule | None = None,
         batching_method: str = "random",
-        subset: Subset | Sequence[Subset] | None = None,
-        replication: int | None = None,
-        mesh: Mesh | DeviceMesh | None = None,
+        partition: Partition | None = None,
         partition_algo: str | None = None,
-        allow_unsafe_types: bool = False,
-        columns: Sequence[str] | None = None,
-        views: bool = False,
-        transform: Transform | None = None,
-        storage_options: StorageOptions | None = None,
+        replication: Replication | None = None,
         world: World | None = None,
         remainder: Remainder = "pad",
-        download_threads: int = 8,
-        read_threads: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("predownload", predownload, 0),
-            ("download_retry", download_retry, 0),
-            ("download_threads", download_threads, 1),
-            ("read_threads", read_threads, 0),
-        ):
+        for name, value, least in (("batch_size", batch_size, 1), ("predownload", predownload, 0)):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
-        if not 0 < download_timeout < float("inf"):
-            raise ConfigError(f"download_timeout is seconds above 0, got {download_timeout}")
         length = None if epoch_size is None else parse_count(epoch_size)
         if length == 0:
             raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
         if streams is None:
-            kind: dict[str, Any] = {"format": format, "format_options": format_options}
-            streams = [Stream(remote, local, split, filters=filters, on_bad_files=on_bad_files, **kind)]
-        elif (remote, local, split, format, format_options, filters, on_bad_files) != (*[None] * 6, "error"):
+            streams = [Stream(remote, local, split, format=format, format_options=format_options)]
+        elif any(given is not None for given in (remote, local, split, format, format_options)):
             raise ConfigError("give streams=, or remote=, local=, split= and format= for a single one, not both")
-        options = ReadOptions(allow_unsafe_types, views, parse_bytes(decoded_limit))
+        options = replace(read, allow_unsafe_types=allow_unsafe_types or read.allow_unsafe_types)
         subsets = as_subsets(subset)
         needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
         in_memory = uses_memory(cache)
-        kept = (download_retry, download_timeout, validate_hash, keep_zip)
-        defaults = StreamDefaults(*kept, storage_options, needed, in_memory=in_memory)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
-        self._streams = open_streams(streams, defaults, cache_limit=limit)
+        self._streams = open_streams(
+            streams,
+            StreamDefaults(
+                download_retry, download_timeout, validate_hash, keep_zip, storage_options, needed, in_memory, limit
+            ),
+        )
         held = in_memory and not self._streams.near
-        self._rank_finder = DataRankFinder(world, replication, mesh)
+        self._rank_finder = DataRankFinder(world, replication)
         self.index = self._streams.index
         self.batch_size = batch_size
         self._table = ShardTable(self.index.sizes)
@@ -241,13 +226,13 @@ class StreamingDataset(TorchIterable[Any]):
             ),
         )
         self._epoch_reader = EpochReader(
-            self._streams.pool(threads=download_threads, options=options),
+            self._streams.pool(options),
             sample_order,
             EpochReaderSettings(
                 columns=None if columns is None else tuple(columns),
                 transform=transform,
                 predownload=predownload,
-                read_threads=read_threads,
+                read_threads=options.read_threads,
                 sample_bytes=total_bytes // max(1, self.size),
                 shard_bytes=total_bytes // max(1, len(self._table)),
                 near=self._streams.near,

@@ -17,14 +17,13 @@ from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
 from stoker.cluster import LoaderWorker, World
-from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.errors import ConfigError
 from stoker.loaders.iterable import TorchIterable
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run
-from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import TooLong
@@ -107,7 +106,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             reads them, and written nowhere; see :class:`~stoker.StreamingDataset`.
         storage_options: credentials and settings for remote files.
         on_bad_files: ``"skip"`` leaves damaged files out, and lists them in :attr:`skipped_files`.
-        world, replication, mesh: who reads what, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
+        world, replication: who reads what, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
 
     Raises:
         ConfigError: arguments that make no sense, no token column, or fewer files than ranks where ``granularity="file"``.
@@ -145,16 +144,13 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         storage_options: StorageOptions | None = None,
         on_bad_files: OnBadFiles = "error",
         world: World | None = None,
-        replication: int | None = None,
-        mesh: Mesh | DeviceMesh | None = None,
+        replication: Replication | None = None,
     ) -> None:
         if decode_threads < 1:
             raise ConfigError(f"decode_threads={decode_threads}: at least 1")
         if shard is not None:
-            if world is not None or replication is not None or mesh is not None or seed is not None:
-                raise ConfigError(
-                    "shard= says which rank this is, and the seed: give no world, replication, mesh or seed"
-                )
+            if world is not None or replication is not None or seed is not None:
+                raise ConfigError("shard= says which rank this is, and the seed: give no world, replication or seed")
             world = World(shard.rank, shard.world_size, source="ShardConfig")
         settings = LMSettings(
             seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
@@ -163,7 +159,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self.batch_size = batch_size
         self.decode_threads = decode_threads
         self.stats = LoaderStats()
-        self._rank_finder = DataRankFinder(world, replication, mesh)
+        self._rank_finder = DataRankFinder(world, replication)
         self._rank_finder.data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)

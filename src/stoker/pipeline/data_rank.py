@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank
 
-__all__ = ["DataRankFinder"]
+__all__ = ["DataRankFinder", "Replication"]
+
+Replication: TypeAlias = int | Mesh | DeviceMesh
+"""Which ranks read the same samples: so many consecutive ones, or those that a mesh says."""
 
 
 class DataRankFinder:
@@ -15,22 +20,18 @@ class DataRankFinder:
 
     Args:
         world: this process's place; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
-        replication: so many consecutive ranks read the same samples.
-        mesh: which ranks read the same samples.
+        replication: which ranks read the same samples: so many consecutive ones, or those that a mesh says.
 
     Raises:
-        ConfigError: both replication and a mesh, or a mesh without the dimension ``"dp"``.
+        ConfigError: a number below 1, or a mesh without the dimension ``"dp"``.
     """
 
-    def __init__(
-        self, world: World | None = None, replication: int | None = None, mesh: Mesh | DeviceMesh | None = None
-    ) -> None:
-        if replication is not None and mesh is not None:
-            raise ConfigError("give replication= or mesh=, not both: a mesh says which ranks read the same samples")
-        if replication is not None and replication < 1:
+    def __init__(self, world: World | None = None, replication: Replication | None = None) -> None:
+        if isinstance(replication, int) and replication < 1:
             raise ConfigError(f"replication must be at least 1, got {replication}")
         self._given = world
-        self._replication = replication or 1
+        self._replication = replication if isinstance(replication, int) else 1
+        mesh = None if isinstance(replication, int) else replication
         self._mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh.of(mesh)
 
     @property

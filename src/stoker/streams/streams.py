@@ -17,11 +17,10 @@ from stoker.cache.open_cache import check_memory
 from stoker.cache.quota_shares import share_limit
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.open_format import check_format, is_made, open_format
-from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
+from stoker.catalog.unindexed.open_parquet import Files
 from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.formats.parquet.footer.predicate import Filters
 from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
 from stoker.reading.shard_pool import ShardPool
@@ -30,23 +29,33 @@ from stoker.streams.stream_names import stream_names
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["Stream", "StreamDefaults", "Streams", "open_streams"]
+__all__ = ["MOVED", "Stream", "StreamDefaults", "Streams", "open_streams"]
 
 _THREADS: Final = 16
+_INHERITED: Final = ("download_retry", "download_timeout", "validate_hash", "keep_zip", "storage_options")
+MOVED: Final[Mapping[str, str]] = {
+    "source": "it is called remote=, and may be the first argument without a name",
+    "filters": 'it is a setting of the format: format="parquet", format_options={"filters": ...}',
+    "on_bad_files": 'it is a setting of the format: format="parquet", format_options={"on_bad_files": "skip"}',
+}
+"""Arguments that are looked for under other names, and where they are."""
 
 
 @checked(
     subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name)",
-    filters="such as [('column', '>', 3)]",
+    **MOVED,
 )
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One of the streams of a dataset. ``None`` stands for the dataset's own setting.
 
+    >>> Stream("s3://bucket/web", proportion=0.7)
+    Stream(remote='s3://bucket/web', proportion=0.7)
+
     Args:
         remote: URL or directory that holds the stream; ``None``: ``local`` holds it. Of files that are read as they are
             also a file, a pattern or a list of files.
-        local: directory for the cache.
+        local: directory for the cache; see :class:`~stoker.loaders.dataset.StreamingDataset`.
         split: sub-directory of both.
         name: what weights, states and messages call it. Default: the split, or the last parts of the path that tell it
             from the other streams; give one where streams may be added later.
@@ -57,8 +66,6 @@ class Stream:
         format: ``None``: shards with an index.json, of any formats. A name: files of this format as they are, indexed from
             a listing and their own headers; see docs/formats.md.
         format_options: settings of the format, by name; see there.
-        filters: of Parquet, conditions on row groups, by their statistics; see there.
-        on_bad_files: of Parquet, ``"error"`` or ``"skip"``; see there.
         subset: which of its samples belong: :class:`~stoker.streams.subsets.HashSplit`, ``KeepIds``, ``SkipIds`` or
             ``Where``, or a list of them, all of which must let a sample in.
 
@@ -80,8 +87,6 @@ class Stream:
     keep_zip: bool | None = None
     storage_options: StorageOptions | None = field(default=None, repr=False)
     format: str | None = None
-    filters: Filters | None = None
-    on_bad_files: OnBadFiles = "error"
     subset: Subset | Sequence[Subset] | None = None
     format_options: Mapping[str, Any] | None = None
 
@@ -96,14 +101,12 @@ class Stream:
         weights = [name for name in ("proportion", "repeat", "choose") if getattr(self, name) is not None]
         if len(weights) > 1:
             raise ConfigError(f"{where} has one of proportion, repeat and choose, not {' and '.join(weights)}")
-        for name in (*weights, "download_retry"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
+        for name in weights:
+            if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ConfigError(f"{where}: {name} must not be negative, got {value}")
-        if self.download_timeout is not None and not 0 < self.download_timeout < math.inf:
-            raise ConfigError(f"{where}: download_timeout is seconds above 0, got {self.download_timeout}")
+        _check_downloads(self, f"{where}: ")
         as_subsets(self.subset)
-        check_format(self.format, self.remote, self.filters, self.on_bad_files, self.format_options, where)
+        check_format(self.format, self.remote, self.format_options, where)
 
     def __repr__(self) -> str:
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.repr and one.name != "_"}
@@ -121,7 +124,19 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class StreamDefaults:
-    """What streams that say nothing else are opened with; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
+    """Settings of a dataset for the streams that have none of their own.
+
+    Attributes:
+        download_retry, download_timeout, validate_hash, keep_zip, storage_options: see
+            :class:`~stoker.loaders.dataset.StreamingDataset`.
+        columns: all columns that will be read; ``None`` for all.
+        in_memory: shards of a remote are held in memory.
+        cache_limit: bytes that all streams' caches together may take. It is divided among the cache directories: see
+            :func:`~stoker.cache.quota_shares.share_limit`. Streams that are read where they lie take none of it.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
 
     download_retry: int = 2
     download_timeout: float = 60.0
@@ -130,6 +145,10 @@ class StreamDefaults:
     storage_options: StorageOptions | None = field(default=None, repr=False)
     columns: tuple[str, ...] | None = None
     in_memory: bool = False
+    cache_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_downloads(self, "")
 
 
 class Streams:
@@ -186,24 +205,21 @@ class Streams:
         """The directories that shards are read from, for messages."""
         return ", ".join(dict.fromkeys(str(place.cache.root) for place in self.places))
 
-    def pool(self, *, threads: int = 8, options: ReadOptions = ReadOptions()) -> ShardPool:
+    def pool(self, options: ReadOptions = ReadOptions()) -> ShardPool:
         """A pool of all streams' shards."""
-        return ShardPool(self.index, [place.cache for place in self.places], threads=threads, options=options)
+        caches = [place.cache for place in self.places]
+        return ShardPool(self.index, caches, threads=options.download_threads, options=options)
 
     def __repr__(self) -> str:
         return f"<Streams {', '.join(self.names)}: {self.index.samples} samples in {len(self.index)} shards>"
 
 
-def open_streams(
-    streams: Sequence[Stream], defaults: StreamDefaults = StreamDefaults(), *, cache_limit: int | None = None
-) -> Streams:
+def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = None) -> Streams:
     """Open streams, their indexes fetched side by side. Streams of one place share it.
 
     Args:
         streams: at least one.
         defaults: what streams that say nothing else are opened with.
-        cache_limit: bytes that all streams' caches together may take. It is divided among the cache directories: see
-            :func:`~stoker.cache.quota_shares.share_limit`. Streams that are read where they lie take none of it.
 
     Raises:
         ConfigError: names that are not different, two datasets in one cache directory, a limit that can not hold
@@ -216,74 +232,55 @@ def open_streams(
         if not isinstance(stream, Stream):
             raise ConfigError(f"streams holds a {type(stream).__name__}: expected Stream objects")
     names = stream_names(streams)
-    options = [defaults.storage_options if one.storage_options is None else one.storage_options for one in streams]
-    openers = [_Opener(*each, defaults, cache_limit) for each in zip(streams, options, strict=True)]
+    defaults = defaults or StreamDefaults()
+    openings = [_opening(one, defaults) for one in streams]
     # Streams that are opened alike are opened once.
-    different = [openers.index(opener) for opener in openers]
-    needed = sorted(set(different))
-    if len(needed) == 1:
-        opened = {needed[0]: openers[needed[0]].open()}
+    keys = [repr(opening) for opening in openings]
+    different = dict(zip(keys, openings, strict=True))
+    if len(different) == 1:
+        places = [open_format(**openings[0])]
     else:
-        with ThreadPoolExecutor(min(_THREADS, len(needed)), thread_name_prefix="stoker-open") as threads:
-            futures = {number: threads.submit(openers[number].open) for number in needed}
-            opened = {number: future.result() for number, future in futures.items()}
-    if cache_limit is not None:
-        opened = dict(zip(opened, _limited(list(opened.values()), cache_limit), strict=True))
-    return Streams(streams, names, [opened[number] for number in different], cache_limit)
+        with ThreadPoolExecutor(min(_THREADS, len(different)), thread_name_prefix="stoker-open") as threads:
+            places = list(threads.map(lambda opening: open_format(**opening), different.values()))
+    if defaults.cache_limit is not None:
+        places = _limited(places, defaults.cache_limit)
+    opened = dict(zip(different, places, strict=True))
+    return Streams(streams, names, [opened[key] for key in keys], defaults.cache_limit)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opener:
-    """How a stream is opened: equal for streams that can share what is opened."""
-
-    stream: Stream = field(compare=False)
-    options: StorageOptions | None = field(repr=False)
-    defaults: StreamDefaults = field(compare=False)
-    limit: int | None = field(compare=False)
-    arguments: tuple[Any, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        one = self.stream
-        given = (
-            one.format,
-            repr(one.remote),
-            *(None if part is None else os.fspath(part) for part in (one.local, one.split)),
-        )
-        settings = (repr(one.filters), one.on_bad_files, repr(one.format_options))
-        object.__setattr__(self, "arguments", (*given, *settings, *self._chosen().values()))
-
-    def _chosen(self) -> dict[str, Any]:
-        one, base = self.stream, self.defaults
-        return {
-            name: getattr(base if getattr(one, name) is None else one, name)
-            for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip")
-        }
-
-    def open(self) -> DatasetLocation:
-        one, chosen = self.stream, self._chosen()
-        check_memory(self.defaults.in_memory, one.remote, one.local, chosen["keep_zip"])
+def _opening(one: Stream, defaults: StreamDefaults) -> dict[str, Any]:
+    """Arguments of :func:`~stoker.catalog.open_format.open_format` for a stream; the same for streams that share a place."""
+    retry, timeout, validate, keep_zip, options = (
+        getattr(defaults if getattr(one, name) is None else one, name) for name in _INHERITED
+    )
+    check_memory(defaults.in_memory, one.remote, one.local, keep_zip)
+    return {
+        "format": one.format,
+        "remote": one.remote,
+        "local": None if one.local is None else os.fspath(one.local),
+        "split": one.split,
+        "columns": defaults.columns,
+        "options": one.format_options,
+        "cache_limit": defaults.cache_limit,
         # As for a dataset: False never validates, and what is empty is not given.
-        validate = chosen["validate_hash"] or (False if chosen["validate_hash"] is False else None)
-        return open_format(
-            one.format,
-            one.remote,
-            one.local,
-            one.split,
-            columns=self.defaults.columns,
-            filters=one.filters,
-            on_bad_files=one.on_bad_files,
-            options=one.format_options,
-            cache_limit=self.limit,
-            settings=CacheSettings(
-                validate_hash=validate,
-                keep_zip=chosen["keep_zip"],
-                stall_timeout=chosen["download_timeout"],
-                in_memory=self.defaults.in_memory,
-            ),
-            storage_options=self.options,
-            retry=RetryPolicy(attempts=chosen["download_retry"] + 1),
-            stall_timeout=chosen["download_timeout"],
-        )
+        "settings": CacheSettings(
+            validate_hash=validate or (False if validate is False else None),
+            keep_zip=keep_zip,
+            stall_timeout=timeout,
+            in_memory=defaults.in_memory,
+        ),
+        "storage_options": options,
+        "retry": RetryPolicy(attempts=retry + 1),
+        "stall_timeout": timeout,
+    }
+
+
+def _check_downloads(given: Stream | StreamDefaults, where: str) -> None:
+    retry, timeout = given.download_retry, given.download_timeout
+    if retry is not None and retry < 0:
+        raise ConfigError(f"{where}download_retry must be at least 0, got {retry}")
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise ConfigError(f"{where}download_timeout is seconds above 0, got {timeout}")
 
 
 def _limited(places: Sequence[DatasetLocation], limit: int) -> list[DatasetLocation]:

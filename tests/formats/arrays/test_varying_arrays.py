@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from s3server import Bucket
-from stoker import StreamingDataset
+from stoker import ReadOptions, StreamingDataset
 from stoker.errors import ConfigError, FormatError, IndexFileError
 from stoker.loaders.dataloader import StreamingDataLoader
 from stoker.storage import open_store
@@ -87,7 +87,9 @@ def test_a_sample_a_file_is_streamed_shuffled_and_resumed(
 @pytest.mark.parametrize("views", [False, True])
 def test_a_column_of_differing_shapes_is_a_list_and_one_of_equal_shapes_an_array(views: bool, tmp_path: Path) -> None:
     folder = fill(tmp_path / "data", "npz")
-    dataset = StreamingDataset(remote=folder, format="npz", format_options=WHOLE, batch_size=4, views=views)
+    dataset = StreamingDataset(
+        remote=folder, format="npz", format_options=WHOLE, batch_size=4, read=ReadOptions(views=views)
+    )
     found = 0
     for batch in dataset.batches():
         assert isinstance(batch["image"], list)

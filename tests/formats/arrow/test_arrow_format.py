@@ -122,7 +122,7 @@ def test_bytes_are_views_of_the_file_where_asked_for(tmp_path: Path) -> None:
         writer.write_batch({"x": [b"ab", b"", b"cde"]})
     from stoker import StreamingDataset
 
-    (found,) = StreamingDataset(local=tmp_path, views=True, batch_size=3).batches()
+    (found,) = StreamingDataset(local=tmp_path, read=ReadOptions(views=True), batch_size=3).batches()
     assert all(isinstance(value, memoryview) for value in found["x"])
     assert describe([bytes(value) for value in found["x"]]) == describe([b"ab", b"", b"cde"])
 

@@ -11,6 +11,7 @@ from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resiz
 from stoker.bench.loaders.rank_loader import RankLoader
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.arrays.npz import read_arrays
+from stoker.formats.base import ReadOptions
 from stoker.loaders.dataset import StreamingDataset
 from stoker.storage import is_local, open_store
 from stoker.streams.streams import Stream
@@ -130,9 +131,8 @@ class StokerLoader(RankLoader):
                 transform=self._transform,
                 world=job.world,
                 remainder="drop" if workload.reader.last_batch == "drop" else "uneven",
-                read_threads=job.threads,
                 # What a transform makes is its own; without one, samples are handed over that outlive the file.
-                views=self._transform is not None,
+                read=ReadOptions(read_threads=job.threads, views=self._transform is not None),
                 **self.options,
             )
         except TypeError as error:

@@ -73,7 +73,7 @@ class ArrayShard(PackedShard):
         """A column, rows first: mapped, or decoded now or before."""
         array = self._arrays.get(name)
         if array is None:
-            array = memory_of(self.options.decoded_limit).get(self._shelf, name, self._decoder(name))
+            array = memory_of(self.options.decoded_bytes).get(self._shelf, name, self._decoder(name))
         return array
 
     def take(self, name: str, rows: Ids) -> Column:

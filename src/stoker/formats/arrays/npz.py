@@ -226,7 +226,7 @@ class NPZShard(ArrayShard):
 
     def decode(self, name: str) -> Array:
         """See :class:`~stoker.formats.arrays.array_shards.ArrayShard`."""
-        array = _decoded(self._data, self._members[name], f"{self.where}: array {name!r}", self.options.decoded_limit)
+        array = _decoded(self._data, self._members[name], f"{self.where}: array {name!r}", self.options.decoded_bytes)
         return rows_first(array, self._last, f"{self.where}: array {name!r}")
 
 
@@ -249,7 +249,7 @@ def read_arrays(data: Buffer, where: str) -> dict[str, Array]:
     for name, member in _members(source).items():
         here = f"{where}: array {name!r}"
         if member.deflated:
-            found[name] = _decoded(data, member, here, ReadOptions().decoded_limit)
+            found[name] = _decoded(data, member, here, ReadOptions().decoded_bytes)
         else:
             dtype, shape, fortran, start = _header(source, member, here)
             found[name] = map_array(data, dtype, shape, member.start + start, fortran, here)

@@ -110,7 +110,7 @@ class ArrowShard(PackedShard):
     def parts(self, name: str) -> list[ColumnValues]:
         """A column's batches, checked."""
         parts: list[ColumnValues] = (
-            memory_of(self.options.decoded_limit).get(self._shelf, name, partial(_Parts, self, name)).parts
+            memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(_Parts, self, name)).parts
         )
         return parts
 
@@ -151,7 +151,7 @@ class ArrowShard(PackedShard):
             CorruptDataError: they are damaged; names shard and column.
         """
         pa, here = pyarrow(), f"{self.where}: column {name!r}"
-        check_memory(self._layout.unpacked, self._source.size, self.options.decoded_limit, self.where)
+        check_memory(self._layout.unpacked, self._source.size, self.options.decoded_bytes, self.where)
         try:
             reader = self._open_ipc(name)
             arrays = [_own_offsets(batch.column(0)) for batch in reader if batch.num_columns]

@@ -195,5 +195,5 @@ def check_memory(size: int, stored: int, limit: int, where: str) -> None:
     if size > most:
         raise CorruptDataError(
             f"{where}: {stored:,} bytes decode to {size:,}, and {most:,} are allowed: it is damaged or made to fill memory; "
-            "if it is right, raise decoded_limit="
+            "if it is right, raise ReadOptions(decoded_limit=)"
         )

@@ -180,7 +180,7 @@ class HDF5Shard(ArrayShard):
                 dataset = file[name]
                 size = math.prod(dataset.shape) * dataset.dtype.itemsize
                 check_decoded(size, len(self._data), here)
-                check_memory(size, dataset.id.get_storage_size(), self.options.decoded_limit, here)
+                check_memory(size, dataset.id.get_storage_size(), self.options.decoded_bytes, here)
                 values = read_chunks(load_h5py(), dataset, self._data, here, trusted=self.options.allow_unsafe_types)
                 if values is None:
                     values = dataset[()]

@@ -88,7 +88,7 @@ class ParquetFormat(Format):
 def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:
     """A fixed-width column of several row groups in one copy; ``None`` where it is none, or not all of them fit in memory."""
     first = shards[0].values(name)
-    if not isinstance(first, PlacedValues) or first.nbytes * len(shards) > shards[0].options.decoded_limit:
+    if not isinstance(first, PlacedValues) or first.nbytes * len(shards) > shards[0].options.decoded_bytes:
         return None
     if len(rows) and int(rows.min()) < 0:
         raise IndexError("row outside its shard")

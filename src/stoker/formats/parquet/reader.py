@@ -119,7 +119,7 @@ class ParquetReader:
         """A column, decoded now or before."""
         if name in self._constants:
             return constant(self._constants[name])
-        found: ColumnValues = memory_of(self.options.decoded_limit).get(self._shelf, name, partial(self._decode, name))
+        found: ColumnValues = memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(self._decode, name))
         return found
 
     def array(self, name: str) -> Any:
@@ -189,7 +189,7 @@ class ParquetReader:
         """Refuse a column that takes too much memory: by what its chunks say, or its values, a byte each at least."""
         size = max(int(chunks[:, UNCOMPRESSED].sum()), int(chunks[:, VALUES].sum()))
         stored = int(chunks[:, COMPRESSED].sum())
-        check_memory(size, stored, self.options.decoded_limit, f"{self.where}, column {name!r}")
+        check_memory(size, stored, self.options.decoded_bytes, f"{self.where}, column {name!r}")
 
     def _decode(self, name: str) -> ColumnValues:
         column, chunks = self._find(name)
