@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from stoker.tokens import Joiner, LMBatch, LMSettings, Packer, Ragged, cover, pad, stream_starts, windows
+from stoker.tokens import Joiner, LMBatch, LMSettings, Packer, Ragged, pad, stream_starts, windows
 
 SEQ, ROWS, FED = 2048, 16, 1000
 
@@ -45,8 +45,10 @@ def bare(documents: Ragged) -> tuple[int, int]:
 def by_windows(documents: Ragged, settings: LMSettings) -> Iterator[LMBatch]:
     starts = stream_starts(documents.lengths, settings)
     for first in range(0, int(starts[-1]) // SEQ - ROWS, ROWS):
-        c = cover(starts, first, ROWS, settings)
-        yield windows(documents[c.first : c.stop], c.skip, ROWS, settings, first_document=c.first)
+        begin, end = first * SEQ, (first + ROWS) * SEQ
+        low = int(np.searchsorted(starts, begin, side="right")) - 1
+        stop = int(np.searchsorted(starts, end, side="left"))
+        yield windows(documents[low:stop], begin - int(starts[low]), ROWS, settings, first_document=low)
 
 
 def by_maker(maker: Joiner | Packer, documents: Ragged) -> Iterator[LMBatch]:

@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from stoker.tokens import LMBatch, LMSettings, Ragged
+from stoker.tokens.layouts.assemble import assemble
+from stoker.tokens.layouts.bin_packing import TooLong, place
 
 EOS, PAD = 1, 0
 FIRST_TOKEN = 2
@@ -112,3 +114,11 @@ def check_batch(batch: LMBatch, documents: Documents, settings: LMSettings, *, j
     assert batch.cu_seqlens.dtype == np.int32
     assert batch.cu_seqlens.tolist() == sorted(borders)
     assert batch.max_seqlen == max(np.diff(sorted(borders)).tolist(), default=0)
+
+
+def pack(documents: Ragged, how: LMSettings, *, too_long: TooLong = "split", first_document: int = 0) -> LMBatch:
+    """All documents in as few rows as best-fit-decreasing finds."""
+    how.padding("the pack layout")
+    placed = place(documents, how, too_long)
+    pieces, shape = placed.pieces(0, placed.count, how.seq_len), (placed.count, how.seq_len)
+    return assemble(documents, pieces, shape, how, first_document=first_document, cut=placed.cut)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lm_reference import EOS, PAD, lengths_lists, numbered, ragged, settings_of
+from lm_reference import EOS, PAD, lengths_lists, numbered, pack, ragged, settings_of
 
 from stoker.errors import ConfigError
-from stoker.tokens import LMBatch, LMSettings, pack, pad, windows
+from stoker.tokens import LMBatch, LMSettings, pad, windows
 
 
 def example(**settings: Any) -> LMBatch:

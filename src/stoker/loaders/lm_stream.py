@@ -16,11 +16,9 @@ from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.order.sample_order import EpochPosition
 from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.base import RowMaker
 from stoker.tokens.layouts.bin_packing import TooLong
-from stoker.tokens.layouts.layout_spec import LayoutName
-from stoker.tokens.layouts.layouts import pad
-from stoker.tokens.layouts.streaming_concat import Joiner
-from stoker.tokens.layouts.streaming_pack import Packer
+from stoker.tokens.layouts.registry import LayoutName, make_layout
 from stoker.tokens.settings import LabelKind, LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Batch, Ids
@@ -109,14 +107,11 @@ class LMStream:
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-        if layout not in ("concat", "pack", "pad", "truncate"):
-            raise ConfigError(f"layout={layout!r} is unknown; known: concat, pack, pad, truncate")
         self._settings = LMSettings(
             seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
         )
-        if layout != "concat":
-            self._settings.padding(f"the {layout} layout")
-        self._rows = layout in ("pad", "truncate")
+        self._layout = make_layout(layout, self._settings, too_long)
+        self._rows = self._layout.document_rows
         if dataset.batch_size is None:
             dataset.batch_size = batch_size if self._rows else _AT_ONCE
         if self._rows and dataset.batch_size != batch_size:
@@ -127,13 +122,11 @@ class LMStream:
         self._dataset = dataset
         self._column = column
         self._batch_size = batch_size
-        self._layout = layout
         self._tokenize = None if tokenizer is None else _function_of(tokenizer)
         self._token_dtype = token_dtype
         self._endless = endless
-        self._too_long: TooLong = too_long
         self._lookahead = lookahead
-        self._maker: Joiner | Packer | None = None
+        self._maker: RowMaker | None = None
         self._marks: deque[_Mark] = deque()
         # A state that was loaded, until an iteration has gone back to it.
         self._resumed: Mapping[str, Any] | None = None
@@ -219,7 +212,7 @@ class LMStream:
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "layout": self._layout,
+            "layout": self._layout.name,
             "column": self._column,
             "seq_len": self._settings.seq_len,
             "batch_size": self._batch_size if self._rows else None,
@@ -228,10 +221,9 @@ class LMStream:
         }
 
     def _rows_of_documents(self) -> Iterator[LMBatch]:
-        too_long = "truncate" if self._layout == "truncate" else "error"
         for documents in self._read(0):
             self._resumed = None
-            yield pad(documents, self._settings, too_long=too_long, first_document=self._marks[-2].document)  # type: ignore[arg-type]
+            yield self._layout.rows(documents, self._marks[-2].document)
 
     def _joined_or_packed(self, resumed: Mapping[str, Any] | None) -> Iterator[LMBatch]:
         first = 0 if resumed is None else int(resumed.get("document", 0))
@@ -253,31 +245,15 @@ class LMStream:
         def fetch(numbers: Ids) -> Ragged:
             return known.take(numbers - first)
 
-        maker = self._maker = self._make(state, fetch)
+        maker = self._maker = self._layout.row_maker(self._batch_size, self._lookahead, state, fetch)
         self._resumed = None
         rest = known[maker.next_document - first :] if again else known
         yield from maker.feed(rest)
         for documents in source:
             yield from maker.feed(documents)
-        yield from maker.finish() if isinstance(maker, Packer) else self._last(maker)
+        yield from maker.finish()
         self._maker = None
         self._marks.clear()
-
-    def _last(self, joiner: Joiner) -> Iterator[LMBatch]:
-        """The last rows of joined documents; what does not fill one is left out where nothing pads it."""
-        return joiner.finish(remainder=self._settings.pad_id is not None)
-
-    def _make(self, state: Mapping[str, Any] | None, fetch: Callable[[Ids], Ragged]) -> Joiner | Packer:
-        if self._layout == "concat":
-            return Joiner(self._settings, self._batch_size, state=state)
-        return Packer(
-            self._settings,
-            self._batch_size,
-            lookahead=self._lookahead,
-            too_long=self._too_long,
-            state=state,
-            fetch=fetch,
-        )
 
     def _read(self, first: int) -> Iterator[Ragged]:
         """The dataset's documents, a batch of it at a time; notes how to get back to each."""

@@ -26,9 +26,10 @@ from stoker.order.sample_order import DataRank, EpochPosition, Run
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
 from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.base import DocumentBlock
 from stoker.tokens.layouts.bin_packing import TooLong
-from stoker.tokens.layouts.layout_spec import LayoutName, LayoutSpec
-from stoker.tokens.layouts.pad import DocumentBlock
+from stoker.tokens.layouts.block_builder import BlockBuilder
+from stoker.tokens.layouts.registry import LayoutName, make_layout
 from stoker.tokens.order.coalesce import join_steps
 from stoker.tokens.order.division import Granularity, TokenDivision
 from stoker.tokens.order.file_shares import FileShares
@@ -155,7 +156,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         settings = LMSettings(
             seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
         )
-        making = LayoutSpec(settings, layout, too_long)
+        rows = make_layout(layout, settings, too_long)
         self.batch_size = batch_size
         self.decode_threads = decode_threads
         self.stats = LoaderStats()
@@ -164,7 +165,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
         self._source = open_source(source, column, local, storage_options, on_bad_files, limit, in_memory=held)
-        self._making = making.over(self._source, decode_threads)
+        self._making = BlockBuilder(self._source, rows, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._sample_order: TokenSampleOrder = self._making.sample_order(
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
@@ -454,7 +455,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         groups = self._source.groups
         return (
             f"<StreamingParquetLoader of {int(groups.tokens.sum())} tokens in {len(groups.files)} files, "
-            f"{self.batch_size} x {self.seq_len}, {self._making.name}>"
+            f"{self.batch_size} x {self.seq_len}, {self._making.layout.name}>"
         )
 
 

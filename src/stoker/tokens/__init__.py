@@ -1,6 +1,6 @@
 """Tokens: documents of any length, and batches for language models made of them.
 
-:class:`Ragged` holds documents, :mod:`stoker.tokens.layouts.layouts`, :class:`Joiner` and :class:`Packer` make
+:class:`Ragged` holds documents; :func:`windows`, :func:`pad`, :class:`Joiner` and :class:`Packer` make
 :class:`LMBatch` of them. :class:`MegatronFile` and :class:`RawTokens` read token files of other libraries, :func:`tokenize`
 makes tokens of text.
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.best_fit import best_fit
-from stoker.tokens.layouts.layouts import Cover, cover, pack, pad, stream_starts, windows
+from stoker.tokens.layouts.pad import pad
 from stoker.tokens.layouts.streaming_concat import Joiner
 from stoker.tokens.layouts.streaming_pack import Packer
+from stoker.tokens.layouts.windows import stream_starts, windows
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
 from stoker.tokens.sources.ragged import Ragged
@@ -19,7 +20,6 @@ from stoker.tokens.sources.raw import RawTokens
 from stoker.tokens.tokenize.tokenize import TokenizeReport, tokenize
 
 __all__ = [
-    "Cover",
     "Joiner",
     "LMBatch",
     "LMSettings",
@@ -30,8 +30,6 @@ __all__ = [
     "RawTokens",
     "TokenizeReport",
     "best_fit",
-    "cover",
-    "pack",
     "pad",
     "stream_starts",
     "tokenize",

@@ -2,52 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.integers import mix
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.assemble import batch_arrays
-from stoker.tokens.layouts.layouts import windows
-from stoker.tokens.layouts.pad import BlockInput, DocumentBlock, order_of
+from stoker.tokens.layouts.base import BlockInput, DocumentBlock, RowMaker, TokenLayout, order_of
+from stoker.tokens.layouts.bin_packing import TooLong
+from stoker.tokens.layouts.streaming_concat import Joiner
+from stoker.tokens.layouts.windows import windows
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.runs import copy_runs
+from stoker.tokens.sources.source import TokenSource
 from stoker.types import Array, Ids
 
-__all__ = ["Joined"]
+__all__ = ["ConcatLayout"]
 
 _TAG_ROWS: Final = 23
 
 
-class Joined:
-    """Documents end to end, cut at every ``seq_len`` tokens.
+class ConcatLayout(TokenLayout):
+    """Documents end to end, cut at every ``seq_len`` tokens. Amounts are tokens, eos counted.
 
     Rows that lie in one block come in an order of their own, so that a long document is not trained on from its beginning
     to its end; those that go on in the next block come last.
-
-    Args:
-        settings: see :class:`LMSettings`.
     """
 
-    def __init__(self, settings: LMSettings) -> None:
-        self._settings = settings
+    name = "concat"
+    needs_padding = False
+
+    def __init__(self, settings: LMSettings, too_long: TooLong) -> None:
+        super().__init__(settings, too_long)
+        self.step = settings.seq_len
+        self.partial = settings.pad_id is not None
         self._eos = int(settings.eos_id is not None)
         self._shifted = settings.labels == "shifted"
-        # Tokens behind a row that are needed for its labels: those of another document, which may be of another block.
-        self._reach = int(self._shifted and settings.cross_document_labels)
+        # Labels across documents need the token behind a row, which may be of another block.
+        self.reach = int(self._shifted and settings.cross_document_labels)
 
-    @property
-    def parts(self) -> bool:
-        """See :class:`Layout`."""
-        return True
+    def amounts(self, source: TokenSource, bounds: Ids, tokens: Ids, rows: Ids) -> Ids:  # noqa: ARG002
+        """See :class:`TokenLayout`."""
+        return tokens + rows if self._eos else tokens
+
+    def row_maker(
+        self,
+        batch_size: int,
+        lookahead: int,  # noqa: ARG002
+        state: Mapping[str, Any] | None,
+        fetch: Callable[[Ids], Ragged],  # noqa: ARG002
+    ) -> RowMaker:
+        """See :class:`TokenLayout`."""
+        return Joiner(self.settings, batch_size, state=state)
 
     def block(self, found: BlockInput) -> DocumentBlock:
-        """See :class:`Layout`."""
-        documents, size = found.documents, self._settings.seq_len
+        """See :class:`TokenLayout`."""
+        documents, size = found.documents, self.settings.seq_len
         order = order_of(len(documents), found.key)
         lengths = documents.lengths + self._eos
         starts = np.zeros(lengths.size + 1, dtype=np.int64)
@@ -60,11 +74,11 @@ class Joined:
 
     def _full(self, total: int, phase: int) -> int:
         """Number of rows that lie in a block of so many amounts, of which the first begins at ``phase``."""
-        return max(0, total - self._reach - phase) // self._settings.seq_len
+        return max(0, total - self.reach - phase) // self.settings.seq_len
 
     def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
-        """See :class:`Layout`."""
-        size = self._settings.seq_len
+        """See :class:`TokenLayout`."""
+        size = self.settings.seq_len
         parts: list[LMBatch] = []
         for number, block in enumerate(blocks):
             total = int(block.starts[-1])
@@ -90,7 +104,7 @@ class Joined:
 
     def _inside(self, block: DocumentBlock, at: Ids) -> LMBatch:
         """Rows that lie in one block, by the places in its stream at which they begin."""
-        settings = self._settings
+        settings = self.settings
         shape = at.size, settings.seq_len
         ids, labels = batch_arrays(shape[0] * shape[1], settings)
         pieces: Extents | Callable[[], Extents]
@@ -110,12 +124,12 @@ class Joined:
 
     def _fill_whole(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
         """Fill rows that are a document each; returns what tells where they lie."""
-        size = self._settings.seq_len
+        size = self.settings.seq_len
         places = at // size
         documents = places if block.order is None else block.order[places]
         ids.reshape(-1, size)[:] = block.documents.values.reshape(-1, size)[documents]
         if labels is not None:
-            if self._settings.cross_document_labels:
+            if self.settings.cross_document_labels:
                 self._label(block, ids, labels, places + 1, at + size)
             else:
                 # The token behind a row is of another document: there is no need to look for it.
@@ -123,12 +137,12 @@ class Joined:
                     labels[:-1] = ids[1:]
                 else:
                     labels[:] = ids
-                labels[size - 1 if self._shifted else 0 :: size] = self._settings.ignore_index
+                labels[size - 1 if self._shifted else 0 :: size] = self.settings.ignore_index
         return partial(_whole_rows, block.numbers, documents, size)
 
     def _fill(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Extents:
         """Fill rows of any documents; returns where they lie."""
-        ends = at + self._settings.seq_len
+        ends = at + self.settings.seq_len
         # Pieces of each row: places of their documents in the block's order.
         first = np.searchsorted(block.starts, at, side="right") - 1
         stop = np.searchsorted(block.starts, ends, side="left")
@@ -139,18 +153,18 @@ class Joined:
         starts, behind = block.starts[places], block.starts[places + 1]
         begins: Ids = np.maximum(starts, np.repeat(at, counts))
         lengths: Ids = np.minimum(behind, np.repeat(ends, counts)) - begins
-        targets: Ids = begins + np.repeat(np.arange(0, ids.size, self._settings.seq_len) - at, counts)
+        targets: Ids = begins + np.repeat(np.arange(0, ids.size, self.settings.seq_len) - at, counts)
         lasts = (targets + lengths - 1)[begins + lengths == behind]  # of documents that end here
         sources = block.documents.offsets[documents] + (begins - starts)
-        if self._settings.eos_id is None:
+        if self.settings.eos_id is None:
             copy_runs(block.documents.values, sources, lengths, ids, targets)
         else:
             copy_runs(block.documents.values, sources, lengths - (begins + lengths == behind), ids, targets)
-            ids[lasts] = self._settings.eos_id
+            ids[lasts] = self.settings.eos_id
         if labels is not None:
             self._label(block, ids, labels, stop, ends)
-            if not self._settings.cross_document_labels:
-                labels[lasts if self._shifted else targets[begins == starts]] = self._settings.ignore_index
+            if not self.settings.cross_document_labels:
+                labels[lasts if self._shifted else targets[begins == starts]] = self.settings.ignore_index
         return Extents(targets, lengths, block.numbers[documents])
 
     def _label(self, block: DocumentBlock, ids: Array, labels: Array, stop: Ids, ends: Ids) -> None:
@@ -173,13 +187,13 @@ class Joined:
         sources = block.documents.offsets[documents] + (ends - block.starts[place])
         values = block.documents.values
         tokens = values[np.minimum(sources, values.size - 1)].astype(np.int64)
-        if self._settings.eos_id is not None:
-            tokens[block.starts[place + 1] == ends + 1] = self._settings.eos_id
-        labels[self._settings.seq_len - 1 :: self._settings.seq_len] = tokens
+        if self.settings.eos_id is not None:
+            tokens[block.starts[place + 1] == ends + 1] = self.settings.eos_id
+        labels[self.settings.seq_len - 1 :: self.settings.seq_len] = tokens
 
     def _across(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
         """Rows that begin in one block and go on in others, or of which the last is not full."""
-        needed = inside + count * self._settings.seq_len + 1
+        needed = inside + count * self.settings.seq_len + 1
         documents, numbers = [], []
         skip = 0
         for number, block in enumerate(blocks):
@@ -195,7 +209,7 @@ class Joined:
             if needed <= 0:
                 break
         joined = Ragged.concat(documents)
-        return windows(joined, skip, count, self._settings, first_document=np.concatenate(numbers))
+        return windows(joined, skip, count, self.settings, first_document=np.concatenate(numbers))
 
 
 def _whole_rows(numbers: Ids, documents: Ids, size: int) -> Extents:

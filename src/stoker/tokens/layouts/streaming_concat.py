@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, StateError
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.layouts import stream_starts, windows
+from stoker.tokens.layouts.windows import stream_starts, windows
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Ids
@@ -23,8 +23,7 @@ class Joiner:
     """Joins documents and cuts the stream into rows; what does not fill a batch is carried on to the next.
 
     Documents are numbered in the order in which they are fed. Batches depend on nothing but the documents and these
-    arguments; the state is two numbers: the document in which the next row begins, and the token in it. Where all lengths
-    are known, :func:`~stoker.tokens.layouts.layouts.cover` finds any row directly.
+    arguments; the state is two numbers: the document in which the next row begins, and the token in it.
 
     Args:
         settings: see :class:`LMSettings`.
@@ -80,14 +79,16 @@ class Joiner:
             self._tokens += part.tokens
         return self._batches(whole=True)
 
-    def finish(self, *, remainder: bool = True) -> Iterator[LMBatch]:
+    def finish(self, *, remainder: bool | None = None) -> Iterator[LMBatch]:
         """Yield the last batches, of which the last may have fewer rows.
 
         Args:
-            remainder: fill the last row with padding, where tokens do not; else leave those tokens out.
+            remainder: fill the last row with padding, where tokens do not; else leave those tokens out. Default: fill it
+                where there is a ``pad_id``.
         """
         self._finished = True
-        return self._batches(whole=not remainder, last=True)
+        filled = self._settings.pad_id is not None if remainder is None else remainder
+        return self._batches(whole=not filled, last=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Where we are, after the batch that was yielded last; JSON-serialisable."""

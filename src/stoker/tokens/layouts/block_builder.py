@@ -1,82 +1,25 @@
-"""From token files and a layout's name to a sample order, and from the sample order's blocks to documents in memory."""
+"""From token files and a layout to a sample order, and from the blocks of the order to documents in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Final
 
 import numpy as np
 
-from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
-from stoker.tokens.layouts.bin_packing import TooLong, check_too_long
-from stoker.tokens.layouts.concat import Joined
-from stoker.tokens.layouts.pad import BlockInput, DocumentBlock, Packed, Padded, TokenLayout
+from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
 from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings
-from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.block_buffer import Gathered
-from stoker.tokens.sources.measure import packed_rows
 from stoker.tokens.sources.memory import Memory
 from stoker.tokens.sources.source import TokenSource, place_of
-from stoker.types import Ids
 
-__all__ = ["LayoutName", "LayoutSpec", "BlockBuilder"]
+__all__ = ["BlockBuilder"]
 
-LayoutName = Literal["concat", "pack", "pad", "truncate"]
-
-# Small groups are packed together until they fill so many rows: of one that is packed by itself about a row is wasted.
-_ROWS_A_CELL: Final = 512
 # Tokens that lie ahead of the block that is decoded and are fetched meanwhile, where they come from afar.
 _FETCH_TOKENS: Final = 1 << 26
-# Written into what is kept of packing; another number makes it be counted anew.
-_PACKING: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutSpec:
-    """How documents become rows.
-
-    Attributes:
-        settings: see :class:`LMSettings`.
-        name: of the layout.
-        too_long: what becomes of documents that are too long to be packed.
-
-    Raises:
-        ConfigError: the layout is unknown, or needs a ``pad_id``.
-    """
-
-    settings: LMSettings
-    name: LayoutName
-    too_long: TooLong
-
-    def __post_init__(self) -> None:
-        if self.name not in get_args(LayoutName):
-            raise ConfigError(f"layout={self.name!r} is unknown; known: {', '.join(get_args(LayoutName))}")
-        check_too_long(self.too_long)
-        if self.name != "concat":
-            self.settings.padding(f"the {self.name} layout")
-
-    def over(self, source: TokenSource, threads: int) -> BlockBuilder:
-        """Batches of these files, with so many threads that decode."""
-        return BlockBuilder(source, self, threads)
-
-    def layout(self) -> TokenLayout:
-        """What makes batches."""
-        if self.name == "concat":
-            return Joined(self.settings)
-        if self.name == "pack":
-            return Packed(self.settings, self.too_long)
-        return Padded(self.settings, truncate=self.name == "truncate")
-
-    def said(self) -> dict[str, Any]:
-        """What rows depend on, for states."""
-        if self.name in ("pad", "truncate"):
-            return {}
-        said: dict[str, Any] = {"seq_len": self.settings.seq_len, "eos_id": self.settings.eos_id}
-        return said if self.name == "concat" else {**said, "too_long": self.too_long}
 
 
 class BlockBuilder:
@@ -84,16 +27,14 @@ class BlockBuilder:
 
     Args:
         source: the files.
-        making: how documents become rows.
+        layout: how documents become rows.
         threads: how many blocks are decoded at once.
     """
 
-    def __init__(self, source: TokenSource, making: LayoutSpec, threads: int) -> None:
+    def __init__(self, source: TokenSource, layout: TokenLayout, threads: int) -> None:
         self.source = source
-        self.settings = making.settings
-        self.name = making.name
-        self.layout = making.layout()
-        self._making = making
+        self.settings = layout.settings
+        self.layout = layout
         # The block that is delivered, those that are decoded, and what one of these outgrew.
         self._memory = Memory(threads + 2)
         self._cells = self._make_cells()
@@ -102,23 +43,22 @@ class BlockBuilder:
         self, granularity: Granularity | None, seed: int | None, shuffle_tokens: int, remainder: Remainder
     ) -> TokenSampleOrder:
         """The sample order over these files; ``seed`` is ``None`` for the order of files."""
-        settings = self.settings
-        joined = self.name == "concat"
+        layout = self.layout
         return TokenSampleOrder(
             self.source.name,
             self.source.about,
             self._cells,
             self.source.groups.files,
             TokenSettings(
-                layout=self.name,
-                step=settings.seq_len if joined else 1,
-                partial=not joined or settings.pad_id is not None,
-                reach=int(joined and settings.labels == "shifted" and settings.cross_document_labels),
+                layout=layout.name,
+                step=layout.step,
+                partial=layout.partial,
+                reach=layout.reach,
                 seed=seed,
                 granularity=granularity,
                 block_tokens=shuffle_tokens,
                 remainder=remainder,
-                said=self._making.said(),
+                said=layout.identity(),
             ),
             self.source.url,
         )
@@ -175,26 +115,9 @@ class BlockBuilder:
         self.source.fetch(groups)
 
     def _make_cells(self) -> RowGroupRuns:
-        groups, settings = self.source.groups, self.settings
-        bounds = join_groups(groups, _ROWS_A_CELL * settings.seq_len if self.name == "pack" else 1)
+        groups, layout = self.source.groups, self.layout
+        bounds = join_groups(groups, layout.rows_a_cell * self.settings.seq_len or 1)
         tokens = np.add.reduceat(groups.tokens, bounds[:-1])
         rows = np.add.reduceat(groups.rows, bounds[:-1])
-        if self.name == "concat":
-            amounts = tokens if settings.eos_id is None else tokens + rows
-        elif self.name == "pack":
-            amounts = self._count_packed(bounds)
-        else:
-            amounts = rows
+        amounts = layout.amounts(self.source, bounds, tokens, rows)
         return RowGroupRuns(bounds, groups.file[bounds[:-1]], tokens, amounts)
-
-    def _count_packed(self, bounds: Ids) -> Ids:
-        recipe = {
-            "seq_len": self.settings.seq_len,
-            "eos": self.settings.eos_id is not None,
-            "too_long": self._making.too_long,
-            "rows": _ROWS_A_CELL,
-            "version": _PACKING,
-        }
-        return self.source.keep(
-            "packed-rows", recipe, lambda: packed_rows(self.source, bounds, self.settings, self._making.too_long)
-        )

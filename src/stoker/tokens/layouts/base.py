@@ -1,0 +1,186 @@
+"""What a layout is: how blocks of documents become rows of batches. Each layout is a class in a module of this folder."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from stoker.order.shuffle.bijection import permute
+from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, check_too_long
+from stoker.tokens.settings import LMSettings
+from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.source import TokenSource
+from stoker.types import Ids
+
+__all__ = ["BlockInput", "DocumentBlock", "RowMaker", "TokenLayout", "batch_of_rows", "order_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DocumentBlock:
+    """Documents of some cells in memory, ready to be made into batches.
+
+    Attributes:
+        documents: all of them, none empty, as they lie in the files.
+        numbers: number of each document; int64.
+        order: the order in which documents, or packed rows, come; ``None``: as they lie.
+        starts: where documents, or packed rows, begin in amounts, in that order, and the total; int64.
+        placed: packed rows.
+        whole: every document is as long as a row, and nothing is put behind it.
+        rows: the order in which rows come that are cut of the joined documents and lie in the block; ``None``: as they lie.
+    """
+
+    documents: Ragged
+    numbers: Ids
+    order: Ids | None
+    starts: Ids
+    placed: PackedPieces | None = None
+    whole: bool = False
+    rows: Ids | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockInput:
+    """What was read for a block.
+
+    Attributes:
+        documents: all of them, none empty.
+        numbers: number of each; int64.
+        bounds: first document of each cell, and their number; int64.
+        amounts: what each cell should have; int64.
+        before: amounts before the block on its track.
+        key: shuffles; ``None``: order of files.
+        where: names the block in errors.
+    """
+
+    documents: Ragged
+    numbers: Ids
+    bounds: Ids
+    amounts: Ids
+    before: int
+    key: int | None
+    where: str
+
+
+class RowMaker(Protocol):
+    """Makes batches of documents that come little by little, resumable at any row."""
+
+    @property
+    def next_document(self) -> int:
+        """The number of the document to be fed next."""
+
+    def feed(self, documents: Ragged) -> Iterator[LMBatch]:
+        """Take in the next documents, all at once, and yield the batches that are ready."""
+
+    def finish(self) -> Iterator[LMBatch]:
+        """Yield the last batches, of which the last may have fewer rows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch that was yielded last; JSON-serialisable."""
+
+
+class TokenLayout(ABC):
+    """How documents become rows of batches.
+
+    A layout counts *amounts*: rows, or tokens where documents are joined. To add one, write a subclass in a module of this
+    folder, and name it in :data:`stoker.tokens.layouts.registry.LAYOUTS`.
+
+    Args:
+        settings: see :class:`LMSettings`.
+        too_long: what becomes of documents that are longer than a row, where the layout asks.
+
+    Raises:
+        ConfigError: there is no ``pad_id`` and the layout needs one, or ``too_long`` is unknown.
+
+    Attributes:
+        name: for ``layout=``.
+        needs_padding: whether rows may have places that no token fills.
+        document_rows: whether each document is one row.
+        rows_a_cell: row groups are put together until they have tokens for so many rows; 0: each is read by itself.
+        step: amounts in a row.
+        partial: whether what does not fill the last row of a rank's part becomes a row.
+        reach: amounts behind a row that are needed to make it.
+        parts: whether rows may be made together and then shared out: not where a batch says what was cut off its documents.
+    """
+
+    name: ClassVar[str]
+    needs_padding: ClassVar[bool] = True
+    document_rows: ClassVar[bool] = False
+    rows_a_cell: ClassVar[int] = 0
+    step: int = 1
+    partial: bool = True
+    reach: int = 0
+    parts: bool = True
+
+    def __init__(self, settings: LMSettings, too_long: TooLong) -> None:
+        check_too_long(too_long)
+        if self.needs_padding:
+            settings.padding(f"the {self.name} layout")
+        self.settings = settings
+        self.too_long: TooLong = too_long
+
+    def identity(self) -> dict[str, Any]:
+        """What rows depend on, for states."""
+        return {"seq_len": self.settings.seq_len, "eos_id": self.settings.eos_id}
+
+    @abstractmethod
+    def amounts(self, source: TokenSource, bounds: Ids, tokens: Ids, rows: Ids) -> Ids:
+        """Amounts of each cell; int64, shape ``(cells,)``.
+
+        Args:
+            source: the files.
+            bounds: first row group of each cell, and their number; int64, shape ``(cells + 1,)``.
+            tokens: of each cell; int64, shape ``(cells,)``.
+            rows: documents of each cell that are not empty; likewise.
+        """
+
+    @abstractmethod
+    def block(self, found: BlockInput) -> DocumentBlock:
+        """Prepare a block of what was read."""
+
+    @abstractmethod
+    def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
+        """Some rows of blocks that follow each other, from amount ``inside`` of the first on."""
+
+    def rows(self, documents: Ragged, first: int) -> LMBatch:
+        """A row of each document, of which the first has the number ``first``; of layouts with ``document_rows``."""
+        raise NotImplementedError
+
+    def row_maker(
+        self, batch_size: int, lookahead: int, state: Mapping[str, Any] | None, fetch: Callable[[Ids], Ragged]
+    ) -> RowMaker:
+        """Makes rows of documents as they come; of layouts without ``document_rows``.
+
+        Args:
+            batch_size: rows in a batch.
+            lookahead: documents that are looked at together.
+            state: of a maker before, to go on there.
+            fetch: gives documents by number, which a state may need again.
+        """
+        raise NotImplementedError
+
+
+def order_of(count: int, key: int | None) -> Ids | None:
+    """A random order by a key; ``None`` where there is no key."""
+    if key is None:
+        return None
+    return permute(np.arange(count, dtype=np.int64), count, key) if count else np.zeros(0, dtype=np.int64)
+
+
+def batch_of_rows(
+    blocks: Sequence[DocumentBlock], inside: int, count: int, make: Callable[[DocumentBlock, Ids], LMBatch]
+) -> LMBatch:
+    """Rows that are a unit each, of blocks one after the other."""
+    parts = []
+    for block in blocks:
+        stop = min(inside + count, int(block.starts[-1]))
+        rows = np.arange(inside, stop, dtype=np.int64) if block.order is None else block.order[inside:stop]
+        if rows.size:
+            parts.append(make(block, rows))
+        count -= stop - inside
+        inside = 0
+    return LMBatch.concat(parts)
