@@ -17,7 +17,7 @@ from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.registry import get_format
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
-from stoker.writing.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 __all__ = ["CASES", "Case", "number_of", "opened", "sample_of", "same", "tiny_image"]
 

@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from stoker.tokens.batch import LMBatch
     from stoker.tokens.shard_config import LoaderStats, ShardConfig
     from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
-    from stoker.writing.writers import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+    from stoker.writing.shard_formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "Adaptive": "stoker.pipeline.workers.adaptive",
-    "CSVWriter": "stoker.writing.writers",
+    "CSVWriter": "stoker.writing.shard_formats",
     "Contiguous": "stoker.order.partition.partition",
     "Coordination": "stoker.coordination",
     "Elastic": "stoker.order.partition.partition",
     "Encoding": "stoker.formats.mds.encodings",
     "HashBased": "stoker.order.partition.partition",
     "HashSplit": "stoker.streams.subsets",
-    "JSONWriter": "stoker.writing.writers",
+    "JSONWriter": "stoker.writing.shard_formats",
     "KeepIds": "stoker.streams.subsets",
     "LMBatch": "stoker.tokens.batch",
     "LMStream": "stoker.loaders.lm_stream",
     "LoaderStats": "stoker.tokens.shard_config",
-    "MDSWriter": "stoker.writing.writers",
+    "MDSWriter": "stoker.writing.shard_formats",
     "MegatronSource": "stoker.tokens.sources.source",
     "Mesh": "stoker.cluster.mesh",
     "RangeBased": "stoker.order.partition.partition",
@@ -72,11 +72,11 @@ _WHERE = {
     "StreamingDataset": "stoker.loaders.dataset",
     "StreamingParquetLoader": "stoker.loaders.parquet_loader",
     "StreamingShardLoader": "stoker.loaders.shard_loader",
-    "TSVWriter": "stoker.writing.writers",
+    "TSVWriter": "stoker.writing.shard_formats",
     "TokenSource": "stoker.tokens.sources.source",
     "Where": "stoker.streams.conditions",
     "World": "stoker.cluster",
-    "XSVWriter": "stoker.writing.writers",
+    "XSVWriter": "stoker.writing.shard_formats",
     "merge_index": "stoker.index.merge",
     "rebuild_index": "stoker.index.rebuild",
     "register_encoding": "stoker.formats.mds.encodings",

@@ -25,7 +25,7 @@ from packed_cases import tiny_image
 from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 from stoker.formats.registry import format_names, get_format
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
-from stoker.writing.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 __all__ = ["OTHERS", "ROWS", "WRITTEN", "Others", "Written", "table"]
 

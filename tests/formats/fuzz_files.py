@@ -44,7 +44,7 @@ from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import compression_names, parse_compression
 from stoker.formats.one_file import content_kind
 from stoker.formats.registry import get_format
-from stoker.writing.writers import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 __all__ = ["FORMATS", "targets_of"]
 

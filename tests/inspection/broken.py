@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from packed_cases import CASES, sample_of, tiny_image
 from stoker import MDSWriter
-from stoker.writing.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
+from stoker.writing.shard_formats import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 
 __all__ = ["FORMATS", "OTHERS", "flip", "shard_files", "write", "write_others"]
 

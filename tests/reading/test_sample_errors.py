@@ -27,7 +27,7 @@ from stoker import (
 )
 from stoker.errors import CorruptDataError, DecodeError, SampleError, StokerError, TransformError
 from stoker.loaders.shard_loader import StreamingConfig
-from stoker.writing.writers import TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 from support import make_dataset
 
 _BAD = 123

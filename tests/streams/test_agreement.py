@@ -14,7 +14,7 @@ import pytest
 from stoker import CSVWriter, JSONWriter, MDSWriter, Stream, StreamingDataset, merge_index
 from stoker.errors import ConfigError, FormatError
 from stoker.writing.parquet_writer import ParquetWriter
-from stoker.writing.writers import ArrowWriter, TFRecordWriter
+from stoker.writing.shard_formats import ArrowWriter, TFRecordWriter
 
 VALUES: dict[str, Any] = {
     "id": 1,

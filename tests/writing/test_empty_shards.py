@@ -17,7 +17,7 @@ from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.text.json_shards import JSONEncoder
 from stoker.formats.text.xsv_shards import XSVEncoder
 from stoker.inspection import verify
-from stoker.writing.writers import TarWriter, TFRecordWriter
+from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 
 _SETTINGS: dict[str, Any] = {"compression": None, "hashes": [], "size_limit": 2000}
 

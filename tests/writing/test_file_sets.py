@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.catalog.unfinished import NOTE
 from stoker.errors import ConfigError, CorruptDataError, EncodingError, ObjectNotFoundError, StorageError
 from stoker.inspection import verify
 from stoker.storage import open_store
+from stoker.storage.unfinished import MARK
 from stoker.tokens import MegatronFile
+from stoker.writing import destination
 from stoker.writing.destination import Destination
 from stoker.writing.megatron_writer import MegatronShardWriter
 from stoker.writing.parquet_writer import ParquetWriter
@@ -130,7 +131,7 @@ def test_what_is_written_is_streamed_shuffled_and_resumed(
     write(form, where["remote"], **storage)
     store = open_store(where["remote"], storage.get("storage_options"))
     names = {item.key for item in store.list()}
-    assert NOTE not in names
+    assert MARK not in names
     assert len(names) > 3
     assert verify(where["remote"], format=form, deep=True, **storage).ok
     order: dict[str, Any] = {**where, "format": form, "shuffle": True, "batch_size": 8}
@@ -167,7 +168,7 @@ def test_nothing_counts_before_the_end(form: str, tmp_path: Path) -> None:
         writer.write(case.sample(number))
     writer.end_shard()
     writer.abort()
-    assert list(data.glob("part-*"))
+    assert list(data.rglob("part-*"))
     with pytest.raises(ObjectNotFoundError, match=r"are being written, or their writer was stopped.*resume=True"):
         read(form, data)
     with pytest.raises(ConfigError, match="this writer is aborted"):
@@ -268,7 +269,7 @@ def test_what_is_replaced_never_mixes_with_what_replaces_it(
     with pytest.raises(ConfigError, match="exist_ok=True to replace them, or append=True"):
         begin(form, data)
     with monkeypatch.context() as patch:
-        patch.setattr(CASES[form].make, "_delete", staticmethod(lambda *_: pytest.fail("killed")))
+        patch.setattr(destination, "delete_all", lambda *_: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
             begin(form, data, exist_ok=True)
     with pytest.raises(ObjectNotFoundError):
@@ -292,7 +293,7 @@ def test_what_follows_a_gap_or_is_half_there_is_removed(form: str, tmp_path: Pat
             writer.end_shard()
     writer.abort()
     end = CASES[form].make.ends[-1]
-    parts = sorted(data.glob(f"part-*{end}"))
+    parts = sorted(data.rglob(f"part-*{end}"))
     parts[2].unlink()
     before = sum(
         MegatronFile(path).num_documents if form == "megatron" else pq.read_metadata(path).num_rows
@@ -300,7 +301,7 @@ def test_what_follows_a_gap_or_is_half_there_is_removed(form: str, tmp_path: Pat
     )
     with begin(form, data, resume=True) as resumed:
         assert resumed.samples_written == before
-        assert len(list(data.glob("part-*"))) == 2 * len(CASES[form].make.ends)
+        assert len(list(data.rglob("part-*"))) == 2 * len(CASES[form].make.ends)
         for number in range(before, ROWS):
             resumed.write(CASES[form].sample(number))
     assert read(form, data) == list(range(ROWS))
@@ -333,8 +334,11 @@ def test_other_settings_other_columns_and_other_files_are_refused(form: str, tmp
         writer.write({"tokens": np.arange(3, dtype=np.int32)})
     with pytest.raises(ConfigError, match=r"has other columns: .*int32.* but this writer has .*uint16"):
         case.make(columns={"tokens": "ndarray:uint16"}, out=tmp_path / "a", append=True)
-    begin(form, tmp_path / "b").abort()
-    with pytest.raises(ConfigError, match=r"was begun with other settings: .*resume with the same"):
+    stopped = begin(form, tmp_path / "b")
+    stopped.write(case.sample(1))
+    stopped.end_shard()
+    stopped.abort()
+    with pytest.raises(ConfigError, match=r"was begun with other settings .size_limit was .*resume with the same"):
         begin(form, tmp_path / "b", resume=True, size_limit=777)
     end = case.make.ends[-1]
     (tmp_path / "c" / "below").mkdir(parents=True)
@@ -421,8 +425,8 @@ def test_two_places_hold_the_same_and_an_empty_dataset_has_its_columns(form: str
 
 def test_a_damaged_note_says_what_to_do(tmp_path: Path) -> None:
     write("parquet", tmp_path, range(5))
-    (tmp_path / NOTE).write_bytes(b'{"files": 7}')
-    with pytest.raises(CorruptDataError, match=rf"{NOTE} is damaged"):
+    (tmp_path / MARK).write_bytes(b'{"files": 7}')
+    with pytest.raises(CorruptDataError, match=rf"{MARK} is damaged"):
         read("parquet", tmp_path)
-    (tmp_path / NOTE).unlink()
+    (tmp_path / MARK).unlink()
     assert read("parquet", tmp_path) == list(range(5))

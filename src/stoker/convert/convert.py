@@ -13,19 +13,18 @@ from typing import Any, Final, get_args
 from stoker.arguments import checked
 from stoker.convert.columns import plan_columns
 from stoker.convert.detect import Url
-from stoker.convert.job import WORK, Arrangement, ConversionJob, bounds_of, digest
+from stoker.convert.job import Arrangement, ConversionJob, bounds_of, digest
 from stoker.convert.open_source import OpenedSource, open_source
 from stoker.convert.report import ConvertReport
 from stoker.convert.runners.local import Processes, run_here, run_processes
 from stoker.convert.runners.ray import run_on_ray
 from stoker.convert.settings import Engine, check_work, parts_of, settings_of, target_of
-from stoker.convert.sinks import LISTED, check_columns
+from stoker.convert.sinks import check_columns
 from stoker.convert.task import totals
 from stoker.convert.transform import Transform, identity_of, load_transform
 from stoker.convert.work import FILES, begin, done_before, finish, unfinished
 from stoker.errors import ConfigError
 from stoker.order.shuffle.shuffle import ShuffleName
-from stoker.storage import is_local
 from stoker.storage.job_record import check_unchanged, stable_versions
 from stoker.types import StorageOptions
 
@@ -190,7 +189,6 @@ def convert(
             settings,
             target,
             storage_options,
-            f"{WORK}/files/" if settings.format in LISTED and is_local(target) is not None else "",
             digest(about),
         )
         versions = stable_versions(opened.versions)

@@ -89,7 +89,6 @@ class ConversionJob:
         settings: how shards are written.
         destination: root of what is written.
         storage_options: of the destination.
-        stage: folder below each dataset's root that files lie in until all are complete; empty for none.
         identity: tells the job from others.
     """
 
@@ -105,7 +104,6 @@ class ConversionJob:
     settings: ShardSettings
     destination: str
     storage_options: StorageOptions | None = field(repr=False)
-    stage: str
     identity: str
 
     @property

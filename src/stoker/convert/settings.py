@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.registry import format_name
 from stoker.storage import is_local
-from stoker.writing.writer import check_hash_names, check_size_limit
+from stoker.writing.base import check_hash_names, check_size_limit
 
 __all__ = ["Engine", "check_work", "parts_of", "settings_of", "target_of"]
 

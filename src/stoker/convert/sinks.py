@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Unpack
 
 from stoker.convert.values import ColumnPlan
 from stoker.errors import ConfigError
-from stoker.index.index import INDEX_NAME
 from stoker.storage import Store
+from stoker.storage.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.types import Batch
 from stoker.writing import image_folders as folders
-from stoker.writing import writers
-from stoker.writing.destination import Destination
+from stoker.writing import shard_formats as shards
+from stoker.writing.base import Writer, WriterOptions
+from stoker.writing.destination import Begun, Destination
 from stoker.writing.file_sets import size_of
-from stoker.writing.megatron_parts import ENDS, MegatronParts, tokens_of
-from stoker.writing.parquet_parts import ParquetParts, check_compression
+from stoker.writing.megatron_parts import tokens_of
+from stoker.writing.megatron_writer import MegatronShardWriter
+from stoker.writing.output_files import OutputFiles
+from stoker.writing.parquet_parts import check_compression
+from stoker.writing.parquet_writer import ParquetWriter
 
 __all__ = [
     "LISTED",
@@ -32,22 +36,23 @@ __all__ = [
 ]
 
 _WRITERS: Final[dict[str, Any]] = {
-    "arrow": writers.ArrowWriter,
-    "csv": writers.CSVWriter,
-    "hdf5": writers.HDF5Writer,
+    "arrow": shards.ArrowWriter,
+    "csv": shards.CSVWriter,
+    "hdf5": shards.HDF5Writer,
     "jpeg": folders.JPEGWriter,
-    "json": writers.JSONWriter,
-    "mds": writers.MDSWriter,
-    "npy": writers.NPYWriter,
-    "npz": writers.NPZWriter,
+    "json": shards.JSONWriter,
+    "mds": shards.MDSWriter,
+    "megatron": MegatronShardWriter,
+    "npy": shards.NPYWriter,
+    "npz": shards.NPZWriter,
     "png": folders.PNGWriter,
-    "tar": writers.TarWriter,
-    "tfrecord": writers.TFRecordWriter,
-    "tsv": writers.TSVWriter,
+    "tar": shards.TarWriter,
+    "tfrecord": shards.TFRecordWriter,
+    "tsv": shards.TSVWriter,
 }
 LISTED: Final = ("megatron", "parquet")
 """Formats whose files are found by listing them, without an index."""
-TARGETS: Final = (*sorted([*_WRITERS, *LISTED]),)
+TARGETS: Final = (*sorted([*_WRITERS, "parquet"]),)
 """Formats that can be written."""
 
 _LINES: Final = ("csv", "json", "tsv")
@@ -60,7 +65,7 @@ class ShardSettings:
 
     Attributes:
         format: one of :data:`TARGETS`.
-        compression: see :class:`~stoker.writing.writer.WriterOptions`, as for ``hashes``.
+        compression: see :class:`~stoker.writing.base.WriterOptions`, as for ``hashes``.
         hashes: names.
         size_limit: most raw bytes of a shard.
         shard_samples: most samples of a shard; ``None`` for no limit.
@@ -83,32 +88,6 @@ class ShardSettings:
             raise ConfigError(f"hashes: {self.format} files have no index that they could stand in")
         if self.format in ("jpeg", "png") and (self.compression or self.shard_samples):
             raise ConfigError(f"compression and shard_samples mean nothing for {self.format}: a file is a sample")
-
-
-class SampleSink(Protocol):
-    """Takes the samples of one task for one dataset.
-
-    Attributes:
-        samples: taken so far.
-    """
-
-    samples: int
-
-    def write(self, batch: Batch) -> None:
-        """Add samples.
-
-        Raises:
-            EncodingError, UnfitValueError: a value does not fit its column; names it and the sample's number here.
-        """
-        ...
-
-    def finish(self) -> list[dict[str, Any]]:
-        """Store what is left; the entries of the index, or ``{"file", "samples", "bytes"}`` where there is none."""
-        ...
-
-    def abort(self) -> None:
-        """Stop."""
-        ...
 
 
 def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
@@ -142,7 +121,7 @@ def check_columns(settings: ShardSettings, plans: Sequence[ColumnPlan]) -> None:
 
 
 def open_sink(
-    settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int, stage: str
+    settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
 ) -> SampleSink:
     """A sink.
 
@@ -152,55 +131,95 @@ def open_sink(
         store: the destination of the dataset.
         task: its number, which shards are named by; ``None`` for an only task.
         first: number of its first sample, for formats that number them.
-        stage: folder that files lie in until all are complete; empty to write them where they belong.
     """
-    if settings.format in LISTED:
-        return _ListedSink(settings, plans, store, task, stage)
-    return _ShardSink(settings, plans, store, task, first)
+    form = settings.format
+    named = _image_name(task) if form in ("jpeg", "png") else _part_name(task) if form in LISTED else _folder_name(task)
+    return SampleSink(settings, plans, _TaskDestination(store, named, whole=not task), first)
 
 
 class _TaskDestination(Destination):
-    """Puts a writer's files where the task's belong, and keeps its index to itself. A task writes the same again."""
+    """Puts a writer's files where the task's belong, and keeps its index to itself. A task writes the same again.
 
-    blank = True
+    Attributes:
+        index: the writer's index, once it is finished.
+        sizes: bytes of each file, by its name.
+    """
 
-    def __init__(self, store: Store, named: Callable[[str], str]) -> None:
+    def __init__(self, store: Store, named: Callable[[str], str], *, whole: bool) -> None:
         super().__init__([store])
-        self._named = named
-        self.index = b""
+        self.named = named
+        self.whole = whole
+        self.index: bytes | None = None
+        self.sizes: dict[str, int] = {}
 
-    def put(self, key: str, data: PutData) -> None:
+    def begin(
+        self,
+        files: OutputFiles,
+        *,
+        append: bool = False,  # noqa: ARG002
+        resume: bool = False,  # noqa: ARG002
+        exist_ok: bool = False,  # noqa: ARG002
+    ) -> Begun:
+        """See :class:`Destination`. The job looks at what is there, and marks it as unfinished."""
+        self._staged, self._marked = not files.indexed, True
+        return Begun()
+
+    def put(self, key: str, data: PutData | StagedFile) -> None:
         """See :class:`Destination`."""
-        if key == INDEX_NAME:
-            assert isinstance(data, bytes)
-            self.index = data
-        else:
-            self.main.put(self._named(key), data)
+        self.sizes[self.named(key)] = size_of(data)
+        super().put(self.named(key), data)
+
+    def commit(self, index: bytes | None = None) -> None:
+        """See :class:`Destination`. The job commits."""
+        self.index = index
 
 
-def _writer_for(settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int) -> Any:
+class _PlannedParquetWriter(ParquetWriter):
+    """Writes Parquet columns of Arrow types that the source has."""
+
+    def __init__(
+        self, plans: Sequence[ColumnPlan], destination: _TaskDestination, **options: Unpack[WriterOptions]
+    ) -> None:
+        self._begin_columns(plans, destination, None, options)
+
+
+def _writer_for(
+    settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int
+) -> Writer:
     options: dict[str, Any] = {"hashes": list(settings.hashes), "max_workers": 1}
     if settings.format not in ("jpeg", "png"):
-        limit = settings.size_limit if settings.shard_samples is None else None
-        options.update(compression=settings.compression, size_limit=limit)
+        cut_by_size = settings.shard_samples is None or settings.format in LISTED
+        options.update(compression=settings.compression, size_limit=settings.size_limit if cut_by_size else None)
     if settings.format == "tar":
         options["first"] = first
-    return _WRITERS[settings.format]({plan.name: plan.encoding for plan in plans}, destination, **options)
+    if settings.format == "parquet":
+        return _PlannedParquetWriter(plans, destination, **options)
+    writer: Writer = _WRITERS[settings.format]({plan.name: plan.encoding for plan in plans}, destination, **options)
+    return writer
 
 
-class _ShardSink:
+class SampleSink:
+    """Takes the samples of one task for one dataset.
+
+    Attributes:
+        samples: taken so far.
+    """
+
     def __init__(
-        self, settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
+        self, settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int
     ) -> None:
-        self._name = _image_name(task) if settings.format in ("jpeg", "png") else _folder_name(task)
-        self._destination = _TaskDestination(store, self._name)
-        self._writer: Any = _writer_for(settings, plans, self._destination, first)
+        self._destination = destination
+        self._writer = _writer_for(settings, plans, destination, first)
         self._limit = settings.shard_samples
         self._in_shard = 0
         self.samples = 0
 
     def write(self, batch: Batch) -> None:
-        """See :class:`SampleSink`."""
+        """Add samples.
+
+        Raises:
+            EncodingError: a value does not fit its column; names it and the sample's number here.
+        """
         count = len(next(iter(batch.values())))
         if self._limit is None:
             self._writer.write_batch(batch)
@@ -216,59 +235,24 @@ class _ShardSink:
                 self._in_shard = 0
 
     def finish(self) -> list[dict[str, Any]]:
-        """See :class:`SampleSink`."""
+        """Store what is left; the entries of the index, or ``{"file", "bytes"}`` where there is none."""
         self._writer.finish()
+        if self._destination.index is None:
+            return [{"file": name, "bytes": size} for name, size in sorted(self._destination.sizes.items())]
         entries: list[dict[str, Any]] = json.loads(self._destination.index)["shards"]
         for entry in entries:
             for key, value in entry.items():
                 if key.startswith(("raw_", "zip_")) and isinstance(value, dict):
-                    value["basename"] = self._name(value["basename"])
+                    value["basename"] = self._destination.named(value["basename"])
         return entries
 
     def abort(self) -> None:
-        """See :class:`SampleSink`."""
+        """Stop."""
         self._writer.abort()
 
 
-class _ListedSink:
-    def __init__(
-        self, settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, stage: str
-    ) -> None:
-        self._task = task or 0
-        self._store = store
-        self._stage = stage
-        self.samples = 0
-        self._entries: list[dict[str, Any]] = []
-        limits = settings.size_limit, settings.shard_samples
-        self._files: ParquetParts | MegatronParts
-        if settings.format == "parquet":
-            self._ends: Sequence[str] = (".parquet",)
-            self._files = ParquetParts(
-                plans, check_compression(settings.compression), *limits, lambda k, data, n: self._put(k, [data], n)
-            )
-        else:
-            self._ends = ENDS
-            self._files = MegatronParts({plan.name: plan.encoding for plan in plans}, *limits, self._put)
-
-    def write(self, batch: Batch) -> None:
-        """See :class:`SampleSink`."""
-        self._files.write(batch)
-        self.samples += len(next(iter(batch.values())))
-
-    def finish(self) -> list[dict[str, Any]]:
-        """See :class:`SampleSink`."""
-        # One file at least, so that a dataset without samples has its columns.
-        self._files.finish(empty=self._task == 0)
-        return self._entries
-
-    def abort(self) -> None:
-        """See :class:`SampleSink`."""
-
-    def _put(self, number: int, files: Sequence[PutData], samples: int) -> None:
-        for end, data in zip(self._ends, files, strict=True):
-            name = f"part-{self._task:05}-{number:05}{end}"
-            self._store.put(self._stage + name, data)
-            self._entries.append({"file": name, "samples": samples, "bytes": size_of(data)})
+def _part_name(task: int | None) -> Callable[[str], str]:
+    return lambda key: key.replace("part-", f"part-{task or 0:05}-", 1)
 
 
 def _folder_name(task: int | None) -> Callable[[str], str]:

@@ -51,7 +51,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
     sinks: list[SampleSink] = []
     with ExitStack() as stack:
         for split_name, _, _ in job.arrangement.splits:
-            sink = open_sink(job.settings, job.outputs, dataset_store(job, split_name), name, first, job.stage)
+            sink = open_sink(job.settings, job.outputs, dataset_store(job, split_name), name, first)
             stack.callback(sink.abort)  # of no effect after finish()
             sinks.append(sink)
         for start in range(0, stop - first, step):

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from stoker.catalog.unfinished import NOTE, UnfinishedOutput
 from stoker.convert.job import WORK, ConversionJob
 from stoker.convert.sinks import LISTED, file_sizes
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.index.index import INDEX_NAME, Index
 from stoker.storage import Store, is_local, join_url, open_store
 from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
+from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.types import StorageOptions
+from stoker.writing.destination import delete_all, publish
 
 __all__ = ["FILES", "begin", "dataset_store", "finish", "open_root", "put_note", "unfinished"]
 
@@ -31,8 +31,8 @@ _SOURCE: Final = f"{WORK}/source.json"
 """Versions of the source's files, by name, to tell which of them were changed."""
 # What tasks and the end of a run write: work, shards, listed files, images, indexes and notes; each also below a split.
 _OURS: Final = re.compile(
-    rf"(?:[^/]+/)?(?:{WORK}/.*|(?:[0-9]{{5,}}/)?shard\.[0-9]+\.[^/]*|part-[0-9]+-[0-9]+\.(?:parquet|bin|idx)|index\.json"
-    rf"|{re.escape(NOTE)}"
+    rf"(?:[^/]+/)?(?:(?:{WORK}/|{STAGE}).*|(?:[0-9]{{5,}}/)?shard\.[0-9]+\.[^/]*|part-[0-9]+-[0-9]+\.(?:parquet|bin|idx)|index\.json"
+    rf"|{re.escape(MARK)}"
     r"|(?:[^/]+/)?(?:[0-9]{5,}-)?[0-9]{9,}\.(?:jpeg|png))"
 )
 _THREADS: Final = 16
@@ -139,8 +139,8 @@ def begin(
         _clear(store)
     unfinished(job.destination, job.storage_options)
     remove_partial_files(store)
-    for name in _listed(job):
-        dataset_store(job, name).put(NOTE, UnfinishedOutput({"convert": job.identity}, ()).to_json())
+    for name, _, _ in job.arrangement.splits:
+        dataset_store(job, name).put(MARK, UnfinishedOutput({"convert": job.identity}, ()).to_json())
     _keep(job, store, about, versions)
     return {}
 
@@ -192,10 +192,10 @@ def finish(
             where = store.url_of(INDEX_NAME)
             index = Index.from_json(json.dumps({"shards": entries, "version": 2}).encode(), where)
             store.put(INDEX_NAME, index.to_json())
-        elif job.stage:
-            _move(store, job.stage, sizes)
-    for name in _listed(job):
-        dataset_store(job, name).delete(NOTE)
+        else:
+            publish(store)
+            _check_there(store, sizes)
+        store.delete(MARK)
     told = dict(report(shards, size))
     done = {"report": told, "files": files, "bytes": size}
     write_record(root, _RECORD, JobRecord(job.identity, about, done))
@@ -207,35 +207,21 @@ def _remove_work(job: ConversionJob) -> None:
     """Remove what there was only for the work."""
     for name in {"": None, **dict.fromkeys(name for name, _, _ in job.arrangement.splits)}:
         store = dataset_store(job, name)
-        _delete(store, (item.key for item in store.list(WORK)))
-    _remove_folders(job)
-
-
-def _listed(job: ConversionJob) -> list[str]:
-    """Splits whose files lie where they belong before all are there, and would be found by listing them."""
-    unseen = job.stage or job.settings.format not in LISTED
-    return [] if unseen else [name for name, _, _ in job.arrangement.splits]
-
-
-def _move(store: Store, stage: str, names: Iterable[str]) -> None:
-    """Rename files of a local directory from where they were made to where they belong."""
-    folder = is_local(store.url)
-    assert folder is not None
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):  # by the run before, which was killed at this
-            os.replace(folder / stage / name, folder / name)
-        if not (folder / name).exists():
-            raise CorruptDataError(f"{folder / name} is gone since it was written: begin anew with resume=False")
-
-
-def _remove_folders(job: ConversionJob) -> None:
-    """Empty folders of the work, which only local directories have."""
-    for split in ("", *(name for name, _, _ in job.arrangement.splits)):
-        folder = is_local(dataset_store(job, split).url)
-        for name in filter(None, (job.stage, WORK)):
-            if folder is not None:
+        delete_all(store, [item.key for item in store.list(WORK)])
+        folder = is_local(store.url)
+        if folder is not None:
+            for empty in (folder / WORK / "files", folder / WORK):
                 with contextlib.suppress(OSError):
-                    (folder / name).rmdir()
+                    empty.rmdir()
+
+
+def _check_there(store: Store, sizes: Mapping[str, int]) -> None:
+    there = {item.key: item.size for item in store.list()}
+    for name, size in sizes.items():
+        if there.get(name) != size:
+            raise CorruptDataError(
+                f"{store.url_of(name)} is gone since it was written: begin anew with resume=False (--restart)"
+            )
 
 
 def _record(store: Store, *, resume: bool) -> JobRecord | None:
@@ -269,7 +255,7 @@ def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
         for item in store.list()
         if _OURS.fullmatch(item.key)
         and WORK not in item.key.split("/")
-        and item.key.rpartition("/")[2] not in (INDEX_NAME, NOTE)
+        and item.key.rpartition("/")[2] not in (INDEX_NAME, MARK)
     ]
     if (len(sizes), sum(sizes)) != (done["files"], done["bytes"]):
         raise CorruptDataError(
@@ -280,7 +266,7 @@ def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
 
 def _is_before_output(key: str) -> bool:
     """Whether a file is one of those that a run writes before any output."""
-    return key in (_RECORD, _SOURCE) or key.rpartition("/")[2] == NOTE
+    return key in (_RECORD, _SOURCE) or key.rpartition("/")[2] == MARK
 
 
 def _read_json(store: Store, key: str) -> dict[str, Any] | None:
@@ -307,21 +293,15 @@ def _complete(job: ConversionJob, note: Mapping[str, Any], there: Mapping[str, i
     for split in note["splits"]:
         prefix = f"{split['name']}/" if split["name"] else ""
         for name, size in file_sizes(split["entries"]).items():
-            if size not in (there.get(prefix + name), there.get(prefix + job.stage + name)):
+            if size not in (there.get(prefix + name), there.get(prefix + STAGE + name)):
                 return False
     return True
 
 
 def _clear(store: Store) -> None:
     """Remove what an unfinished run left, and nothing that only looks like it."""
-    _delete(store, (item.key for item in store.list() if _OURS.fullmatch(item.key)))
+    delete_all(store, [item.key for item in store.list() if _OURS.fullmatch(item.key)])
     store.delete(_RECORD)  # last: whoever is killed in between may begin anew again
-
-
-def _delete(store: Store, keys: Iterable[str]) -> None:
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-delete") as pool:
-        for _ in pool.map(store.delete, list(keys)):
-            pass
 
 
 def _note(number: int) -> str:

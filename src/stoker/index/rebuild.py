@@ -11,6 +11,7 @@ from stoker.formats.base import ShardInfo
 from stoker.index.index import INDEX_NAME, Index
 from stoker.index.shard_files import ShardFiles, find_shards, read_shards
 from stoker.storage import Store, is_local, open_store
+from stoker.storage.unfinished import MARK
 from stoker.types import StorageOptions
 
 __all__ = ["rebuild_index"]
@@ -65,6 +66,7 @@ def rebuild_index(
             ) from info
     index = Index(infos, where=store.url_of(INDEX_NAME))
     store.put(INDEX_NAME, index.to_json())
+    store.delete(MARK)  # of the writer that was stopped before its index
     return index
 
 

@@ -19,7 +19,7 @@ from stoker.formats.common.hashing import hash_hex
 from stoker.formats.registry import format_names, get_format
 from stoker.storage import ObjectInfo, Store
 
-__all__ = ["ShardFiles", "find_shards", "read_shards", "shard_name"]
+__all__ = ["ShardFiles", "find_shards", "read_shard", "read_shards", "shard_name"]
 
 _NAME = re.compile(
     r"(?P<folder>(?:.*/)?)shard\.(?P<number>[0-9]{5,10})"
@@ -99,12 +99,17 @@ def read_shards(
 
 def _try_read(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo | FormatError:
     try:
-        return _read_shard(store, shard, hashes)
+        return read_shard(store, shard, hashes)
     except FormatError as error:
         return error
 
 
-def _read_shard(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo:
+def read_shard(store: Store, shard: ShardFiles, hashes: bool = True) -> ShardInfo:
+    """What a shard's own header says of it; see :func:`read_shards`.
+
+    Raises:
+        FormatError: it is torn.
+    """
     codec = shard.codec
     main = get_format(shard.format).roles[-1]  # the file with the offsets and the configuration
     where = store.url_of(shard.key(main, codec))

@@ -25,9 +25,10 @@ from stoker.storage.stream import Made
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
 from stoker.storage.versions import local_version, same_version
 
-__all__ = ["LocalStore", "file_errors", "file_info", "open_target", "remove_unfinished", "write_all"]
+__all__ = ["TEMPORARY", "LocalStore", "file_errors", "file_info", "open_target", "remove_unfinished", "write_all"]
 
-_TEMPORARY = ".stoker-put-"
+TEMPORARY = ".stoker-put-"
+"""What the names of files begin with that are being written. No listing shows them."""
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
 _NO_TMPFILE = frozenset([errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS])
 
@@ -120,7 +121,7 @@ class LocalStore:
         root = self._path(prefix) if prefix else self._root
         found: list[ObjectInfo] = []
         with file_errors(root):
-            for name, status in walk_files(root, lambda name: not name.startswith(_TEMPORARY)):
+            for name, status in walk_files(root, lambda name: not name.startswith(TEMPORARY)):
                 found.append(file_info(os.path.relpath(f"{root}/{name}", self._root), status))
         yield from sorted(found, key=lambda info: info.key)
 
@@ -152,7 +153,7 @@ class LocalStore:
             if os.path.isdir(path):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             os.makedirs(folder, exist_ok=True)
-            temporary = f"{folder}/{_TEMPORARY}{secrets.token_hex(8)}"
+            temporary = f"{folder}/{TEMPORARY}{secrets.token_hex(8)}"
             fd, named = _unnamed(folder), False
             if fd is None:
                 fd, named = (
@@ -187,7 +188,7 @@ def remove_unfinished(folder: Path) -> None:
 
     Only for a folder that nobody else writes to: a file that is being written can not be told apart.
     """
-    for path in folder.glob(f"{_TEMPORARY}*"):
+    for path in folder.glob(f"{TEMPORARY}*"):
         with file_errors(path):
             path.unlink(missing_ok=True)
 

@@ -1,35 +1,52 @@
-"""Where a writer's files go, and what may lie there already."""
+"""Where a writer's files go, and the one protocol by which they come to count.
+
+A writer begins: what lies at the destination is refused, removed or continued. Each file appears whole, by rename or upload.
+Before the first of them a mark says that the output is unfinished (:mod:`stoker.storage.unfinished`). At the end comes the
+index, where the format has one; files without an index, which a local directory holds in a hidden folder until then, get
+their places. Last the mark goes.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from dataclasses import replace as with_key
+from typing import Any, Final, TypeAlias
 
-from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
-from stoker.formats.base import ShardInfo
+from stoker.errors import ConfigError, FormatError, ObjectNotFoundError, StokerError
 from stoker.formats.common.checks import check_basename
-from stoker.formats.common.entries import identity_of
-from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, load_index
-from stoker.index.shard_files import find_shards, read_shards
-from stoker.storage import RetryPolicy, Store, is_local, open_store
-from stoker.storage.local import remove_unfinished
+from stoker.index.index import INDEX_NAME, Index, load_index
+from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
+from stoker.storage.local import file_errors, remove_unfinished
+from stoker.storage.staged_file import StagedFile
 from stoker.storage.types import PutData
+from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark
 from stoker.types import StorageOptions
+from stoker.writing.output_files import FoundFiles, KeptFiles, OutputFiles, as_json
 
-__all__ = ["Destination", "OutPath", "open_destination"]
+__all__ = ["Begun", "Destination", "OutPath", "delete_all", "open_destination", "publish"]
 
 logger = logging.getLogger(__name__)
 
-_REPLACING = "none: a writer with exist_ok=True is replacing this dataset"
-"""In place of an index's version: nobody reads it, and whoever tries gets to read this."""
+_THREADS: Final = 8
 
-_PEEK = 5000
-_THREADS = 8
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a writer continues.
+
+    Attributes:
+        kept: files that are part of the output already, by number.
+        extra: keys of the index that is there, beside its shards.
+    """
+
+    kept: list[KeptFiles] = field(default_factory=list)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Destination:
@@ -37,124 +54,207 @@ class Destination:
 
     Args:
         stores: the places; the last one is the one that counts when looking for what is there.
-
-    Attributes:
-        blank: whether a writer begins there without a look at what lies there, and writes over what it left before.
     """
 
-    blank: ClassVar[bool] = False
+    whole: bool = True
+    """Whether what is written is a dataset of its own, which has a file even where it has no samples."""
 
     def __init__(self, stores: Iterable[Store]) -> None:
         self.stores = tuple(stores)
         self.main = self.stores[-1]
+        self._lock = threading.Lock()
+        self._mark: bytes | None = None  # to be stored before the first file
+        self._marked = False  # by a writer before
+        self._has_files = False
+        self._staged = False
 
-    def put(self, key: str, data: PutData) -> None:
-        """Write a file to all places."""
-        for store in self.stores:
-            store.put(key, data)
+    # -- what writers use ------------------------------------------------------------------------------------------
 
-    def refuse_existing(self) -> None:
-        """Check that nothing of a dataset is there.
+    def begin(self, files: OutputFiles, *, append: bool = False, resume: bool = False, exist_ok: bool = False) -> Begun:
+        """Prepare the places for files of a writer.
+
+        Args:
+            files: the writer's.
+            append: add to the output that is there; without one, begin it.
+            resume: continue what a stopped writer of the same settings left.
+            exist_ok: remove the output that is there.
 
         Raises:
-            ConfigError: there is an index, or shards without one.
+            ConfigError: what is there is in the way; says what to do.
+            FormatError: what is to be added to is damaged.
+        """
+        self._staged = not files.indexed
+        begun = Begun()
+        counted: list[KeptFiles] = []
+        if exist_ok:
+            if append or resume:
+                raise ConfigError("exist_ok=True replaces what is there; append=True and resume=True keep it: choose")
+            self._clear(files)
+        elif append or resume:
+            begun, counted = self._continued(files, resume)
+        else:
+            self._refuse_existing(files)
+        names = tuple(name for kept in counted for name in kept.sizes)
+        self._mark = UnfinishedOutput(files.settings, names).to_json()
+        return begun
+
+    def put(self, key: str, data: PutData | StagedFile) -> None:
+        """Write a file to all places. The first one is preceded by the mark."""
+        with self._lock:
+            if self._mark is not None:
+                for store in self.stores:
+                    store.put(MARK, self._mark)
+                self._mark = None
+        for store in self.stores:
+            if isinstance(data, StagedFile):
+                data.store(store, self._stage(store) + key)
+            else:
+                store.put(self._stage(store) + key, data)
+        self._has_files = True
+
+    def stage_file(self, key: str) -> StagedFile:
+        """A file to be written piece by piece, and then given to :meth:`put`."""
+        return StagedFile(self.main, self._stage(self.main) + key)
+
+    def commit(self, index: bytes | None = None) -> None:
+        """Make what was written count.
+
+        Args:
+            index: the index, for formats that have one.
         """
         for store in self.stores:
-            if store.exists(INDEX_NAME):
+            if index is not None:
+                store.put(INDEX_NAME, index)
+            publish(store)
+        if self._marked or self._has_files:
+            for store in self.stores:
+                store.delete(MARK)
+
+    def abort(self) -> None:
+        """Leave what was written to a writer that resumes. Where nothing was, nothing stays."""
+        if not self._marked and not self._has_files and self._mark is None:
+            with contextlib.suppress(StokerError):
+                for store in self.stores:
+                    store.delete(MARK)
+
+    # -- what is there already -------------------------------------------------------------------------------------
+
+    def _refuse_existing(self, files: OutputFiles) -> None:
+        for store in self.stores:
+            if files.indexed and store.exists(INDEX_NAME):
                 raise ConfigError(
                     f"{store.url_of(INDEX_NAME)} exists: write elsewhere, pass exist_ok=True to replace the dataset, "
                     "or append=True to add to it"
                 )
-            left = [shard for shard in find_shards(islice(store.list(), _PEEK)).values() if not shard.folder]
-            if left:
-                raise ConfigError(
-                    f"{store.url} holds shards without an index ({len(left)} or more), as an unfinished writer leaves "
-                    "them: pass resume=True to continue it, or exist_ok=True to replace them"
-                )
+            found = files.find(self._listing(store), store)
+            if not found:
+                continue
+            if files.indexed or store.exists(MARK):
+                raise _unfinished(store, files)
+            raise ConfigError(
+                f"{store.url} holds such files: write elsewhere, pass exist_ok=True to replace them, or append=True to add "
+                "to them"
+            )
 
-    def clear(self) -> None:
-        """Remove the dataset that is there, so that at no moment old and new shards mix.
+    def _continued(self, files: OutputFiles, resume: bool) -> tuple[Begun, list[KeptFiles]]:
+        """What the output begins with, and that part of it which counts already."""
+        main = self.main
+        mark = read_mark(main)
+        if mark is not None and mark.doomed is not None:
+            self._clear(files)
+            mark = None
+        self._marked = mark is not None
+        index = _index_in(main) if files.indexed else None
+        if mark is not None and index is None:
+            if not resume:
+                raise _unfinished(main, files)
+            _check_settings(mark, files, main)
+        located = {item.key: at for item, at in self._located(main)}
+        found = [one for one in files.find(self._listing(main), main) if one.own]
+        if index is not None:
+            for shard in {id(shard.spec): shard for shard in index.shards}.values():
+                files.check_columns(shard, main.url_of(INDEX_NAME))
+            counted = [KeptFiles.of_shard(number, shard) for number, shard in enumerate(index.shards)]
+            waiting = [one for one in found if one.number >= len(counted)]
+        elif files.indexed:
+            if found and not resume:
+                raise _unfinished(main, files)
+            counted, waiting = [], found
+        else:
+            there = [one for one in found if one.whole and (mark is None or not set(mark.files).isdisjoint(one.sizes))]
+            counted = [_must(one) for one in _inspected(files, main, there, located)]
+            waiting = [] if mark is None else [one for one in found if one not in there]
+        kept = list(counted)
+        following = [one for one, number in zip(waiting, _numbers_after(kept), strict=False) if one.number == number]
+        for one in _inspected(files, main, following if resume else [], located):
+            if isinstance(one, FormatError):
+                logger.info("it is not continued from a damaged file: %s", one)
+                break
+            kept.append(one)
+        first = len(counted) if index is not None else 0
+        self._keep_only({name: size for one in kept for name, size in one.sizes.items()}, files, first)
+        return Begun(kept, index.extra if index is not None else {}), counted
 
-        First an index that nobody can read takes the place of the old one. Wherever we are killed after that, a writer
-        that resumes knows that the shards which are left are not its own.
+    def _keep_only(self, kept: Mapping[str, int], files: OutputFiles, first: int) -> None:
+        """Remove files from number ``first`` on that are not kept, and copy those that are to places that lack them."""
+        sources = {item.key: at for item, at in self._located(self.main)}
+        for store in self.stores:
+            _remove_partial(store)
+            located = self._located(store)
+            found = files.find((item for item, _ in located), store)
+            doomed = {
+                name for one in found if one.own and one.number >= first for name in one.sizes if name not in kept
+            }
+            delete_all(store, [at for item, at in located if item.key in doomed])
+            there = {item.key: item.size for item, _ in located}
+            for name, size in kept.items() if store is not self.main else ():
+                if there.get(name) != size:
+                    data = self.main.get(sources.get(name, name), max_bytes=size)
+                    store.put((self._stage(store) if name not in there else "") + name, data)
+
+    def _clear(self, files: OutputFiles) -> None:
+        """Remove the output that is there, so that at no moment old and new files mix.
+
+        Wherever we are killed, the mark tells a writer that resumes that the files which are left are not its own.
         """
         for store in self.stores:
-            names = _condemned(store)
-            if names is None:
-                names = set()
+            names: set[str] = set()
+            with contextlib.suppress(FormatError):
+                mark = read_mark(store)
+                names.update(mark.doomed or () if mark is not None else ())
+            if files.indexed:
                 try:
                     names.update(load_index(store).file_entries())
                 except ObjectNotFoundError:
                     pass
                 except FormatError as error:
                     logger.warning("replacing a dataset whose index can not be read: %s", error)
-            for shard in find_shards(store.list()).values():
-                if not shard.folder:  # what lies in sub-directories may be datasets of their own
-                    names.update(shard.paths)
+            located = self._located(store)
+            for one in files.find((item for item, _ in located), store):
+                names.update(one.sizes)
+            names = {name for name in names if check_basename(name) is None}
             if names:
-                store.put(INDEX_NAME, json.dumps({"files": sorted(names), "version": _REPLACING}).encode())
-            _remove_unfinished(store)
-            self._delete(store, names)
-            store.delete(INDEX_NAME)
+                store.put(MARK, UnfinishedOutput.replaced(names).to_json())
+            if files.indexed:
+                store.delete(INDEX_NAME)
+            _remove_partial(store)
+            staged = [at for item, at in located if item.key in names and at != item.key]
+            delete_all(store, [*names, *staged])
+            store.delete(MARK)
 
-    def existing(self, settings: Mapping[str, Any]) -> Index | None:
-        """The dataset that is there, to be continued by shards of these settings; ``None`` if there is none.
+    def _stage(self, store: Store) -> str:
+        """Folder of a place that files lie in until the end."""
+        return STAGE if self._staged and is_local(store.url) is not None else ""
 
-        Raises:
-            ConfigError: its columns are others.
-        """
-        if _condemned(self.main) is not None:
-            self.clear()
-        try:
-            index = load_index(self.main)
-        except ObjectNotFoundError:
-            return None
-        for shard in {id(shard.spec): shard for shard in index.shards}.values():
-            _check_same(identity_of(shard), settings, self.main.url_of(INDEX_NAME))
-        return index
-
-    def unfinished(self, settings: Mapping[str, Any], first: int) -> list[ShardInfo]:
-        """The whole shards that a killed writer of the same settings left, numbered from ``first`` without a gap.
-
-        Shards after a gap and torn ones are removed, for their place in the dataset is not known to be right.
-
-        Raises:
-            ConfigError: the shards were written with other settings.
-        """
-        found = find_shards(self.main.list())
-        mine = [
-            shard
-            for shard in found.values()
-            if not shard.folder and shard.format == settings["format"] and shard.number >= first
+    def _located(self, store: Store) -> list[tuple[ObjectInfo, str]]:
+        """What a place has: each object by the name that it has or will have, and the key that it has now."""
+        stage = self._stage(store)
+        return [
+            (with_key(item, key=item.key.removeprefix(stage)) if stage else item, item.key) for item in store.list()
         ]
-        whole: list[ShardInfo] = []
-        kept: set[str] = set()
-        for shard, info in zip(mine, read_shards(self.main, mine), strict=True):
-            if isinstance(info, FormatError) or shard.number != first + len(whole):
-                logger.info("%s is not continued from: %s", shard.key("data", None), info)
-                break
-            _check_settings(info, settings, self.main.url_of(info.stored[0].basename))
-            whole.append(info)
-            kept.update(file.basename for file in info.stored)
-        doomed = {path for shard in mine for path in shard.paths} - kept
-        for store in self.stores:
-            _remove_unfinished(store)
-            self._delete(store, doomed)
-        return whole
 
-    def complete(self, shards: list[ShardInfo]) -> None:
-        """Copy files of these shards from the place that counts to those that lack them."""
-        for store in self.stores[:-1]:
-            there = {item.key: item.size for item in store.list()}
-            for shard in shards:
-                for file in shard.stored:
-                    if there.get(file.basename) != file.bytes:
-                        store.put(file.basename, self.main.get(file.basename, max_bytes=file.bytes))
-
-    def _delete(self, store: Store, keys: Iterable[str]) -> None:
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-delete") as pool:
-            for _ in pool.map(store.delete, sorted(keys)):
-                pass
+    def _listing(self, store: Store) -> list[ObjectInfo]:
+        return [item for item, _ in self._located(store)]
 
 
 OutPath: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]] | Destination
@@ -201,45 +301,77 @@ def open_destination(
     return Destination(stores)
 
 
-def _condemned(store: Store) -> set[str] | None:
-    """Files of a dataset that :meth:`Destination.clear` was removing when it was killed; ``None`` if there is none."""
+def publish(store: Store) -> None:
+    """Give the files in a local directory's hidden folder their places."""
+    folder = is_local(store.url)
+    if folder is None or not (folder / STAGE).is_dir():
+        return
+    with file_errors(folder):
+        for item in list(store.list(STAGE)):
+            place = folder / item.key.removeprefix(STAGE)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / item.key, place)
+        with contextlib.suppress(OSError):
+            (folder / STAGE).rmdir()
+
+
+def delete_all(store: Store, keys: Iterable[str]) -> None:
+    """Remove objects, some at a time; those that are not there are passed over."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-delete") as pool:
+        for _ in pool.map(store.delete, sorted(keys)):
+            pass
+
+
+def _index_in(store: Store) -> Index | None:
     try:
-        data = store.get(INDEX_NAME, max_bytes=MOST_BYTES)
-        if _REPLACING.encode() not in data:  # spares parsing it
-            return None
-        index = json.loads(data)
-        if index["version"] != _REPLACING:
-            return None
-        return {name for name in index["files"] if check_basename(name) is None}
-    except (ObjectNotFoundError, KeyError, TypeError, ValueError, RecursionError):
+        return load_index(store)
+    except ObjectNotFoundError:
         return None
 
 
-def _remove_unfinished(store: Store) -> None:
-    folder = is_local(store.url)
-    if folder is not None:
-        remove_unfinished(folder)
+def _numbers_after(kept: list[KeptFiles]) -> Iterable[int]:
+    first = kept[-1].number + 1 if kept else 0
+    return range(first, first + (1 << 40))
 
 
-def _check_same(identity: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
-    wanted = _plain({key: settings.get(key) for key in identity})
-    if _plain(identity) != wanted:
+def _inspected(
+    files: OutputFiles, store: Store, found: list[FoundFiles], located: Mapping[str, str]
+) -> Iterable[KeptFiles | FormatError]:
+    def inspect(one: FoundFiles) -> KeptFiles | FormatError:
+        try:
+            return files.inspect(store, one, located)
+        except FormatError as error:
+            return error
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-inspect") as pool:
+        yield from pool.map(inspect, found)
+
+
+def _must(one: KeptFiles | FormatError) -> KeptFiles:
+    if isinstance(one, FormatError):
+        raise one
+    return one
+
+
+def _unfinished(store: Store, files: OutputFiles) -> ConfigError:
+    without = " without an index, as an unfinished writer leaves them" if files.indexed else " of an unfinished writer"
+    return ConfigError(
+        f"{store.url} holds {files.what}{without}: pass resume=True to continue, or exist_ok=True to replace them"
+    )
+
+
+def _check_settings(mark: UnfinishedOutput, files: OutputFiles, store: Store) -> None:
+    theirs = as_json(mark.identity)
+    different = [name for name in {**files.settings, **theirs} if files.settings.get(name) != theirs.get(name)]
+    if different:
+        told = "; ".join(f"{name} was {theirs.get(name)!r}, is {files.settings.get(name)!r}" for name in different)
         raise ConfigError(
-            f"{where} has other columns: {json.dumps(identity)}, but this writer has {json.dumps(wanted)}"
+            f"{store.url} was begun with other settings ({told[:500]}): resume with the same, or pass exist_ok=True to start "
+            "anew"
         )
 
 
-def _check_settings(info: ShardInfo, settings: Mapping[str, Any], where: str) -> None:
-    _check_same(identity_of(info), settings, where)
-    found = _plain({**info.spec, "compression": info.compression})
-    for key in ("compression", "hashes", "size_limit"):
-        if found.get(key) != _plain(settings[key]):
-            raise ConfigError(
-                f"{where} was written with {key}={found.get(key)!r}, but this writer has {settings[key]!r}: resume "
-                "with the same settings, or pass exist_ok=True to start anew"
-            )
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back: tuples are lists."""
-    return json.loads(json.dumps(value))
+def _remove_partial(store: Store) -> None:
+    folder = is_local(store.url)
+    if folder is not None:
+        remove_unfinished(folder)

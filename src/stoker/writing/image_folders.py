@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.arguments import checked
-from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, EncodingError, MissingPackageError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET, check_basename
@@ -20,22 +17,18 @@ from stoker.formats.common.records import batch_length, blame
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.one_file import LABEL
-from stoker.index.index import INDEX_NAME
-from stoker.storage import Store
-from stoker.writing.destination import OutPath, open_destination
-from stoker.writing.progress import ProgressLine
-from stoker.writing.upload_pool import StoringWriter, UploadPool
-from stoker.writing.writer import WriterOptions, check_hash_names
+from stoker.writing.base import Writer, WriterOptions, check_hash_names
+from stoker.writing.destination import OutPath
+from stoker.writing.output_files import ImageFiles
 
 __all__ = ["ImageWriter", "JPEGWriter", "PNGWriter"]
 
 _IMAGE: Final = "image"
-_THREADS: Final = 3
 # Images that wait for a thread, for each thread.
 _WAITING: Final = 8
 
 
-class ImageWriter(StoringWriter):
+class ImageWriter(Writer):
     """Base of the writers of images: ``<label>/000000017.jpeg``, or ``000000017.jpeg`` without labels.
 
     Use it in a ``with`` statement. The index is written at its end, after every image is stored; after an exception it is not
@@ -45,7 +38,7 @@ class ImageWriter(StoringWriter):
         columns: ``image`` to ``jpeg`` or ``png``, and, if wanted, ``label`` to ``int`` or ``str``.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`, but ``compression`` and ``size_limit``, which images
+        **options: see :class:`~stoker.writing.base.WriterOptions`, but ``compression`` and ``size_limit``, which images
             have no use for.
 
     Raises:
@@ -89,22 +82,12 @@ class ImageWriter(StoringWriter):
         }
         self._encode = get_encoding(self.format).encode
         self._label = columns.get(LABEL)
-        self._destination = open_destination(
-            out, remote, options.get("keep_local", False), options.get("storage_options"), options.get("retry", 5)
-        )
-        threads = options.get("max_workers") or _THREADS
-        if threads < 1:
-            raise ConfigError(f"max_workers={threads}: at least 1")
-        self._extra: Mapping[str, Any] = {}
-        self._entries: list[dict[str, Any]] = []
-        self._prepare(options)
-        self._progress = ProgressLine(self._destination.main.url) if options.get("progress_bar") else None
-        self._storing = UploadPool(threads, threads * (_WAITING - 1))
-        reset_in_children(self)
+        super().__init__(out, remote, ImageFiles(self._settings), options, waiting=_WAITING - 1)
+        self._entries = [self._entry_of(kept.shard) for kept in self._begun.kept if kept.shard is not None]
 
     @property
     def samples_written(self) -> int:
-        """Samples in the dataset so far, with those that were there at the start."""
+        """See :class:`~stoker.writing.base.Writer`."""
         return len(self._entries)
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -137,7 +120,7 @@ class ImageWriter(StoringWriter):
         name = f"{folder}{number:09}.{self.format}"
         entry = {**self._settings, "raw_data": {"basename": name, "bytes": len(data), "hashes": {}}}
         self._entries.append(entry)
-        self._storing.submit(partial(self._store, name, data, entry["raw_data"]))
+        self._uploads.submit(partial(self._upload, name, data, entry["raw_data"]))
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:
         """Add n samples given as columns: lists or arrays of n values.
@@ -149,107 +132,25 @@ class ImageWriter(StoringWriter):
         for row in range(batch_length(columns, self._names, len(self._entries))):
             self.write({name: columns[name][row] for name in self._names})
 
-    def finish(self) -> None:
-        """Wait for all images, then write the index.
-
-        Raises:
-            StorageError: an image or the index could not be stored. Then there is no index, and a new writer can
-                ``resume``.
-            ConfigError: the writer is closed already.
-        """
+    def end_shard(self) -> None:
+        """Nothing: each image is a file."""
         self._check_open()
-        try:
-            self._storing.finish()
-            index = {**self._extra, "shards": self._entries, "version": 2}
-            self._destination.put(INDEX_NAME, json.dumps(index, sort_keys=True).encode())
-        except BaseException:
-            self.abort()
-            raise
-        self._close("finished")
 
-    def _store(self, name: str, data: bytes, entry: dict[str, Any]) -> None:
+    def _end(self) -> None:
+        pass  # nothing waits
+
+    def _index(self) -> bytes:
+        return json.dumps({**self._begun.extra, "shards": self._entries, "version": 2}, sort_keys=True).encode()
+
+    def _upload(self, name: str, data: bytes, entry: dict[str, Any]) -> None:
         entry["hashes"] = {algorithm: hash_hex(algorithm, data) for algorithm in self._hashes}
         self._destination.put(name, data)
-        if self._progress is not None:
-            self._progress.advance(1, len(data))
-
-    # -- what is there already -------------------------------------------------------------------------------------
-
-    def _prepare(self, options: WriterOptions) -> None:
-        append, resume = options.get("append", False), options.get("resume", False)
-        destination = self._destination
-        if destination.blank:
-            return
-        if options.get("exist_ok", False):
-            if append or resume:
-                raise ConfigError("exist_ok=True replaces what is there; append=True and resume=True keep it: choose")
-            destination.clear()
-            for store in destination.stores:
-                self._delete(store, [name for name, _, _ in self._images(store)])
-            return
-        if not (append or resume):
-            destination.refuse_existing()
-            self._refuse_images()
-            return
-        index = destination.existing(self._settings)
-        if index is not None:
-            self._extra = index.extra
-            self._entries = [self._entry_of(shard) for shard in index.shards]
-        if resume:
-            self._continue()
-        elif index is None:
-            self._refuse_images()
-        self._complete()
+        self._stored(1, len(data))
 
     def _entry_of(self, shard: ShardInfo) -> dict[str, Any]:
         file = shard.raw[0]
         raw = {"basename": file.basename, "bytes": file.bytes, "hashes": dict(file.hashes)}
         return {**self._settings, "hashes": list(shard.spec["hashes"]), "raw_data": raw}
-
-    def _continue(self) -> None:
-        """Take over the images of a killed writer, numbered without a gap; remove those after one."""
-        main = self._destination.main
-        first = len(self._entries)
-        doomed: list[str] = []
-        for name, number, size in self._images(main):
-            if number == first:
-                hashes = {algorithm: hash_hex(algorithm, main.get(name, max_bytes=size)) for algorithm in self._hashes}
-                raw = {"basename": name, "bytes": size, "hashes": hashes}
-                self._entries.append({**self._settings, "raw_data": raw})
-                first += 1
-            elif number >= first:
-                doomed.append(name)
-        for store in self._destination.stores:
-            self._delete(store, doomed)
-
-    def _complete(self) -> None:
-        """Copy images from the place that counts to those that lack them."""
-        for store in self._destination.stores[:-1]:
-            there = {item.key: item.size for item in store.list()}
-            for entry in self._entries:
-                name = entry["raw_data"]["basename"]
-                size = entry["raw_data"]["bytes"]
-                if there.get(name) != size:
-                    store.put(name, self._destination.main.get(name, max_bytes=size))
-
-    def _refuse_images(self) -> None:
-        for store in self._destination.stores:
-            if next(iter(self._images(store)), None) is not None:
-                raise ConfigError(
-                    f"{store.url} holds images without an index, as an unfinished writer leaves them: pass resume=True to "
-                    "continue it, or exist_ok=True to replace them"
-                )
-
-    def _images(self, store: Store) -> list[tuple[str, int, int]]:
-        """Name, number and size of the images that a writer like this has stored, by number."""
-        name = re.compile(rf"(?:[^/]+/)?([0-9]{{9,10}})\.{self.format}")
-        found = [(item.key, int(match[1]), item.size) for item in store.list() if (match := name.fullmatch(item.key))]
-        return sorted(found, key=lambda image: image[1])
-
-    def _delete(self, store: Store, names: list[str]) -> None:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                store.delete(name)
 
 
 class JPEGWriter(ImageWriter):

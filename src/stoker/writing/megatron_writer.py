@@ -14,10 +14,10 @@ from stoker.formats.common.records import batch_length, blame
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.megatron import read_index
 from stoker.storage import Store
+from stoker.writing.base import WriterOptions
 from stoker.writing.destination import OutPath
 from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.megatron_parts import ENDS, MegatronParts, tokens_of
-from stoker.writing.writer import WriterOptions
 
 __all__ = ["MegatronShardWriter"]
 
@@ -34,7 +34,7 @@ class MegatronShardWriter(FileSetWriter):
             of uint8, int8, uint16, int16, int32 and int64.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`, but ``hashes`` and ``compression``. ``size_limit``:
+        **options: see :class:`~stoker.writing.base.WriterOptions`, but ``hashes`` and ``compression``. ``size_limit``:
             bytes of a ``.bin``; one document may be larger.
 
     Raises:
@@ -96,8 +96,7 @@ class MegatronShardWriter(FileSetWriter):
         else:
             self._parts.end_file()
 
-    def _look(self, store: Store, number: int, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
-        key = f"part-{number:05}.idx"
+    def _look(self, store: Store, key: str, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
         index = read_index(np.frombuffer(store.get(key, max_bytes=sizes[".idx"]), np.uint8), store.url_of(key))
         end = int(index.ends.max()) if len(index.lengths) else 0
         if end != sizes[".bin"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Unpack
 
@@ -15,12 +15,12 @@ from stoker.formats.common.records import batch_length, blame
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
-from stoker.formats.parquet.columns import read_declared, stored, stored_to_arrow, to_arrow
+from stoker.formats.parquet.columns import ParquetColumn, read_declared, stored, stored_to_arrow, to_arrow
 from stoker.storage import Store
+from stoker.writing.base import WriterOptions
 from stoker.writing.destination import OutPath
 from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.parquet_parts import ParquetParts, check_compression
-from stoker.writing.writer import WriterOptions
 
 __all__ = ["ParquetWriter"]
 
@@ -48,7 +48,7 @@ class ParquetWriter(FileSetWriter):
         columns: column name to encoding: ``{"tokens": "ndarray:uint16", "text": "str"}``.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`, but ``hashes``. ``compression``: ``zstd``, ``gz``,
+        **options: see :class:`~stoker.writing.base.WriterOptions`, but ``hashes``. ``compression``: ``zstd``, ``gz``,
             ``br``, ``snappy`` or ``lz4``. ``size_limit``: bytes of a file's columns in memory.
 
     Raises:
@@ -67,7 +67,16 @@ class ParquetWriter(FileSetWriter):
     ) -> None:
         if not columns:
             raise ConfigError("columns is empty: give at least one column")
-        self._columns = tuple(_Column(name, columns[name]) for name in sorted(columns))
+        self._begin_columns([_Column(name, columns[name]) for name in sorted(columns)], out, remote, options)
+
+    def _begin_columns(
+        self,
+        columns: Sequence[ParquetColumn],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None,
+        options: WriterOptions,
+    ) -> None:
+        self._columns = tuple(columns)
         for column in self._columns:
             try:
                 get_encoding(column.encoding)
@@ -151,8 +160,7 @@ class ParquetWriter(FileSetWriter):
         else:
             self._parts.end_file()
 
-    def _look(self, store: Store, number: int, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
-        key = f"part-{number:05}.parquet"
+    def _look(self, store: Store, key: str, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
         file = ByteSourceFile(StoreSource(store, key, sizes[".parquet"], store.url_of(key)))
         pa = pyarrow()
         try:

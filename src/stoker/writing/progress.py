@@ -1,42 +1,89 @@
-"""A writer's progress on the terminal."""
+"""The progress bar of all long work: writers, jobs and commands."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
-__all__ = ["ProgressLine"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["ProgressBar"]
 
 
-class ProgressLine:
-    """A line that counts stored samples, shards and bytes. Threads may advance it.
+class ProgressBar:
+    """How far work is, on one line of stderr: part, amount, rate, time left. Threads may advance it.
 
     Args:
-        title: what is being written.
+        title: what is done.
+        total: how much there is to do, in ``unit``; ``None`` while nobody knows.
+        unit: ``bytes``, or what is counted, in the plural.
+        counts: what else is counted, in the plural.
+        rate_of: that of ``counts`` whose rate is shown in place of the amount's.
+        console: where the bar is drawn, default stderr. Then it goes when the work is done.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: float | None,
+        unit: str,
+        *,
+        counts: Sequence[str] = (),
+        rate_of: str | None = None,
+        console: Console | None = None,
+    ) -> None:
         from rich import progress
+        from rich.console import Console
 
-        self._bar = progress.Progress(
-            progress.SpinnerColumn(),
-            progress.TextColumn("{task.description}"),
-            progress.TextColumn("{task.fields[samples]:,} samples, {task.fields[shards]:,} shards"),
-            progress.DownloadColumn(),
-            progress.TransferSpeedColumn(),
-            progress.TimeElapsedColumn(),
-        )
-        self._task = self._bar.add_task(title, total=None, samples=0, shards=0)
-        self._samples = self._shards = 0
+        columns: list[Any] = [progress.TextColumn("{task.description}", markup=False)]
+        columns += [progress.BarColumn(), progress.TaskProgressColumn()] if total is not None or not counts else []
+        if unit == "bytes":
+            columns.append(progress.DownloadColumn(binary_units=True))
+        else:
+            columns += [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
+        columns += [progress.TextColumn(f"{{task.fields[{name}]:,}} {name}") for name in counts]
+        shows_speed = unit == "bytes" and rate_of is None
+        columns.append(progress.TransferSpeedColumn() if shows_speed else progress.TextColumn("{task.fields[rate]}"))
+        columns += [progress.TimeElapsedColumn(), progress.TimeRemainingColumn()]
+        self._bar = progress.Progress(*columns, console=console or Console(stderr=True), transient=console is not None)
+        self._counts = dict.fromkeys(counts, 0)
+        self._rate_of = rate_of
+        self._task = self._bar.add_task(title, total=total, rate="", **self._fields())
+        self._began = time.monotonic()
+        self._done = 0.0
         self._lock = threading.Lock()
-        self._bar.start()
 
-    def advance(self, samples: int, size: int) -> None:
-        """Count one stored shard."""
-        with self._lock:
-            self._samples += samples
-            self._shards += 1
-        self._bar.update(self._task, advance=size, samples=self._samples, shards=self._shards)
+    def start(self) -> Self:
+        """Draw it from now on."""
+        self._bar.start()
+        return self
 
     def stop(self) -> None:
-        """Leave the line as it is."""
+        """Draw it no more."""
         self._bar.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def advance(self, amount: float, **counts: int) -> None:
+        """Count work that was done."""
+        with self._lock:
+            self._done += amount
+            for name, count in counts.items():
+                self._counts[name] += count
+            seconds = max(time.monotonic() - self._began, 1e-9)
+            done = self._done if self._rate_of is None else self._counts[self._rate_of]
+            self._bar.update(self._task, advance=amount, rate=f"{done / seconds:,.0f}/s", **self._fields())
+
+    def expect(self, total: float) -> None:
+        """Say how much there is to do, once that is known."""
+        self._bar.update(self._task, total=total)
+
+    def _fields(self) -> dict[str, Any]:
+        return dict(self._counts)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,104 +15,74 @@ from stoker.formats.common.records import BytesLike, RecordEncoder
 from stoker.formats.registry import get_format
 from stoker.index.shard_files import shard_name
 from stoker.writing.destination import Destination
+from stoker.writing.upload_pool import UploadPool
 
 __all__ = ["ShardUploader"]
 
 
 class ShardUploader:
-    """Threads that finish shards.
+    """Finishes shards on the threads of a pool.
 
-    Memory is bounded by the buffers: there is one for each thread and one that the caller fills; asking for another
-    waits until a shard is stored.
+    Memory is bounded by the buffers: there is one for each shard that is stored or waits, and one that the caller fills.
 
     Args:
         encoder: lays out the files.
         destination: gets them.
+        uploads: stores them.
         compression: how they are compressed, or ``None``.
         hashes: names of the hashes that go into the index.
-        threads: how many shards are worked on at once.
         capacity: bytes of a buffer.
         on_stored: called from a thread with each stored shard.
-        on_failed: called from a thread that failed, after ``error`` is set.
     """
 
     def __init__(
         self,
         encoder: RecordEncoder,
         destination: Destination,
+        uploads: UploadPool,
         *,
         compression: Compression | None,
         hashes: list[str],
-        threads: int,
         capacity: int,
         on_stored: Callable[[ShardInfo], None],
-        on_failed: Callable[[], None],
     ) -> None:
         self._encoder = encoder
         self._destination = destination
+        self._uploads = uploads
         self._compression = compression
         self._hashes = hashes
         self._capacity = capacity
         self._on_stored = on_stored
-        self._on_failed = on_failed
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="stoker-write")
-        self._room = threading.Semaphore(threads + 1)
         self._spare: list[NDArray[np.uint8]] = []
         self._stored: dict[int, ShardInfo] = {}
-        self._futures: list[Future[None]] = []
-        self.error: BaseException | None = None
 
     def buffer(self) -> NDArray[np.uint8]:
-        """A buffer to fill, once memory allows another.
+        """A buffer to fill.
 
         Raises:
             BaseException: what a thread failed with.
         """
-        self._room.acquire()
-        self.check()
+        self._uploads.check()
         return self._spare.pop() if self._spare else np.empty(self._capacity, np.uint8)
 
     def submit(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
         """Have a shard stored: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
-        self._futures = [future for future in self._futures if not future.done()]
-        self._futures.append(self._pool.submit(self._work, number, buffer, used, ends))
+        self._uploads.submit(lambda: self._work(number, buffer, used, ends))
 
-    def check(self) -> None:
-        """Raise what a thread failed with, if one did."""
-        if self.error is not None:
-            raise self.error
-
-    def finish(self) -> list[ShardInfo]:
-        """Wait until all shards are stored, and return them in order.
-
-        Raises:
-            BaseException: what a thread failed with.
-        """
-        for future in self._futures:
-            future.result()
-        self._pool.shutdown()
-        self.check()
-        self._spare.clear()
+    def stored(self) -> list[ShardInfo]:
+        """The shards that are stored, in order."""
         return [info for _, info in sorted(self._stored.items())]
 
-    def cancel(self) -> None:
-        """Start no further shard, and wait for those that are being stored."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self) -> None:
+        """Free the buffers."""
         self._spare.clear()
 
     def _work(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
-        try:
-            if self.error is None:
-                info = self._store(number, buffer.data[:used], ends)
-                self._stored[number] = info
-                self._on_stored(info)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller at its next call
-            self.error = self.error or error
-            self._on_failed()
-        finally:
-            if len(buffer) <= self._capacity:
-                self._spare.append(buffer)
-            self._room.release()
+        info = self._store(number, buffer.data[:used], ends)
+        self._stored[number] = info
+        self._on_stored(info)
+        if len(buffer) <= self._capacity:
+            self._spare.append(buffer)
 
     def _store(self, number: int, body: memoryview, ends: list[int]) -> ShardInfo:
         encoder = self._encoder

@@ -21,7 +21,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.arrays.npy import npy_header, parse_header
 from stoker.formats.base import ReadOptions
 from stoker.formats.registry import get_format
-from stoker.writing.writers import NPYWriter
+from stoker.writing.shard_formats import NPYWriter
 
 
 def saved(array: Any) -> bytes:

@@ -24,7 +24,7 @@ from stoker.formats.arrow.layout import arrow_layout
 from stoker.formats.base import ReadOptions
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.registry import get_format
-from stoker.writing.writers import ArrowWriter
+from stoker.writing.shard_formats import ArrowWriter
 
 
 def file_of(table: Any, chunk: int = 7, stream: bool = False, compression: str | None = None) -> bytes:

@@ -15,7 +15,7 @@ from packed_cases import opened
 from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ReadOptions
-from stoker.writing.writers import HDF5Writer
+from stoker.writing.shard_formats import HDF5Writer
 
 h5py = pytest.importorskip("h5py")
 

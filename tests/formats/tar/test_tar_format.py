@@ -17,7 +17,7 @@ from stoker import MDSWriter, StreamingDataset
 from stoker.convert import convert
 from stoker.errors import ConfigError, CorruptDataError, EncodingError, IndexFileError
 from stoker.formats.base import ReadOptions
-from stoker.writing.writers import TarWriter
+from stoker.writing.shard_formats import TarWriter
 
 COLUMNS = {"cls": "str_int", "jpg": "bytes", "json": "json", "seg.png": "bytes", "txt": "str"}
 

@@ -16,7 +16,7 @@ from stoker import StreamingDataset
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
 from stoker.formats.tfrecord.example import feature_values, pack_integers, split_example
-from stoker.writing.writers import TFRecordWriter
+from stoker.writing.shard_formats import TFRecordWriter
 
 crc32c = pytest.importorskip("crc32c")
 loader = pytest.importorskip("tfrecord.reader")

@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from stoker.catalog.splits import refuse_splits
-from stoker.catalog.unfinished import NOTE, counted_files
 from stoker.display import redact_url
 from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
 from stoker.storage import Store, is_local
 from stoker.storage.files import check_regular, walk_files
 from stoker.storage.local import file_errors
+from stoker.storage.unfinished import MARK, counted_files
 from stoker.storage.versions import local_version, stable_version
 
 __all__ = [
@@ -157,7 +157,7 @@ def find_files(
         The source, which may turn out to be a single file; a store of its root; and the files, with sizes of -1 where
         nobody has asked yet.
 
-    Files of a writer that is not done do not count; see :mod:`stoker.catalog.unfinished`.
+    Files of a writer that is not done do not count; see :mod:`stoker.storage.unfinished`.
 
     Raises:
         ObjectNotFoundError: there are none; says what is there.
@@ -172,7 +172,7 @@ def find_files(
     others = 0
     notes: list[str] = []
     for file in list_files(source, store):
-        if file.key.endswith(NOTE):
+        if file.key.endswith(MARK):
             notes.append(file.key)
         if is_hidden(file.key) or not (matches(file.key) if matches else file.key.lower().endswith(SUFFIXES)):
             others += 1
@@ -180,8 +180,8 @@ def find_files(
         if problem := check_basename(file.key):
             raise IndexFileError(f"{source.root}: a file has the unsafe name {file.key!r}: {problem}")
         found.append(file)
+    found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
     if found:
-        found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
         if matches is None:
             refuse_splits((file.key for file in found), source.root)
         return source, store, found

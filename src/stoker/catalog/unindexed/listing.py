@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from stoker.catalog.splits import refuse_splits
-from stoker.catalog.unfinished import NOTE, counted_files
 from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile, is_hidden, list_files, look_at
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files
 from stoker.errors import IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local
+from stoker.storage.unfinished import MARK, counted_files
 
 __all__ = ["find_format_files"]
 
@@ -32,7 +32,7 @@ def find_format_files(
     """The files, in the order of their keys; a list's in its own.
 
     In directories and by patterns, hidden files are passed over: names that begin with ``_`` or ``.``, in any directory below
-    the root. So is an ``index.json`` at the root, and files of a writer that is not done (:mod:`stoker.catalog.unfinished`).
+    the root. So is an ``index.json`` at the root, and files of a writer that is not done (:mod:`stoker.storage.unfinished`).
     In directories that ``datasets`` saved, only the files that their ``state.json`` lists count.
 
     Args:
@@ -62,7 +62,7 @@ def find_format_files(
     notes: list[str] = []
     saved: list[str] = []
     for file in list_files(source, store):
-        if file.key.endswith(NOTE):
+        if file.key.endswith(MARK):
             notes.append(file.key)
         if file.key.endswith((DICT_NAME, STATE_NAME)):
             saved.append(file.key)
@@ -75,8 +75,8 @@ def find_format_files(
         if problem := check_basename(file.key):
             raise IndexFileError(f"{source.root}: a file has the unsafe name {file.key!r}: {problem}")
         found.append(file)
+    found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
     if found:
-        found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
         if matches is None:
             found = saved_files(found, saved, store) if name == "arrow" else found
             refuse_splits((file.key for file in found), source.root, folders_only=name in _SAMPLE_FILES)

@@ -22,7 +22,7 @@ from stoker.storage.files import make_own_directory, open_own
 from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
 from stoker.storage.local import file_errors
 from stoker.tokens.sources.ragged import Ragged
-from stoker.writing.writers import MDSWriter
+from stoker.writing.shard_formats import MDSWriter
 
 __all__ = ["MDSSink", "ParquetSink", "TokenSink", "finished_before"]
 

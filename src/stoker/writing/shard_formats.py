@@ -12,8 +12,9 @@ from stoker.arguments import checked
 from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.text.json_shards import JSONEncoder
 from stoker.formats.text.xsv_shards import SEPARATORS, XSVEncoder
+from stoker.writing.base import WriterOptions
+from stoker.writing.dataset_writer import DatasetWriter
 from stoker.writing.destination import OutPath
-from stoker.writing.writer import DatasetWriter, WriterOptions
 
 __all__ = [
     "ArrowWriter",
@@ -40,7 +41,7 @@ class MDSWriter(DatasetWriter):
         columns: column name to encoding: ``int``, ``str``, ``bytes``, ``ndarray:uint16:2048``, ``jpeg``, ...
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
 
     Raises:
         ConfigError: an argument makes no sense, or there is a dataset already.
@@ -74,7 +75,7 @@ class JSONWriter(DatasetWriter):
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
         newline: what ends a line, default ``"\n"``.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     @checked(columns=_TEXT_COLUMNS)
@@ -99,7 +100,7 @@ class XSVWriter(DatasetWriter):
         remote: a URL to upload to, where ``out`` is a directory.
         separator: what stands between two values. Text that holds it is refused.
         newline: what ends a line, default ``"\n"``. Text that holds it is refused.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     _format = "xsv"
@@ -175,7 +176,7 @@ class NPYWriter(_PackedWriter):
         columns: name of the one column to its encoding: a number's (``float32``) or ``ndarray:DTYPE:d0,d1``.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     _encoder_of = ("stoker.formats.arrays.npy", "NPYEncoder")
@@ -188,7 +189,7 @@ class NPZWriter(_PackedWriter):
         columns: column name to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     _encoder_of = ("stoker.formats.arrays.npz", "NPZEncoder")
@@ -201,7 +202,7 @@ class HDF5Writer(_PackedWriter):
         columns: path of the dataset to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     _encoder_of = ("stoker.formats.hdf5.reader", "HDF5Encoder")
@@ -215,7 +216,7 @@ class ArrowWriter(_PackedWriter):
             ``json`` and ``str_int`` text; all else is the bytes of its encoding.
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     _encoder_of = ("stoker.formats.arrow.reader", "ArrowEncoder")
@@ -233,7 +234,7 @@ class TarWriter(_PackedWriter):
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
         first: number of the first sample, default the samples that are there.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     _encoder_of = ("stoker.formats.tar.writer", "TarEncoder")
@@ -262,7 +263,7 @@ class TFRecordWriter(_PackedWriter):
         out: a directory, a URL, or a ``(directory, URL)`` pair.
         remote: a URL to upload to, where ``out`` is a directory.
         raw: records are the bytes of the one column's encoding, without an Example around them.
-        **options: see :class:`~stoker.writing.writer.WriterOptions`.
+        **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
     _encoder_of = ("stoker.formats.tfrecord.writer", "TFRecordEncoder")

@@ -1,0 +1,74 @@
+"""A file that is written piece by piece, and stored when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from stoker.storage.local import TEMPORARY, file_errors
+from stoker.storage.store import Store
+from stoker.storage.url import is_local
+
+__all__ = ["StagedFile"]
+
+
+class StagedFile:
+    """A file to be stored once it is whole, of any size: it lies on a disk meanwhile.
+
+    For a local directory it lies there, under a name that no listing shows, and is renamed in the end. For other stores it is
+    a temporary file without a name, which is uploaded.
+
+    Args:
+        store: where it will be stored.
+        key: its key there.
+
+    Attributes:
+        file: the file, to be written to.
+        size: its bytes, once it is stored.
+
+    Raises:
+        StorageError: it can not be made.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        folder = is_local(store.url)
+        self._path: Path | None = None
+        self.size = 0
+        if folder is None:
+            self.file: IO[bytes] = tempfile.TemporaryFile(prefix="stoker-")  # noqa: SIM115
+            return
+        parent = (folder / key).parent
+        self._path = parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+        with file_errors(folder):
+            parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(self._path, "xb")  # noqa: SIM115 - closed by store()
+
+    def store(self, store: Store, key: str) -> None:
+        """Store the file, which is written to no more.
+
+        Raises:
+            StorageError: it can not be stored.
+        """
+        self.file.flush()
+        self.size = os.fstat(self.file.fileno()).st_size
+        if self._path is None:
+            store.put_file(key, Path(f"/proc/{os.getpid()}/fd/{self.file.fileno()}"))
+            self.file.close()
+            return
+        target = f"{store.url}/{key}"
+        with file_errors(target):
+            os.fsync(self.file.fileno())
+            self.file.close()
+            os.replace(self._path, target)
+
+    def discard(self) -> None:
+        """Remove the file. Does nothing where it was stored."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()

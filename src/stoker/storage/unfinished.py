@@ -1,0 +1,116 @@
+"""The mark of unfinished output: a file next to the others, which names those that count.
+
+Every writer and every job stores the mark before its first file and removes it when all files are there, after the index of
+formats that have one. While the mark lies there, stoker finds by listing only the files that it names: those of before, where
+a writer adds to a dataset. A dataset with an index is read by that, whatever lies beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from stoker.errors import CorruptDataError, ObjectNotFoundError
+from stoker.storage.store import Store
+
+__all__ = ["MARK", "STAGE", "UnfinishedOutput", "counted_files", "read_mark"]
+
+MARK: Final = "_stoker_unfinished.json"
+"""Name of the mark, which programs that read directories pass over."""
+STAGE: Final = "_stoker_unfinished/"
+"""Folder of a local directory that files without an index lie in until all are there. Such programs pass it over, too."""
+_VERSION: Final = 1
+_MOST: Final = 1 << 30
+_REPLACING: Final = "replacing"
+
+
+class _Keyed(Protocol):
+    @property
+    def key(self) -> str: ...
+
+
+_File = TypeVar("_File", bound=_Keyed)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedOutput:
+    """The content of a mark.
+
+    Attributes:
+        identity: settings of the writer; only a writer of the same settings can continue.
+        files: names of the files that count, relative to the mark's folder.
+    """
+
+    identity: Mapping[str, Any]
+    files: tuple[str, ...] = ()
+
+    @classmethod
+    def replaced(cls, names: Iterable[str]) -> UnfinishedOutput:
+        """The mark of output whose files are being removed, so that others can take their place."""
+        return cls({_REPLACING: sorted(names)})
+
+    @property
+    def doomed(self) -> list[str] | None:
+        """Names of the files that are being removed; ``None`` where a writer has begun."""
+        if set(self.identity) != {_REPLACING}:
+            return None
+        names = self.identity[_REPLACING]
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+    def to_json(self) -> bytes:
+        """The mark as it is stored."""
+        return json.dumps({"version": _VERSION, "identity": self.identity, "files": self.files}).encode()
+
+
+def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
+    """The mark of a place; ``None`` where there is none, as its files are all there.
+
+    Raises:
+        CorruptDataError: it is damaged.
+    """
+    try:
+        found = json.loads(store.get(key, max_bytes=_MOST))
+        names, identity = found["files"], found["identity"]
+        good = found["version"] == _VERSION and isinstance(identity, dict) and all(type(one) is str for one in names)
+    except ObjectNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise CorruptDataError(
+            f"{store.url_of(key)} is damaged: it says which files of an unfinished writer count. Remove it if all of them do"
+        )
+    return UnfinishedOutput(identity, tuple(names))
+
+
+def counted_files(files: Sequence[_File], marks: Iterable[str], store: Store) -> list[_File]:
+    """Files of a listing without those of unfinished writers, which are all below a mark that it does not name.
+
+    Args:
+        files: the files, by keys.
+        marks: keys of the marks that lie there.
+        store: where they are.
+
+    Raises:
+        ObjectNotFoundError: there are marks, and no file counts.
+        CorruptDataError: a mark is damaged.
+    """
+    counted: dict[str, frozenset[str]] = {}
+    for key in marks:
+        mark = read_mark(store, key)
+        if mark is not None:  # or it was finished meanwhile
+            counted[key.removesuffix(MARK)] = frozenset(mark.files)
+    left = [
+        file
+        for file in files
+        if all(file.key[len(at) :] in names for at, names in counted.items() if file.key.startswith(at))
+    ]
+    if counted and not left:
+        raise ObjectNotFoundError(
+            f"{store.url_of(min(counted))}: its files are being written, or their writer was stopped before its end. A "
+            "writer with resume=True goes on; stoker reads the files when it is done",
+            url=store.url,
+        )
+    return left

@@ -1,0 +1,235 @@
+"""The base of all writers: their options, their upload threads, and how their output begins and ends."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypedDict
+
+from stoker.concurrency.forks import reset_in_children
+from stoker.errors import ConfigError, FormatError
+from stoker.formats.common.checks import MAX_OFFSET
+from stoker.formats.common.hashing import check_hash_name
+from stoker.types import StorageOptions
+from stoker.units import parse_bytes
+from stoker.writing.destination import OutPath, open_destination
+from stoker.writing.output_files import OutputFiles
+from stoker.writing.progress import ProgressBar
+from stoker.writing.upload_pool import UploadPool
+
+__all__ = ["Writer", "WriterOptions", "check_hash_names", "check_size_limit"]
+
+_DEFAULT_THREADS: Final = 3
+_DEFAULT_HASHES: Final = ("xxh3_64",)
+_FORKED: Final = "that of the process from which this one was forked"
+
+
+class WriterOptions(TypedDict, total=False):
+    """What every writer takes beside its columns and its destination.
+
+    Attributes:
+        keep_local: with a directory and a remote, keep the files in the directory, too. Without it they go to the
+            remote straight from memory, and the directory is not touched.
+        compression: ``"zstd"``, ``"br"``, ``"gz"``, ``"bz2"``, ``"snappy"``, with a level after a colon
+            (``"zstd:7"``); default none.
+        hashes: name or names of hashes of every file to put in the index (``"sha1"``, ``"xxh3_64"``, ...); default
+            ``"xxh3_64"``, by which readers find damage, and notice a dataset that was written anew. ``()`` for none.
+        size_limit: most raw bytes of a shard, as a number or like ``"64MB"`` (the default). ``None`` sets no limit
+            but the format's own of 4 GiB. A shard holds at least one sample, however large.
+        progress_bar: show on the terminal how many samples, shards and bytes are stored.
+        max_workers: threads that compress, hash and store shards, default 3. Each holds one shard in memory.
+        retry: how often a failed request is tried again.
+        exist_ok: replace the dataset that is there. Its index is removed first, then its shards.
+        append: add to the dataset that is there; without one, begin it.
+        resume: go on where a killed writer of the same settings stopped; see ``samples_written``.
+        storage_options: credentials and settings of the remote, by obstore's names.
+    """
+
+    keep_local: bool
+    compression: str | None
+    hashes: str | Sequence[str] | None
+    size_limit: int | str | None
+    progress_bar: bool
+    max_workers: int | None
+    retry: int
+    exist_ok: bool
+    append: bool
+    resume: bool
+    storage_options: StorageOptions | None
+
+
+class Writer(ABC):
+    """A writer of a dataset. Use it in a ``with`` statement.
+
+    At the end of the statement the output is finished; after an exception it is aborted. Until it is finished it does not
+    count (see :mod:`stoker.writing.destination`), and a writer with ``resume=True`` continues it.
+
+    Args:
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        files: the files of this kind of writer.
+        options: see :class:`WriterOptions`.
+        waiting: how many files may wait for each upload thread.
+        on_failed: called from a thread when an upload has failed.
+
+    Raises:
+        ConfigError: an argument makes no sense, or what is at the destination is in the way; says what to do.
+    """
+
+    def __init__(
+        self,
+        out: OutPath,
+        remote: str | os.PathLike[str] | None,
+        files: OutputFiles,
+        options: WriterOptions,
+        *,
+        waiting: int = 0,
+        on_failed: Callable[[], None] | None = None,
+    ) -> None:
+        threads = options.get("max_workers") or _DEFAULT_THREADS
+        if threads < 1:
+            raise ConfigError(f"max_workers={threads}: at least 1")
+        self._closed: str | None = None
+        self._destination = open_destination(
+            out, remote, options.get("keep_local", False), options.get("storage_options"), options.get("retry", 5)
+        )
+        self._begun = self._destination.begin(
+            files,
+            append=options.get("append", False),
+            resume=options.get("resume", False),
+            exist_ok=options.get("exist_ok", False),
+        )
+        self._progress: ProgressBar | None = None
+        if options.get("progress_bar"):
+            self._progress = ProgressBar(
+                self._destination.main.url, None, "bytes", counts=("samples", "shards")
+            ).start()
+        self._uploads = UploadPool(threads, threads * waiting, on_failed)
+        reset_in_children(self)
+
+    @property
+    @abstractmethod
+    def samples_written(self) -> int:
+        """Samples in the dataset so far, with those that were there at the start.
+
+        Right after construction with ``resume=True`` it tells how many samples of the source to skip.
+        """
+
+    @abstractmethod
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample: column name to value. Keys that are not columns are ignored.
+
+        The values are copied before this returns.
+
+        Raises:
+            EncodingError: a column is missing or a value does not fit; names the column, the sample and what was
+                expected. Nothing of the sample is written, and writing may go on.
+            ConfigError: the writer is closed.
+            StorageError: storing an earlier file failed.
+        """
+
+    @abstractmethod
+    def write_batch(self, columns: Mapping[str, Any]) -> None:
+        """Add n samples given as columns: arrays of shape ``(n, ...)`` or lists of n values.
+
+        Raises:
+            EncodingError: as for :meth:`write`; also if columns differ in length.
+        """
+
+    @abstractmethod
+    def end_shard(self) -> None:
+        """End the file with the last sample that was added: the next one begins another."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Hand what waits to the uploads."""
+
+    def _index(self) -> bytes | None:
+        """The index, once all files are stored, for formats that have one."""
+        return None
+
+    def finish(self) -> None:
+        """Store what is left, wait for all files, then make them count: write the index, where the format has one.
+
+        Raises:
+            StorageError: a file could not be stored. Then the output does not count, and a new writer can ``resume``.
+            ConfigError: the writer is closed already.
+        """
+        self._check_open()
+        try:
+            self._end()
+            self._uploads.finish()
+            self._destination.commit(self._index())
+        except BaseException:
+            self.abort()
+            raise
+        self._close("finished")
+
+    def abort(self) -> None:
+        """Stop. Files that are stored stay, and do not count, for a writer with ``resume=True``."""
+        if self._closed is None:
+            self._uploads.cancel()
+            self._destination.abort()
+            self._close("aborted")
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the threads that store, and what they store, are the parent's."""
+        if self._closed is None:
+            self._closed = _FORKED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abort()
+        elif self._closed is None:
+            self.finish()
+
+    def _stored(self, samples: int, size: int) -> None:
+        """Show that a file is stored."""
+        if self._progress is not None:
+            self._progress.advance(size, samples=samples, shards=1)
+
+    def _check_open(self) -> None:
+        """
+        Raises:
+            ConfigError: the writer is closed.
+            BaseException: what storing an earlier file failed with.
+        """
+        if self._closed is None:
+            self._uploads.check()
+        elif self._closed == _FORKED:
+            raise ConfigError(f"this writer is {_FORKED}: have one writer in each process, each with its own directory")
+        else:
+            raise ConfigError(f"this writer is {self._closed}: make a new one, with append=True to add to its dataset")
+
+    def _close(self, how: str) -> None:
+        self._closed = how
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def check_hash_names(hashes: str | Sequence[str] | None) -> list[str]:
+    """Names of hashes, sorted, each once; those of the default for ``None``.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    names = _DEFAULT_HASHES if hashes is None else [hashes] if isinstance(hashes, str) else list(hashes)
+    try:
+        return sorted({check_hash_name(name) for name in names})
+    except FormatError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_size_limit(value: int | str | None) -> int | None:
+    """A shard's limit in bytes; one that makes no sense is a :class:`~stoker.errors.ConfigError`."""
+    limit = parse_bytes(value) if value else 0
+    if limit > MAX_OFFSET:
+        raise ConfigError(f"size_limit={value!r}: a shard's offsets hold less than 4 GiB")
+    return limit or None

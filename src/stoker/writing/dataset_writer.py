@@ -1,0 +1,221 @@
+"""The base of the writers of shards: samples into shards, shards to where they belong, the index last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError, EncodingError, FormatError
+from stoker.formats.base import ShardInfo
+from stoker.formats.common.checks import MAX_OFFSET
+from stoker.formats.common.compression import parse_compression
+from stoker.formats.common.records import RecordEncoder
+from stoker.index.index import Index
+from stoker.writing.base import Writer, WriterOptions, check_hash_names, check_size_limit
+from stoker.writing.destination import OutPath
+from stoker.writing.output_files import ShardOutput
+from stoker.writing.shard_uploader import ShardUploader
+
+__all__ = ["DatasetWriter"]
+
+_DEFAULT_BUFFER: Final = 1 << 26
+
+
+class DatasetWriter(Writer):
+    """Base of the writers of shards: everything but how a format encodes samples."""
+
+    def __init__(
+        self,
+        out: OutPath,
+        remote: str | os.PathLike[str] | None,
+        make_encoder: Any,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        compression = options.get("compression") or None
+        hashes = check_hash_names(options.get("hashes"))
+        size_limit = check_size_limit(options.get("size_limit", 1 << 26))
+        try:
+            codec = None if compression is None else parse_compression(compression)
+        except FormatError as error:
+            raise ConfigError(str(error)) from None
+        self._encoder: RecordEncoder = make_encoder(
+            {"compression": compression, "hashes": hashes, "size_limit": size_limit}
+        )
+        self._stopped = False
+        super().__init__(out, remote, ShardOutput(self._encoder.settings), options, on_failed=self._fail)
+        self._limit = min(size_limit or MAX_OFFSET, self._encoder.largest)
+        self._before = [kept.shard for kept in self._begun.kept if kept.shard is not None]
+        self._written = sum(shard.samples for shard in self._before)
+        self._number = len(self._before)
+        self._shards = ShardUploader(
+            self._encoder,
+            self._destination,
+            self._uploads,
+            compression=codec,
+            hashes=hashes,
+            capacity=min(self._limit, _DEFAULT_BUFFER) if size_limit is None else self._limit,
+            on_stored=self._shard_stored,
+        )
+        self._encode = self._encoder.encode
+        self._sample_cost = self._encoder.sample_cost
+        self._at: int = 0
+        self._bound: int = -1
+        self._buffer: NDArray[np.uint8] | None = None
+        self._reset()
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`."""
+        super().after_fork()
+        self._stopped = True
+
+    # -- what callers use ------------------------------------------------------------------------------------------
+
+    @property
+    def samples_written(self) -> int:
+        """See :class:`~stoker.writing.base.Writer`."""
+        return self._written + len(self._ends)
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """See :class:`~stoker.writing.base.Writer`."""
+        if self._stopped:
+            self._check_open()
+        try:
+            data = self._encode(sample)
+        except Exception as error:
+            raise self._encoder.explain(sample, self.samples_written, error) from error
+        if type(data) is list:
+            at = end = self._room_for(sum(map(len, data)))
+            view = self._view
+            for part in data:
+                end = at + len(part)
+                view[at:end] = part
+                at = end
+        else:
+            at = self._at
+            end = at + len(data)
+            if end > self._bound:
+                at = self._room_for(len(data))
+                end = at + len(data)
+            self._view[at:end] = data
+        self._at = end
+        self._bound -= self._sample_cost
+        self._ends.append(end)
+
+    def write_batch(self, columns: Mapping[str, Any]) -> None:
+        """Add n samples given as columns: arrays of shape ``(n, ...)`` or lists of n values.
+
+        The same shards come out as from n calls of :meth:`write`, much sooner.
+
+        Raises:
+            EncodingError: as for :meth:`write`; also if columns differ in length. Nothing of the batch is written.
+        """
+        if self._stopped:
+            self._check_open()
+        first = self.samples_written
+        records = self._encoder.encode_batch(columns, first)
+        ends = np.cumsum(records.sizes)
+        costs = ends + self._sample_cost * np.arange(1, len(ends) + 1)
+        if len(ends) and (largest := int(records.sizes.max())) + self._overhead > self._encoder.largest:
+            raise self._too_large(largest, first + int(records.sizes.argmax()))
+        start = 0
+        while start < len(ends):
+            before = int(costs[start - 1]) if start else 0
+            stop = int(np.searchsorted(costs, self._limit - self._used + before, side="right"))
+            if stop <= start:
+                if self._ends:
+                    self._flush()
+                    continue
+                stop = start + 1  # larger than the limit: a shard of its own
+            done = int(ends[start - 1]) if start else 0
+            at, end = self._at, self._at + int(ends[stop - 1]) - done
+            records.fill(self._buffer_of(end)[at:end], start, stop)
+            self._ends.extend((ends[start:stop] + (at - done)).tolist())
+            self._at = end
+            start = stop
+        self._bound = -1  # found anew by the next single sample
+
+    def end_shard(self) -> None:
+        """End the shard with the last sample that was added: the next one begins another."""
+        if self._stopped:
+            self._check_open()
+        if self._ends:
+            self._flush()
+
+    # -- how it works ----------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        if self._ends:
+            self._flush()
+
+    def _index(self) -> bytes:
+        return Index([*self._before, *self._shards.stored()], extra=self._begun.extra).to_json()
+
+    def _reset(self) -> None:
+        """Begin an empty shard, without a buffer."""
+        self._buffer = None
+        self._view = memoryview(b"")
+        self._at = 0  # where the next record begins
+        self._bound = -1  # where the next record may end without a closer look
+        self._ends: list[int] = []
+
+    @property
+    def _used(self) -> int:
+        """Bytes of the shard so far, as its limit counts them."""
+        used: int = self._encoder.shard_cost + self._at + self._sample_cost * len(self._ends)
+        return used
+
+    @property
+    def _overhead(self) -> int:
+        """What a shard of one sample counts beyond its record."""
+        overhead: int = self._encoder.shard_cost + self._sample_cost
+        return overhead
+
+    def _room_for(self, size: int) -> int:
+        """Close the shard if a record would exceed its limit, and have a buffer; where the record begins."""
+        if size + self._overhead > self._encoder.largest:
+            raise self._too_large(size, self.samples_written)
+        if self._ends and self._used + size + self._sample_cost > self._limit:
+            self._flush()
+        capacity = len(self._buffer_of(self._at + size))
+        self._bound = min(capacity, self._limit - self._used - self._sample_cost + self._at)
+        return self._at
+
+    def _too_large(self, size: int, number: int) -> EncodingError:
+        return EncodingError(f"sample {number} of {size} bytes does not fit a shard, which holds less than 4 GiB")
+
+    def _buffer_of(self, need: int) -> NDArray[np.uint8]:
+        """The shard's buffer, made to have at least ``need`` bytes."""
+        if self._buffer is None:
+            self._buffer = self._shards.buffer()
+            self._view = self._buffer.data
+        if len(self._buffer) < need:
+            larger = np.empty(max(need, min(2 * len(self._buffer), MAX_OFFSET)), np.uint8)
+            larger[: self._at] = self._buffer[: self._at]
+            self._buffer = larger
+            self._view = larger.data
+        return self._buffer
+
+    def _flush(self) -> None:
+        """Hand the shard to the threads and begin the next."""
+        assert self._buffer is not None
+        self._shards.submit(self._number, self._buffer, self._at, self._ends)
+        self._written += len(self._ends)
+        self._number += 1
+        self._reset()
+
+    def _fail(self) -> None:
+        """Have the next call raise what a thread failed with."""
+        self._stopped = True
+
+    def _shard_stored(self, info: ShardInfo) -> None:
+        self._stored(info.samples, sum(file.bytes for file in info.stored))
+
+    def _close(self, how: str) -> None:
+        super()._close(how)
+        self._stopped = True
+        self._reset()
+        self._shards.close()

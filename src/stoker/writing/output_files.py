@@ -1,0 +1,238 @@
+"""The files of a kind of writer, as they lie at a destination: how they are told from others, and what they hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.catalog.unindexed.found_files import is_hidden
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.base import ShardInfo
+from stoker.formats.common.entries import identity_of
+from stoker.formats.common.hashing import hash_hex
+from stoker.formats.registry import get_format
+from stoker.index.shard_files import find_shards, read_shard
+from stoker.storage import ObjectInfo, Store
+
+__all__ = ["FoundFiles", "ImageFiles", "KeptFiles", "NumberedFiles", "OutputFiles", "ShardOutput", "as_json"]
+
+Look = Callable[[Store, str, Mapping[str, int]], tuple[int, Mapping[str, Any]]]
+"""Samples and identity of the files of a number, by their store, the last one's key, and the sizes by their ends."""
+
+_SETTINGS: Final = ("compression", "hashes", "size_limit")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """The files of one number that a listing found: a shard, an image, or a file without an index and those beside it.
+
+    Attributes:
+        number: the number.
+        sizes: their keys, and bytes.
+        whole: whether all files of the number are there, as far as a listing tells.
+        own: whether they are of the writer's format.
+        source: for :meth:`OutputFiles.inspect`.
+    """
+
+    number: int
+    sizes: Mapping[str, int]
+    whole: bool = True
+    own: bool = True
+    source: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFiles:
+    """Files of one number that are part of the output.
+
+    Attributes:
+        number: the number.
+        sizes: their keys, and bytes.
+        samples: that they hold.
+        shard: the index's description, for formats that have an index.
+    """
+
+    number: int
+    sizes: Mapping[str, int]
+    samples: int
+    shard: ShardInfo | None = None
+
+    @classmethod
+    def of_shard(cls, number: int, shard: ShardInfo) -> KeptFiles:
+        """The files of a shard."""
+        return cls(number, {file.basename: file.bytes for file in shard.stored}, shard.samples, shard)
+
+
+class OutputFiles(ABC):
+    """The files of one kind of writer.
+
+    Args:
+        settings: what they are; a writer of other settings can not continue them.
+
+    Attributes:
+        settings: see above, as JSON gives them back.
+        indexed: whether an index names the files that count; otherwise a listing finds them.
+        what: names the files in errors.
+    """
+
+    indexed = True
+    what = "shards"
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = as_json(settings)
+
+    @abstractmethod
+    def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:
+        """The files in a listing that such a writer may have written, by number.
+
+        Raises:
+            ConfigError: files that would be read with what is written.
+        """
+
+    @abstractmethod
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:
+        """What some files hold.
+
+        Args:
+            store: where they are.
+            found: the files.
+            keys: where each of them lies.
+
+        Raises:
+            FormatError: they are damaged or incomplete.
+            ConfigError: they have other columns or settings.
+        """
+
+    def check_columns(self, shard: ShardInfo, where: str) -> None:
+        """See that a shard that is there has the columns of the writer.
+
+        Raises:
+            ConfigError: it has others.
+        """
+        found = as_json(identity_of(shard))
+        wanted = {key: self.settings.get(key) for key in found}
+        if found != wanted:
+            raise ConfigError(
+                f"{where} has other columns: {json.dumps(found)}, but this writer has {json.dumps(wanted)}"
+            )
+
+
+class ShardOutput(OutputFiles):
+    """Shards ``shard.00000.mds`` and so on."""
+
+    def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:  # noqa: ARG002 - overrides
+        """See :class:`OutputFiles`. What lies in sub-directories may be datasets of their own."""
+        return [
+            FoundFiles(
+                shard.number,
+                {shard.key(*role): size for role, size in shard.sizes.items()},
+                own=shard.format == self.settings["format"],
+                source=shard,
+            )
+            for shard in find_shards(listing).values()
+            if not shard.folder
+        ]
+
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:  # noqa: ARG002
+        """See :class:`OutputFiles`."""
+        info = read_shard(store, found.source)
+        where = store.url_of(info.stored[0].basename)
+        self.check_columns(info, where)
+        theirs = as_json({**info.spec, "compression": info.compression})
+        for key in _SETTINGS:
+            if theirs.get(key) != self.settings[key]:
+                raise ConfigError(
+                    f"{where} was written with {key}={theirs.get(key)!r}, but this writer has {self.settings[key]!r}: resume "
+                    "with the same settings, or pass exist_ok=True to start anew"
+                )
+        return KeptFiles.of_shard(found.number, info)
+
+
+class ImageFiles(OutputFiles):
+    """Images ``000000017.jpeg``, in folders that are their labels."""
+
+    what = "images"
+
+    def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:  # noqa: ARG002 - overrides
+        """See :class:`OutputFiles`."""
+        name = re.compile(rf"(?:[^/]+/)?([0-9]{{9,10}})\.{self.settings['format']}")
+        found = [
+            FoundFiles(int(match[1]), {item.key: item.size})
+            for item in listing
+            if (match := name.fullmatch(item.key)) is not None
+        ]
+        return sorted(found, key=lambda image: image.number)
+
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:  # noqa: ARG002
+        """See :class:`OutputFiles`."""
+        ((key, size),) = found.sizes.items()
+        hashes = {name: hash_hex(name, store.get(key, max_bytes=size)) for name in self.settings["hashes"]}
+        entry = {**self.settings, "raw_data": {"basename": key, "bytes": size, "hashes": hashes}}
+        info = get_format(self.settings["format"]).parse_shard(entry, store.url_of(key))
+        return KeptFiles.of_shard(found.number, info)
+
+
+class NumberedFiles(OutputFiles):
+    """Files without an index: ``part-00000.parquet``, or a pair ``part-00000.bin`` and ``part-00000.idx``, and so on.
+
+    Args:
+        identity: what the files are, as ``look`` finds it; files of another can not be added to.
+        settings: beside it, what the writer was told.
+        stem: what their names begin with.
+        ends: what the names of the files of one number end with.
+        look: reads the files' samples and identity.
+    """
+
+    indexed = False
+    what = "files"
+
+    def __init__(
+        self, identity: Mapping[str, Any], settings: Mapping[str, Any], stem: str, ends: Sequence[str], look: Look
+    ) -> None:
+        super().__init__({**identity, **settings})
+        self._identity = as_json(identity)
+        self._stem = stem
+        self._ends = tuple(ends)
+        self._look = look
+
+    def name(self, number: int, end: str) -> str:
+        """A file's name."""
+        return f"{self._stem}-{number:05}{end}"
+
+    def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:
+        """See :class:`OutputFiles`."""
+        wanted = re.compile(rf"{self._stem}-([0-9]{{5,10}})(?:{'|'.join(map(re.escape, self._ends))})")
+        found: dict[int, dict[str, int]] = {}
+        for item in listing:
+            match = wanted.fullmatch(item.key)
+            if match is not None:
+                found.setdefault(int(match[1]), {})[item.key] = item.size
+            elif item.key.lower().endswith(self._ends) and not is_hidden(item.key):
+                raise ConfigError(
+                    f"{store.url_of(item.key)} would be read with what is written here: write to a directory of its own"
+                )
+        return [FoundFiles(at, sizes, len(sizes) == len(self._ends)) for at, sizes in sorted(found.items())]
+
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:
+        """See :class:`OutputFiles`."""
+        if not found.whole:
+            raise CorruptDataError(f"{store.url_of(min(found.sizes))}: what belongs to it is missing")
+        key = self.name(found.number, self._ends[-1])
+        sizes = {end: found.sizes[self.name(found.number, end)] for end in self._ends}
+        samples, identity = self._look(store, keys[key], sizes)
+        if as_json(identity) != self._identity:
+            raise ConfigError(
+                f"{store.url_of(key)} has other columns: {json.dumps(as_json(identity))}, but this writer has "
+                f"{json.dumps(self._identity)}"
+            )
+        return KeptFiles(found.number, found.sizes, samples)
+
+
+def as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return plain
