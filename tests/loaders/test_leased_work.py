@@ -305,7 +305,7 @@ def test_a_forgotten_worker_gives_its_work_back(engine: str) -> None:
 
 def taken_over(engine: str, worker: StreamingShardLoader, during: Callable[[], None] = lambda: None) -> list[int]:
     """What another delivers and commits of an epoch of 60, while a worker's thread stands still for longer than a lease."""
-    leased: Any = worker._worker
+    leased: Any = worker._worker.source
     with leased._coordination._driver.changed:
         during()
         with loader(engine, 1, 2, samples=60) as other:
@@ -319,7 +319,7 @@ def test_a_commit_that_was_refused_is_told_with_who_has_what(engine: str, batch_
     first.commit()
     lost = numbers([first.next()])
     assert lost == list(first.last_positions())  # not shuffled: a sample's id is its position
-    leased: Any = first._worker
+    leased: Any = first._worker.source
     with leased._coordination._driver.changed, loader(engine, 1, 2, samples=60, batch_size=batch_size) as other:
         assert sorted([*had, *numbers(other)]) == list(range(60))
     with pytest.raises(CommitRefusedError, match=r"rank 1 has committed \[\d+, \d+\).*Discard") as refused:
@@ -339,7 +339,8 @@ def test_a_commit_under_way_that_is_refused_is_told(engine: str) -> None:
     """The end of the split was asked to be committed, so that the loader lets go of it, before the lease is lost."""
     first = loader(engine, 0, 2, samples=60, commit="explicit")
     lost = numbers([first.next() for _ in range(3)])  # all of the first split
-    assert sorted(taken_over(engine, first, first._worker.commit)) == list(range(60))
+    leased: Any = first._worker.source
+    assert sorted(taken_over(engine, first, leased._say_done)) == list(range(60))
     with pytest.raises(CommitRefusedError, match=r"\[0, 3\) \(rank 1 has committed") as refused:
         first.commit()
     assert [position for position in range(60) if refused.value.covers(position)] == lost
@@ -376,7 +377,7 @@ def test_health_is_right_after_the_end_of_an_epoch_and_in_the_next(engine: str) 
 def test_a_worker_that_falls_silent_after_the_end_of_an_epoch_is_seen_to(engine: str) -> None:
     workers = [loader(engine, rank, 2, coordination=QUICK) for rank in range(2)]
     together(workers)
-    leased: Any = workers[1]._worker
+    leased: Any = workers[1]._worker.source
     with leased._coordination._driver.changed:
         deadline = time.monotonic() + 40
         while workers[0].health()[1].state is not WorkerState.FAILED:

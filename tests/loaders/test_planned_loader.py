@@ -252,7 +252,7 @@ def test_errors_name_both_sides(tmp_path: Path) -> None:
         ranks[1].restore_from_checkpoint(saved)
     with pytest.raises(StateError, match="global batches of 20 up to position 100, this loader 10 up to 100"):
         loaders(100, 2, 10)[0].restore_from_checkpoint(saved)
-    with pytest.raises(StateError, match="'planned', this loader's partition makes 'lockstep'"):
+    with pytest.raises(StateError, match="'planned', this loader makes 'lockstep'"):
         StreamingShardLoader({"id": np.arange(100)}).restore_from_checkpoint(saved)
     with pytest.raises(ConfigError, match="only a config with global_batch_size"):
         StreamingShardLoader({"id": np.arange(100)}).change_plan((1,))

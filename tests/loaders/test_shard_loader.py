@@ -439,7 +439,7 @@ def _bad_checkpoints() -> Iterator[tuple[str, Any, str]]:
     yield "text for a number", changed(good, epoch="1"), "epoch must be an integer"
     yield "falling intervals", changed(good, processed=[[4, 8], [0, 4]]), "rising intervals"
     yield "intervals and position that differ", changed(good, processed=[[0, 4]]), "position is 8"
-    yield "another kind", changed(good, kind="leased"), "kind 'leased', this loader's partition makes 'lockstep'"
+    yield "another kind", changed(good, kind="leased"), "kind 'leased', this loader makes 'lockstep'"
     yield "no kind", changed(good, kind="mine"), "kind must be one of"
     yield "another rank", changed(good, rank=1), "rank 1 of 2, this loader is rank 0 of 2"
     yield "another world", changed(good, world_size=3), "rank 0 of 3, this loader is rank 0 of 2"

@@ -20,10 +20,12 @@ from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.leased import Leased
-from stoker.pipeline.workers.lockstep import FILLER, Lockstep
-from stoker.pipeline.workers.planned import Planned
-from stoker.pipeline.workers.replayed import Replayed
+from stoker.pipeline.workers.engine import WorkerEngine
+from stoker.pipeline.workers.leased import LeasedSource
+from stoker.pipeline.workers.lockstep import FILLER, LockstepSource
+from stoker.pipeline.workers.planned import PlannedSource
+from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest
+from stoker.pipeline.workers.replayed import ReplayedSource
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
 from stoker.streams.streams import Stream
 from stoker.types import Transform
@@ -81,14 +83,7 @@ class StreamingShardLoader:
                 f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
             )
         self._rows = rows
-        self._worker: Lockstep | Planned | Leased | Replayed
-        if config.global_batch_size is not None:
-            self._worker = Planned(rows, planned_order(sample_order), config)
-        elif config.adaptive is None:
-            self._worker = Lockstep(rows, sample_order, config, batch_size)
-        else:
-            adaptive = adaptive_order(sample_order, config.adaptive)
-            self._worker = (Leased if config.leased else Replayed)(rows, adaptive, config)
+        self._worker = WorkerEngine(_source_of(rows, sample_order, config, batch_size), config, rows.counts)
         self._folder: CheckpointFolder | None = None
         if config.checkpoint_url is not None:
             self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, rows.counts)
@@ -154,11 +149,11 @@ class StreamingShardLoader:
     @property
     def epoch(self) -> int:
         """The epoch that is delivered."""
-        return self._worker.epoch
+        return self._worker.source.epoch
 
     def __len__(self) -> int:
         """Samples (or batches) of this worker in an epoch; of leased work, of all workers, as nobody knows who gets which."""
-        return len(self._worker)
+        return len(self._worker.source)
 
     def is_empty(self) -> bool:
         """Whether an epoch has nothing for this worker."""
@@ -187,16 +182,17 @@ class StreamingShardLoader:
             ConfigError: the config has no ``global_batch_size``; or ranks and weights that make no sense; or nothing of the
                 epoch is left that was not read ahead.
         """
-        return self._planned("change_plan").change(weights, ranks)
+        return self._planned("change_plan").change(self._worker.at, weights, ranks)
 
     def plan(self) -> dict[str, Any]:
         """The plan so far, JSON-serialisable: the same in all ranks, or one of them was told something else."""
-        return self._planned("plan").plan.as_dict()
+        return self._planned("plan").plan(self._worker.at).as_dict()
 
-    def _planned(self, what: str) -> Planned:
-        if not isinstance(self._worker, Planned):
+    def _planned(self, what: str) -> PlannedSource:
+        source = self._worker.source
+        if not isinstance(source, PlannedSource):
             raise ConfigError(f"{what}: only a config with global_batch_size= has a plan")
-        return self._worker
+        return source
 
     # -- leased work -----------------------------------------------------------------------------------------------
 
@@ -211,18 +207,15 @@ class StreamingShardLoader:
             WaitTimeoutError: it has it not in time.
             EngineError: the coordinator does not answer.
         """
-        self._worker.commit()
-        if isinstance(self._worker, Leased):
-            self._worker.flush(timeout)
-            self._worker.raise_if_refused()
+        self._worker.source.commit(timeout)
 
     def last_positions(self) -> range:
         """Positions in the epoch of the sample (or batch) that was delivered last; empty before the first."""
-        return self._leased("last_positions").last_positions()
+        return self._leased("last_positions").last_positions
 
     def progress(self) -> EpochProgress:
         """How far the epoch is, of all workers together: what was delivered again included."""
-        return self._leased("progress").progress()
+        return self._leased("progress").epoch_progress()
 
     def health(self) -> list[WorkerHealth]:
         """How all workers fare."""
@@ -238,10 +231,11 @@ class StreamingShardLoader:
         """
         return self._leased("assignment").assignment().as_dict()
 
-    def _leased(self, what: str) -> Leased:
-        if not isinstance(self._worker, Leased):
+    def _leased(self, what: str) -> LeasedSource:
+        source = self._worker.source
+        if not isinstance(source, LeasedSource):
             raise ConfigError(f"{what}: only Adaptive has a coordinator that knows of all workers")
-        return self._worker
+        return source
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -251,10 +245,7 @@ class StreamingShardLoader:
         Of leased work it is that of all workers: what is committed. This worker's delivered samples are committed first, but
         not where commits are explicit; so the thread that takes the samples must call it.
         """
-        if isinstance(self._worker, Leased):
-            if self.config.commit == "next":
-                self._worker.commit()
-            self._worker.flush(self.config.patience)
+        self._worker.source.settle()
         return self._worker.checkpoint()
 
     def restore_from_checkpoint(
@@ -279,12 +270,7 @@ class StreamingShardLoader:
         """
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.from_dict(checkpoint, "this checkpoint")
-        if isinstance(self._worker, Lockstep | Planned):
-            self._worker.restore(checkpoint, any_rank=any_rank)
-        elif isinstance(self._worker, Leased):
-            self._worker.restore(checkpoint, rollback=rollback, attempt=attempt)
-        else:
-            self._worker.restore(checkpoint)
+        self._worker.restore(RestoreRequest(checkpoint, rollback, attempt), any_rank=any_rank)
         self._saved_at = 0
 
     def save_checkpoint(self) -> Checkpoint:
@@ -324,7 +310,7 @@ class StreamingShardLoader:
     @property
     def in_step(self) -> bool:
         """Whether all ranks take the same number of steps."""
-        return isinstance(self._worker, Lockstep | Planned) and self._worker.in_step
+        return self._worker.source.in_step
 
     def _checkpoints(self) -> CheckpointFolder:
         if self._folder is None:
@@ -334,7 +320,7 @@ class StreamingShardLoader:
     def _save_soon(self) -> None:
         assert self._folder is not None
         self._saved_at = self._worker.delivered
-        if isinstance(self._worker, Leased):
+        if self._worker.source.leases:
             self._folder.save_soon(self._worker.checkpoint)  # the engine is asked on the folder's thread
         else:
             checkpoint = self._worker.checkpoint()
@@ -359,7 +345,8 @@ class StreamingShardLoader:
         # A forgotten worker must not keep its leases. Giving them back takes time and locks, which must not be those of
         # whoever runs finalisers. All others' threads end by themselves.
         worker = self.__dict__.get("_worker")
-        if isinstance(worker, Leased) and worker.takes_part and not sys.is_finalizing():
+        source = None if worker is None else worker.source
+        if isinstance(source, LeasedSource) and source.takes_part and not sys.is_finalizing():
             threading.Thread(target=_forget, args=(worker,), name="stoker-forgotten", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -369,7 +356,18 @@ class StreamingShardLoader:
         self.close()
 
 
-def _forget(worker: Leased) -> None:
+def _source_of(rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int) -> RangeSource:
+    """What a worker of this config reads."""
+    if config.global_batch_size is not None:
+        return PlannedSource(rows, planned_order(sample_order), config)
+    if config.adaptive is None:
+        return LockstepSource(rows, sample_order, config, batch_size)
+    return (LeasedSource if config.leased else ReplayedSource)(
+        rows, adaptive_order(sample_order, config.adaptive), config
+    )
+
+
+def _forget(worker: WorkerEngine) -> None:
     with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
         worker.close()
 

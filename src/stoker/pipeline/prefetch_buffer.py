@@ -36,6 +36,10 @@ class _Shared(Generic[_T]):
         self.closed = self.done = False
         self.error: BaseException | None = None
 
+    @property
+    def resting(self) -> bool:
+        return self.done or self.closed or self.filled >= self.room
+
 
 class PrefetchBuffer(Generic[_T]):
     """Takes items from an iterator ahead of need, in a thread of its own.
@@ -78,9 +82,9 @@ class PrefetchBuffer(Generic[_T]):
         return self._shared.samples
 
     @property
-    def done(self) -> bool:
-        """Whether nothing more will come into it."""
-        return self._shared.done
+    def resting(self) -> bool:
+        """Whether nothing more comes into it: it is full, or there is no more."""
+        return self._shared.resting
 
     def take(self, timeout: float | None = None) -> _T | None:
         """The next item; ``None`` at the end.
@@ -118,10 +122,7 @@ class PrefetchBuffer(Generic[_T]):
         """Wait until so many samples are in the buffer, or as many as fit or are left. Returns how many there are."""
         shared = self._shared
         with shared.changed:
-            shared.changed.wait_for(
-                lambda: shared.done or shared.closed or shared.samples >= samples or shared.filled >= shared.room,
-                timeout,
-            )
+            shared.changed.wait_for(lambda: shared.resting or shared.samples >= samples, timeout)
             return shared.samples
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.pipeline.state.state import make_state, read_changed, read_state
 from stoker.reading.samples import SampleRun
 
-__all__ = ["Progress", "ResumeState", "check_not_empty", "others_have_more", "run_from"]
+__all__ = ["Progress", "ResumeState", "check_not_empty", "others_have_more", "resume_point", "run_from"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +66,21 @@ class Progress:
 
     def here(self) -> EpochPosition:
         """Where to go on from."""
-        plan, count = self.plan, self.samples
-        full = min(count // plan.batch_size, plan.full_batches)
-        inside = count - full * plan.batch_size
-        if full == plan.full_batches and inside and count >= plan.samples:
-            full, inside = len(plan), 0  # all of the last, partial batch
-        if not count:
-            return self.point
-        position = plan.position_after(full)
-        if position >= plan.end and not inside:
-            return self.point.next_epoch()
-        return replace(self.point, position=position, partial=inside)
+        return resume_point(self.point, self.plan, self.samples)
+
+
+def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPosition:
+    """Where to go on after ``samples`` samples of this rank in a run of ``plan`` that began at ``point``."""
+    if not samples:
+        return point
+    full = min(samples // plan.batch_size, plan.full_batches)
+    inside = samples - full * plan.batch_size
+    if full == plan.full_batches and inside and samples >= plan.samples:
+        full, inside = len(plan), 0  # all of the last, partial batch
+    position = plan.position_after(full)
+    if position >= plan.end and not inside:
+        return point.next_epoch()
+    return replace(point, position=position, partial=inside)
 
 
 def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> Run:

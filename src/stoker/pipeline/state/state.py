@@ -23,7 +23,7 @@ from stoker.order.capabilities import (
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
 
-__all__ = ["STATE_VERSION", "make_state", "read_changed", "read_state"]
+__all__ = ["STATE_VERSION", "check_same_order", "make_state", "read_changed", "read_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +85,7 @@ def read_state(
     if "version" not in state:
         return mosaicml_position(sample_order, state), sample_order
     theirs, epoch, position, inside = _fields(state)
-    ours = sample_order.as_dict()
-    said, changed = _compare(theirs, ours)
-    if said:
-        remedy = "Use the data and the settings that it was taken with"
-        if changed:
-            remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
-        raise StateError(f"this state belongs to another order: {'; '.join(said)}. {remedy}")
-    check_versions(theirs, ours, stream_urls(sample_order), what)
+    check_same_order(state, sample_order, what)
     # Before "start" had names, its numbers were a list of "terms".
     start = read_start(sample_order, state.get("start") or state.get("terms"))
     point = EpochPosition(epoch, position, start=start)
@@ -119,6 +112,22 @@ def read_state(
     if not samples < batch_size:
         raise StateError(f"{samples} samples can not lie inside a batch of {batch_size}")
     return EpochPosition(epoch, position, samples, start), sample_order
+
+
+def check_same_order(state: Mapping[str, Any], sample_order: SampleOrder, what: str) -> None:
+    """Check what a state says of streams and order, as :meth:`SampleOrder.as_dict` gave it, against those at hand.
+
+    Raises:
+        StateError: they differ; says in what.
+    """
+    theirs, ours = _described(state), sample_order.as_dict()
+    said, changed = _compare(theirs, ours)
+    if said:
+        remedy = "Use the data and the settings that it was taken with"
+        if changed and what == "state":
+            remedy += ", or load it with change_streams=True to begin a new epoch with these streams"
+        raise StateError(f"this {what.partition('.')[0]} belongs to another order: {'; '.join(said)}. {remedy}")
+    check_versions(theirs, ours, stream_urls(sample_order), what)
 
 
 def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[EpochPosition, SampleOrder]:
@@ -223,9 +232,9 @@ def _fields(
     state: Mapping[str, Any],
 ) -> tuple[dict[str, dict[str, Any]], int, int, tuple[int, ...]]:
     """A state's settings, epoch and position, and the numbers of its ``partial`` batch."""
+    theirs = _described(state)
     try:
         epoch, position = state["epoch"], state["position"]
-        theirs = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
         partial = state.get("partial")
         inside = () if partial is None else tuple(partial[key] for key in _PARTIAL)
         numbers = [epoch, position, *inside]
@@ -239,6 +248,14 @@ def _fields(
             f"this state's 'consumed' should say how many samples of each stream were consumed, found {consumed!r}"
         )
     return theirs, epoch, position, inside
+
+
+def _described(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a state says of its order and streams."""
+    try:
+        return {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:

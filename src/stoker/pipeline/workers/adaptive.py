@@ -15,15 +15,12 @@ from typing import Any, ClassVar, Final, NoReturn
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.coordination.history.assignment import Replay
 from stoker.coordination.history.recorded_assignment import Assignment
-from stoker.errors import ConfigError, StateError
-from stoker.order.capabilities import stream_urls
+from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
 from stoker.order.partition.part_plan import PART_BITS, DealtPlan, PartPlan
 from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
-from stoker.storage.recorded_versions import check_versions, host_versions
 from stoker.types import Ids
 
 __all__ = ["Adaptive", "Splits", "adaptive_order", "planned_order"]
@@ -170,28 +167,3 @@ class Splits:
             return self._order.locate(positions)
         part = np.searchsorted(self._starts, positions, side="right") - 1
         return self._order.locate(part << PART_BITS | positions - self._starts[part])
-
-
-def replayed(
-    assignment: Assignment,
-    sample_order: NativeOrder,
-    splits: Splits,
-    batch_size: int | None,
-    rank: int,
-    world_size: int,
-) -> list[tuple[int, int]]:
-    """The ranges of a rank in a recorded assignment.
-
-    Raises:
-        StateError: it is of another data set, order or settings, or not of a whole epoch; says what differs.
-        ConfigError: it needs a larger world.
-    """
-    ours = {**host_versions(sample_order.as_dict(), stream_urls(sample_order)), "batch_size": batch_size}
-    check_versions(assignment.identity, ours, stream_urls(sample_order), "assignment['identity']")
-    assignment.check(ours)
-    if sample_order.settings.partition.static and assignment.world_size != world_size:
-        raise StateError(
-            f"the recorded assignment is of a world of {assignment.world_size}, this one has {world_size} ranks, and parts "
-            f"of {sample_order.settings.partition.name!r} are others in each: replay it in a world of {assignment.world_size}"
-        )
-    return Replay(assignment.entries, splits.total, world_size).splits(rank)

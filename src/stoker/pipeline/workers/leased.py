@@ -1,4 +1,4 @@
-"""A loader whose work a coordinator hands out, split by split, and that says what of it is done."""
+"""``LeasedSource``: the splits that a coordinator hands out to a worker, and what of them is said to be done."""
 
 from __future__ import annotations
 
@@ -6,74 +6,58 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from functools import partial
 
-from stoker.concurrency.forks import reset_in_children
 from stoker.coordination import CommitRefusedError, Coordination, EpochProgress, WorkerHealth
 from stoker.coordination.history.recorded_assignment import Assignment
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
-from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
-from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.delivered_splits import Ledger
-from stoker.pipeline.workers.join_run import join_run
-from stoker.pipeline.workers.replicas import Replicas
+from stoker.pipeline.workers.range_source import Piece, RangeReader, RangeSource, RestoreRequest, WorkerProgress
+from stoker.pipeline.workers.replicas import Replicas, lanes_held
 from stoker.pipeline.workers.sample_source import SampleSource
-from stoker.pipeline.workers.split_reader import SplitPiece, SplitReader
+from stoker.pipeline.workers.split_reader import SplitReader
 from stoker.storage.recorded_versions import check_versions, host_versions
 
-__all__ = ["Leased"]
+__all__ = ["LeasedSource"]
 
 logger = logging.getLogger(__name__)
 
-_LOOK: Final = 0.25
 
-
-class Leased:
-    """See :class:`~stoker.loaders.shard_loader.StreamingShardLoader`.
+class LeasedSource(RangeSource):
+    """The splits that one worker leases, numbered by their positions in the epoch.
 
     Args:
         rows: where samples come from.
         sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
-        config: this worker's place; its partition is an :class:`~stoker.pipeline.workers.adaptive.Adaptive`.
+        config: the worker's settings; its partition is an :class:`~stoker.pipeline.workers.adaptive.Adaptive`.
 
     Attributes:
-        epoch: the epoch that this worker takes part in.
-        delivered: samples of it that it has delivered.
-        finished: whether all of it is committed, by whomever.
+        last_positions: positions in the epoch of what was delivered last.
     """
 
+    kind = "leased"
+    per_rank = False
+    leases = True
+
     def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
-        self._rows = rows
-        self._sample_order = sample_order
-        self._config = config
+        super().__init__(rows, sample_order, config)
+        self._order = sample_order
         self._coordination: Coordination | None = None
-        self._ahead: PrefetchBuffer[SplitPiece] | None = None
-        self._replicas: Replicas | None = None
-        self._ledger = Ledger(rows.counts)
-        self._piece: SplitPiece | None = None
-        self._position = 0
         self._reader: SplitReader | None = None
         self._lock = threading.RLock()
         self._forked = False
-        self.delivered = 0
-        self.finished = False
         self._enter(0)
-        reset_in_children(self)
 
     def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: a run knows the parent, and not the child.
-
-        So a child raises an error where the parent takes part, which must not hear of it.
-        """
+        """A run knows the parent, and not the child: so a child raises an error where the parent takes part."""
         self._lock = threading.RLock()
-        if self._coordination is not None:
-            self._forked = True
-        self._ahead = self._reader = self._replicas = self._piece = self._coordination = None
+        self._forked = self._forked or self._coordination is not None
+        self._reader = self._coordination = None
         self._ledger = Ledger(self._rows.counts)
 
     def _check_process(self) -> None:
@@ -88,159 +72,47 @@ class Leased:
         total, size = self._splits.total, self._config.batch_size
         return total if size is None else -(-total // size)
 
-    # -- delivering ------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
 
-    def next(self) -> Any:
-        """The next sample, or batch; :data:`~stoker.pipeline.prefetch_buffer.END` when all of the epoch is committed.
+    @property
+    def room(self) -> int:
+        return max(1, self._config.prefetch_buffer_size)  # always a thread: leasing does not wait for the consumer
 
-        Raises:
-            StalledError: what is left has failed too often; names it.
-            EngineError: the coordinator has not answered for ``patience`` seconds.
-            ConfigError: commits are explicit, and nothing can come before there is one.
-            StokerError: samples can not be read. Others try, and this worker goes on with other samples.
-        """
+    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:  # noqa: ARG002 - the coordinator knows
+        config, coordination = self._config, self._take_part()
+        replicate = None
+        if config.replication_factor > 1:
+            replicate = partial(Replicas, self._rows, self._splits, config, coordination)
+        reader = RangeReader(self._rows, self._splits, config, batched=config.batch_size is not None)
+        self._reader = SplitReader(reader, coordination, self._ledger.lost, replicate, closing)
+        return self._reader.pieces()
+
+    def deliver(self, piece: Piece, begin: int, end: int) -> bool:
+        if self._config.commit == "next":
+            self._ledger.done()
+        assert piece.split is not None
+        if not self._ledger.deliver(piece.split, end):
+            return False
+        self.last_positions = range(begin, end)
+        return True
+
+    def before_wait(self) -> None:
         self._check_process()
         if self._config.commit == "next":
             self._ledger.done()
-        while not self.finished:
-            piece = self._piece or self._next_piece()
-            if piece is None:
-                self.finished = True
-                self._stop_reading()
-                break
-            if piece.error is not None:
-                self._fail(piece, piece.error)
-            end = piece.end if piece.samples is None else self._position + 1
-            if not self._ledger.deliver(piece.split, end):
-                self._piece = None  # others have the split now
-                continue
-            begin, self._position = self._position, end
-            self.delivered += end - begin
-            self._last = range(begin, end)
-            if end == piece.end:
-                self._piece = None
-            return piece.batch if piece.samples is None else piece.samples[begin - piece.begin]
-        return END
+        self._ledger.commit()  # a worker that waits must not keep others waiting
 
-    def prefetch(self, samples: int, timeout: float | None) -> int:
-        """Have so many samples ready, or as many as the buffer holds or could be leased; returns how many are."""
-        self._check_process()
-        if self.finished or not self._config.prefetch_buffer_size:
-            return 0
-        wanted = min(samples, self._config.prefetch_buffer_size)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            buffer = self._buffer()
-            ready = buffer.wait_for(wanted, _LOOK)
-            # What is leased is there, and more is leased only when some of it is committed.
-            starved = ready > 0 and self._starved_since > 0
-            late = deadline is not None and time.monotonic() >= deadline
-            if ready >= wanted or starved or late or buffer.done:
-                return ready
+    @property
+    def starved(self) -> bool:
+        return self._starved_since > 0
 
     @property
     def _starved_since(self) -> float:
         reader = self._reader
         return 0.0 if reader is None else reader.starved_since
 
-    def commit(self) -> None:
-        """Say that all that was delivered is done."""
-        self._check_process()
-        if self._config.commit == "next":
-            self._ledger.settle()
-            self._ledger.refused.clear()  # earlier ones, which were counted and logged
-        self._ledger.done()
-        self._ledger.commit()
-
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until all that was said to be done is committed, or refused."""
-        self._check_process()
-        if self._coordination is not None:
-            with contextlib.suppress(CommitRefusedError):  # the ledger knows
-                self._coordination.flush(timeout)
-            self._ledger.settle()
-
-    def raise_if_refused(self) -> None:
-        """Say once what was delivered and is others' now.
-
-        Raises:
-            CommitRefusedError: there is some.
-        """
-        if self._ledger.refused:
-            refused, self._ledger.refused = self._ledger.refused, []
-            raise CommitRefusedError(self._take_part().refused_ranges(refused))
-
-    def last_positions(self) -> range:
-        """Positions in the epoch of what :meth:`next` gave last."""
-        return self._last
-
-    def reset(self) -> None:
-        """Take part in the next epoch.
-
-        Raises:
-            ConfigError: the epoch is not over.
-            CommitRefusedError: commits are explicit, and some were refused of which nobody was told.
-        """
-        self._check_process()
-        if self._config.commit == "explicit":
-            self.raise_if_refused()
-        if not self.finished:
-            self._ledger.commit()
-            self.flush(self._config.patience)
-            progress = self.progress()
-            if not progress.finished:
-                raise ConfigError(
-                    f"epoch {self.epoch} is not over: {progress.total - progress.committed} of {progress.total} samples are "
-                    "not committed. Iterate to its end, as the other workers do"
-                )
-        self._stop_reading()
-        self._enter(self.epoch + 1)
-
-    def close(self) -> None:
-        """Commit what was said to be done, give back the rest, and leave the run."""
-        self._ledger.commit()
-        self._stop_reading()
-        self._leave()
-
-    def _enter(self, epoch: int) -> None:
-        """Go to an epoch. Its work begins with the first call that needs it."""
-        with self._lock:
-            self._leave()
-            self._splits = Splits(self._sample_order, epoch, self._config.world_size)
-            if not self._splits.total:
-                logger.warning(
-                    "epoch %d has no samples: there are none in the dataset, or its subset leaves none", epoch
-                )
-            self._ledger = Ledger(self._rows.counts)
-            self._piece = None
-            self._last = range(0)
-            self.epoch = epoch
-            self.delivered = 0
-            self.finished = False
-
-    def _leave(self) -> None:
-        coordination, self._coordination = self._coordination, None
-        if coordination is not None:
-            coordination.leave(self._config.patience)
-
-    def _next_piece(self) -> SplitPiece | None:
-        self._ledger.commit()  # whoever waits must not keep others waiting
-        while True:
-            try:
-                piece = self._buffer().take(_LOOK)
-            except NothingYet:
-                self._check_starved()
-                continue
-            except Exception:
-                self._stop_reading()
-                raise
-            self._piece = piece
-            if piece is not None:
-                self._position = piece.begin
-            return piece
-
-    def _check_starved(self) -> None:
-        """Whoever commits explicitly and waits for what can only come after a commit would wait for ever."""
+    def check_starved(self) -> None:
+        """A worker that commits explicitly, and waits for what can only come after a commit, would wait for ever."""
         patience = max(1.0, self._config.coordination.heartbeat)
         since = self._starved_since
         if self._config.commit != "explicit" or not since or time.monotonic() - since < patience:
@@ -252,42 +124,99 @@ class Leased:
                 "are done, then go on"
             )
 
-    def _fail(self, piece: SplitPiece, error: Exception) -> None:
-        """Give back what can not be read, and raise why. The reading thread has ended, and begins anew with another split."""
+    def failed(self, error: Exception) -> None:
+        """Give back what can not be read: others try, and this worker continues with other samples."""
+        reader, self._reader = self._reader, None
+        if reader is not None and reader.failed is not None:
+            self._ledger.commit()
+            self._ledger.give_up(reader.failed, f"rank {self._config.rank} could not read it: {error}")
+
+    # -- commits -----------------------------------------------------------------------------------------------------
+
+    def commit(self, timeout: float | None) -> None:
+        self._say_done()
+        self._flush(timeout)
+        self._raise_if_refused()
+
+    def settle(self) -> None:
+        if self._config.commit == "next":
+            self._say_done()
+        self._flush(self._config.patience)
+
+    def _say_done(self) -> None:
+        """Say that all that was delivered is done."""
+        self._check_process()
+        if self._config.commit == "next":
+            self._ledger.settle()
+            self._ledger.refused.clear()  # earlier ones, which were counted and logged
+        self._ledger.done()
         self._ledger.commit()
-        self._ledger.give_up(piece.split, f"rank {self._config.rank} could not read it: {error}")
-        self._stop_reading()
-        raise error
 
-    # -- reading, in a thread of its own -----------------------------------------------------------------------------
+    def _flush(self, timeout: float | None) -> None:
+        """Wait until all that was said to be done is committed, or refused."""
+        self._check_process()
+        if self._coordination is not None:
+            with contextlib.suppress(CommitRefusedError):  # the ledger knows
+                self._coordination.flush(timeout)
+            self._ledger.settle()
 
-    def _buffer(self) -> PrefetchBuffer[SplitPiece]:
+    def _raise_if_refused(self) -> None:
+        """Say once what was delivered and is others' now.
+
+        Raises:
+            CommitRefusedError: there is some.
+        """
+        if self._ledger.refused:
+            refused, self._ledger.refused = self._ledger.refused, []
+            raise CommitRefusedError(self._take_part().refused_ranges(refused))
+
+    # -- epochs ------------------------------------------------------------------------------------------------------
+
+    def check_advance(self, *, finished: bool) -> None:
+        """See that the epoch is over.
+
+        Raises:
+            ConfigError: it is not.
+            CommitRefusedError: commits are explicit, and some were refused of which nobody was told.
+        """
+        self._check_process()
+        if self._config.commit == "explicit":
+            self._raise_if_refused()
+        if not finished:
+            self._ledger.commit()
+            self._flush(self._config.patience)
+            progress = self.epoch_progress()
+            if not progress.finished:
+                raise ConfigError(
+                    f"epoch {self.epoch} is not over: {progress.total - progress.committed} of {progress.total} samples are "
+                    "not committed. Iterate to its end, as the other workers do"
+                )
+
+    def advance(self) -> None:
+        self._enter(self.epoch + 1)
+
+    def close(self) -> None:
+        """Commit what was said to be done, give back the rest, and leave the run."""
+        self._ledger.commit()
+        self._leave()
+
+    def _enter(self, epoch: int) -> None:
+        """Go to an epoch. Its work begins with the first call that needs it."""
         with self._lock:
-            if self._ahead is not None:
-                return self._ahead
-            coordination = self._take_part()
-            reader = self._reader = SplitReader(self._rows, self._splits, self._config, coordination, self._ledger.lost)
-            # Always a thread: leasing does not wait for the consumer.
-            room = max(1, self._config.prefetch_buffer_size)
-            self._ahead = PrefetchBuffer(
-                reader.pieces(), lambda piece: piece.end - piece.begin, room, self._rows.counts
-            )
-            if self._config.replication_factor > 1:
-                self._replicas = Replicas(self._rows, self._splits, self._config, coordination)
-            return self._ahead
+            self._leave()
+            self._splits = Splits(self._order, epoch, self._config.world_size)
+            if not self._splits.total:
+                logger.warning(
+                    "epoch %d has no samples: there are none in the dataset, or its subset leaves none", epoch
+                )
+            self._ledger = Ledger(self._rows.counts)
+            self.last_positions = range(0)
+            self.epoch = epoch
 
-    def _stop_reading(self) -> None:
-        self._piece = None
-        with self._lock:
-            reader, self._reader = self._reader, None
-            ahead, self._ahead = self._ahead, None
-        if reader is not None:
-            reader.closing.set()
-        if ahead is not None:
-            ahead.close()
-        replicas, self._replicas = self._replicas, None
-        if replicas is not None:
-            replicas.close()
+    def _leave(self) -> None:
+        coordination, self._coordination = self._coordination, None
+        if coordination is not None:
+            coordination.leave(self._config.patience)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -296,20 +225,18 @@ class Leased:
         """Whether the coordinator counts on this worker."""
         return self._coordination is not None
 
-    def _take_part(
-        self, restored: Checkpoint | None = None, *, rollback: bool = False, attempt: int = 0
-    ) -> Coordination:
+    def _take_part(self, restored: RestoreRequest | None = None) -> Coordination:
         self._check_process()
         with self._lock:
             if self._coordination is None:
-                coordination = join_run(self._config, self._sample_order, self._splits)
+                coordination = self._join()
                 try:
                     if restored is not None:
-                        run, urls = restored.state.get("identity"), stream_urls(self._sample_order)
+                        state = restored.checkpoint.state
+                        run, urls = state.get("identity"), stream_urls(self._order)
                         if isinstance(run, Mapping):
-                            ours = host_versions(self._sample_order.as_dict(), urls)
-                            check_versions(run, ours, urls, "checkpoint.state['identity']")
-                        coordination.restore(dict(restored.state), rollback=rollback, attempt=attempt)
+                            check_versions(run, self._identity(), urls, "checkpoint.state['identity']")
+                        coordination.restore(dict(state), rollback=restored.rollback, attempt=restored.attempt)
                     coordination.begin_epoch(self.epoch)
                 except BaseException:
                     coordination.leave(self._config.patience)
@@ -317,7 +244,47 @@ class Leased:
                 self._coordination = coordination
             return self._coordination
 
-    def progress(self) -> EpochProgress:
+    def _identity(self) -> dict[str, object]:
+        return host_versions(self._order.as_dict(), stream_urls(self._order))
+
+    def _join(self) -> Coordination:
+        """The worker's part in its run; no epoch has begun yet."""
+        config, splits = self._config, self._splits
+        adaptive, settings = config.adaptive, config.coordination
+        assert adaptive is not None
+        assert config.coordinator is not None
+        if settings.threshold is not None:
+            raise ConfigError(
+                f"the coordinator's settings have threshold={settings.threshold}, which Adaptive sets: give it to "
+                "Adaptive(rebalance_threshold=...)"
+            )
+        size = config.batch_size or 1
+        settings = settings._replace(
+            threshold=adaptive.rebalance_threshold,
+            multiple=size,
+            smallest=max(settings.smallest, size),
+            largest=max(settings.largest, size),
+            grid=max(settings.grid, size) // size * size,
+        )
+        static = adaptive.base.static
+        # A lane a worker: when a worker is lost, those that keep its lane's shards go on with it before all else.
+        lanes = config.world_size if static else min(config.world_size, max(1, splits.total))
+        held = frozenset(lanes_held(config.rank, lanes, config.world_size, config.replication_factor))
+        return Coordination(
+            config.coordinator,
+            config.run_id,
+            rank=config.rank,
+            world_size=config.world_size,
+            positions=splits.parts if static else splits.total,
+            lanes=None if static else lanes,
+            identity={**self._identity(), "batch_size": config.batch_size},
+            settings=settings,
+            commit_every=config.commit_every,
+            patience=config.patience,
+            takes_over=held.__contains__,
+        )
+
+    def epoch_progress(self) -> EpochProgress:
         """How far the epoch is, of all workers together."""
         return self._take_part().progress()
 
@@ -331,7 +298,9 @@ class Leased:
         epoch = coordination.epoch
         return Assignment(epoch.number, epoch.world_size, dict(epoch.identity), tuple(coordination.assignment()))
 
-    def checkpoint(self) -> Checkpoint:
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def progress(self, at: int, *, finished: bool) -> WorkerProgress:  # noqa: ARG002 - that of all workers
         """What is committed, by all workers."""
         with self._lock:
             coordination, epoch, total = self._take_part(), self.epoch, self._splits.total
@@ -341,30 +310,10 @@ class Leased:
             if begin > reached:
                 processed.append((reached, begin))
             reached = end
-        return Checkpoint(
-            kind="leased",
-            epoch=epoch,
-            position=sum(end - begin for begin, end in processed),
-            seed=self._sample_order.settings.seed,
-            rank=self._config.rank,
-            world_size=self._config.world_size,
-            time=time.time(),
-            processed=tuple(processed),
-            state=state,
-        )
+        return WorkerProgress(epoch, tuple(processed), state)
 
-    def restore(self, checkpoint: Checkpoint, *, rollback: bool, attempt: int) -> None:
-        """Bring the run to where a checkpoint was taken, if the coordinator is not there.
-
-        Raises:
-            StateError: it is of another kind, dataset, order or world; says what differs.
-            StaleCheckpointError: the coordinator has more commits, and ``rollback`` is not set.
-        """
-        if checkpoint.kind != "leased":
-            raise StateError(
-                f"the checkpoint is of kind {checkpoint.kind!r}, Adaptive makes 'leased': use the partition that it was "
-                "taken with"
-            )
-        self._stop_reading()
-        self._enter(checkpoint.epoch)
-        self._take_part(checkpoint, rollback=rollback, attempt=attempt)
+    def restore(self, request: RestoreRequest) -> int:
+        """Bring the run to where a checkpoint was taken, if the coordinator is not there."""
+        self._enter(request.checkpoint.epoch)
+        self._take_part(request)
+        return 0

@@ -1,179 +1,107 @@
-"""A loader that runs a recorded assignment again: each rank gets the ranges that it had, in the order in which it did."""
+"""``ReplayedSource``: a rank's ranges of a recorded assignment again, in the order in which it had them."""
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
-from stoker.concurrency.forks import reset_in_children
+from stoker.coordination.history.assignment import Replay
+from stoker.coordination.history.checkpoint import differences
 from stoker.errors import ConfigError, StateError
 from stoker.order.capabilities import stream_urls
 from stoker.order.native import NativeOrder
-from stoker.pipeline.prefetch_buffer import END, PrefetchBuffer
-from stoker.pipeline.state.checkpoint import Checkpoint
-from stoker.pipeline.workers.adaptive import Splits, replayed
+from stoker.pipeline.state.state import check_same_order
+from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.range_source import Piece, RangeReader, RangeSource, RestoreRequest, WorkerProgress
 from stoker.pipeline.workers.sample_source import SampleSource
-from stoker.storage.recorded_versions import check_versions, with_versions_of
+from stoker.storage.recorded_versions import check_versions, host_versions
 
-__all__ = ["Replayed"]
-
-_PIECE: Final = 64
+__all__ = ["ReplayedSource"]
 
 
-class Replayed:
-    """One rank's part of a recorded assignment, again.
+class ReplayedSource(RangeSource):
+    """One rank's samples of a recorded assignment, numbered in its order.
 
     Args:
         rows: where samples come from.
         sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
-        config: this worker's place.
+        config: the worker's settings; its partition is an ``Adaptive`` with a ``replay``.
+
+    Raises:
+        StateError: the assignment is of another data set, order or settings, or not of a whole epoch; says what differs.
+        ConfigError: it needs a larger world.
     """
 
-    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
-        adaptive = config.adaptive
-        assert adaptive is not None
-        assert adaptive.replay is not None
-        self._rows = rows
-        self._sample_order = sample_order
-        self._config = config
-        self._assignment = adaptive.replay
-        self._ahead: PrefetchBuffer[tuple[Any, int, bool]] | None = None
-        self._part: Iterator[Any]
-        self.delivered: int
-        self.finished: bool
-        self._begin(self._assignment.epoch, 0)
-        reset_in_children(self)
+    kind = "replay"
+    per_rank = False  # its ranges are compared
 
-    def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`: the child goes on by itself after what was delivered."""
-        self._ahead = None
-        self._part = iter(())
+    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
+        super().__init__(rows, sample_order, config)
+        assert config.adaptive is not None
+        assignment = config.adaptive.replay
+        assert assignment is not None
+        ours = {**host_versions(sample_order.as_dict(), stream_urls(sample_order)), "batch_size": config.batch_size}
+        check_versions(assignment.identity, ours, stream_urls(sample_order), "assignment['identity']")
+        assignment.check(ours)
+        partition = sample_order.settings.partition
+        if partition.static and assignment.world_size != config.world_size:
+            raise StateError(
+                f"the recorded assignment is of a world of {assignment.world_size}, this one has {config.world_size} ranks, "
+                f"and parts of {partition.name!r} are others in each: replay it in a world of {assignment.world_size}"
+            )
+        self.epoch = assignment.epoch
+        self._order = sample_order
+        self._splits = Splits(sample_order, self.epoch, config.world_size)
+        self._ranges = Replay(assignment.entries, self._splits.total, config.world_size).splits(config.rank)
 
     def __len__(self) -> int:
         """Samples, or batches, of this rank."""
         size = self._config.batch_size or 1
         return sum(-(-(end - begin) // size) for begin, end in self._ranges)
 
-    def next(self) -> Any:
-        """The next sample, or batch; :data:`~stoker.pipeline.prefetch_buffer.END` at the end."""
-        for sample in self._part:
-            self.delivered += 1
-            return sample
-        if self.finished:
-            return END
-        try:
-            item = self._buffer().take()
-        except BaseException:
-            self.close()
-            raise
-        if item is None:
-            self.finished = True
-            self.close()
-            return END
-        found, count, whole = item
-        if whole:
-            self.delivered += count
-            return found
-        self._part = iter(found)
-        return self.next()
+    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:  # noqa: ARG002 - waits for nobody
+        reader = RangeReader(self._rows, self._splits, self._config, batched=self._config.batch_size is not None)
+        return _pieces(reader, self._ranges, at)
 
-    def prefetch(self, samples: int, timeout: float | None) -> int:
-        """Have so many samples ready, or as many as the buffer holds; returns how many are."""
-        if self.finished or not self._config.prefetch_buffer_size:
-            return 0
-        return self._buffer().wait_for(samples, timeout)
-
-    def reset(self) -> None:
+    def check_advance(self, *, finished: bool) -> None:  # noqa: ARG002
         """Raises ConfigError: an assignment is of one epoch."""
         raise ConfigError("a replay has one epoch, that which was recorded: make another loader for another assignment")
 
-    def commit(self) -> None:
-        """Nothing: a replay commits nothing."""
+    def advance(self) -> None:
+        raise AssertionError("a replay has one epoch")
 
-    def close(self) -> None:
-        """Stop reading ahead."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
-
-    def checkpoint(self) -> Checkpoint:
-        """What this rank has had."""
-        done, left = [], self._skipped + self.delivered
+    def progress(self, at: int, *, finished: bool) -> WorkerProgress:  # noqa: ARG002 - it has one epoch
+        done, left = [], at
         for begin, end in self._ranges:
             if left > 0:
                 done.append((begin, min(end, begin + left)))
             left -= end - begin
-        return Checkpoint(
-            kind="replay",
-            epoch=self.epoch,
-            position=self._skipped + self.delivered,
-            seed=self._sample_order.settings.seed,
-            rank=self._config.rank,
-            world_size=self._config.world_size,
-            time=time.time(),
-            processed=tuple(sorted(done)),
-            state=self._state(),
-        )
+        return WorkerProgress(self.epoch, tuple(sorted(done)), {**self._order.as_dict(), **self._own_state()})
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on where a checkpoint was taken.
+    def restore(self, request: RestoreRequest) -> int:
+        checkpoint = request.checkpoint
+        check_same_order(checkpoint.state, self._order, "checkpoint.state")
+        ours = {"epoch": self.epoch, **self._own_state()}
+        theirs = {"epoch": checkpoint.epoch, **{name: checkpoint.state.get(name) for name in self._own_state()}}
+        if theirs != ours:
+            raise StateError(
+                "the checkpoint is of another assignment, or of another rank of it: "
+                f"{differences(theirs, ours, 'the checkpoint', 'this loader')}"
+            )
+        return checkpoint.position
 
-        Raises:
-            StateError: it is of another kind, rank, dataset, order or assignment.
-        """
-        state = self._state()
-        check_versions(checkpoint.state, state, stream_urls(self._sample_order), "checkpoint.state")
-        ours = ("replay", self._config.rank, self._assignment.epoch, state)
-        theirs = (checkpoint.kind, checkpoint.rank, checkpoint.epoch, with_versions_of(checkpoint.state, state))
-        for name, its, mine in zip(("kind", "rank", "epoch", "state"), theirs, ours, strict=True):
-            if its != mine:
-                raise StateError(f"the checkpoint's {name} is {its!r}, that of this loader is {mine!r}")
-        self.close()
-        self._begin(checkpoint.epoch, checkpoint.position)
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            **self._sample_order.as_dict(),
-            "batch_size": self._config.batch_size,
-            "ranges": [list(r) for r in self._ranges],
-        }
-
-    def _begin(self, epoch: int, skip: int) -> None:
-        self._splits = Splits(self._sample_order, epoch, self._config.world_size)
-        config = self._config
-        self._ranges = replayed(
-            self._assignment, self._sample_order, self._splits, config.batch_size, config.rank, config.world_size
-        )
-        self._skipped = skip
-        self._part = iter(())
-        self.epoch = epoch
-        self.delivered = 0
-        self.finished = False
-
-    def _buffer(self) -> PrefetchBuffer[tuple[Any, int, bool]]:
-        if self._ahead is None:
-            room = self._config.prefetch_buffer_size
-            skip = self._skipped + self.delivered
-            items = _items(self._rows, self._splits, self._ranges, self._config.batch_size, skip)
-            self._ahead = PrefetchBuffer(items, lambda item: item[1], room, self._rows.counts)
-        return self._ahead
+    def _own_state(self) -> dict[str, Any]:
+        return {"batch_size": self._config.batch_size, "ranges": [list(one) for one in self._ranges]}
 
 
-def _items(
-    rows: SampleSource, splits: Splits, ranges: list[tuple[int, int]], size: int | None, skip: int
-) -> Iterator[tuple[Any, int, bool]]:
-    """Samples, how many they are, and whether they are a batch."""
-    step = size or _PIECE
+def _pieces(reader: RangeReader, ranges: list[tuple[int, int]], at: int) -> Iterator[Piece]:
+    """The ranges one after the other, from their sample number ``at`` on."""
+    before = 0
     for first, last in ranges:
-        for begin in range(first, last, step):
-            end = min(last, begin + step)
-            taken, skip = min(skip, end - begin), max(0, skip - (end - begin))
-            if begin + taken == end:
-                continue
-            places = splits.locate(begin + taken, end)
-            if size is None:
-                yield rows.samples(*places), end - begin - taken, False
-            else:
-                yield rows.batch(*places), end - begin - taken, True
+        for begin, end in reader.steps(first + max(0, at - before), last):
+            number = before + begin - first
+            yield reader.read(begin, end, (number, number + end - begin))
+        before += last - first
+    reader.expect(())

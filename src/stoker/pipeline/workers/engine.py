@@ -1,0 +1,212 @@
+"""``WorkerEngine``: reads ahead what a source of ranges gives, delivers it, counts it, and makes checkpoints of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+from stoker.concurrency.forks import reset_in_children
+from stoker.concurrency.shared_counters import Counts
+from stoker.errors import StateError
+from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
+from stoker.pipeline.state.checkpoint import Checkpoint
+from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.range_source import Piece, RangeSource, RestoreRequest
+
+__all__ = ["WorkerEngine"]
+
+_LOOK: Final = 0.25
+
+
+class WorkerEngine:
+    """One worker of a :class:`~stoker.loaders.shard_loader.StreamingShardLoader`.
+
+    What is in the buffer was not delivered: after an error, a fork or :meth:`close` it is read again from there.
+
+    Args:
+        source: what this worker reads.
+        config: its settings.
+        counts: where the buffer's hits and misses are counted.
+
+    Attributes:
+        source: what it reads.
+        at: number of the next sample to be delivered, as the source counts.
+        finished: whether nothing of the epoch is left for it.
+    """
+
+    def __init__(self, source: RangeSource, config: StreamingConfig, counts: Counts) -> None:
+        self.source = source
+        self._config = config
+        self._counts = counts
+        self._lock = threading.RLock()
+        self._buffer: PrefetchBuffer[Piece] | None = None
+        self._closing = threading.Event()
+        self._piece: Piece | None = None
+        self._leases = source.leases
+        self._counted = 0  # samples of the pieces that are delivered
+        self.at = 0
+        self.finished = False
+        reset_in_children(self)
+
+    def after_fork(self) -> None:
+        """See :class:`~stoker.concurrency.forks.Forkable`: the child continues by itself after what was delivered."""
+        self._lock = threading.RLock()
+        self._buffer = None
+        self._drop_piece()
+        self.source.after_fork()
+
+    # -- delivering ------------------------------------------------------------------------------------------------
+
+    def next(self) -> Any:
+        """The next sample, or batch; :data:`~stoker.pipeline.prefetch_buffer.END` at the epoch's end."""
+        while (piece := self._piece or self._next_piece()) is not None:
+            begin, samples = self.at, piece.samples
+            end = piece.end if samples is None else begin + 1
+            if self._leases and not self.source.deliver(piece, begin, end):
+                self._drop_piece()  # others have it now
+                continue
+            self.at = end
+            if end == piece.end:
+                self._counted += piece.count
+                self._piece = None
+            return piece.batch if samples is None else samples[begin - piece.begin]
+        return END
+
+    @property
+    def delivered(self) -> int:
+        """Samples of the epoch that it has delivered since it began or was restored."""
+        piece = self._piece
+        return self._counted + (0 if piece is None else self.at - piece.begin)
+
+    def prefetch(self, samples: int, timeout: float | None) -> int:
+        """Have so many samples ready, or as many as the buffer holds or could be leased; returns how many are."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if self.finished or not self._config.prefetch_buffer_size:
+                    return 0
+                buffer = self._open_buffer()
+            left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
+            ready = buffer.wait_for(samples, left)
+            late = deadline is not None and time.monotonic() >= deadline
+            if ready >= samples or late or buffer.resting or (ready and self.source.starved):
+                return ready
+
+    def reset(self) -> None:
+        """Begin the next epoch."""
+        self.source.check_advance(finished=self.finished)
+        self._stop()
+        with self._lock:
+            self.source.advance()
+            self._go_to(0)
+
+    def close(self) -> None:
+        """Stop reading ahead, and let go of what the source holds."""
+        self._stop()
+        self.source.close()
+
+    def _next_piece(self) -> Piece | None:
+        if not self.finished:
+            self.source.before_wait()
+        while not self.finished:
+            try:
+                piece = self._open_buffer().take(_LOOK)
+            except NothingYet:
+                self.source.check_starved()
+                continue
+            except Exception as error:
+                self.source.failed(error)
+                self._stop()
+                raise
+            except BaseException:
+                if not self._leases:  # what is leased would be lost with the buffer
+                    self._stop()
+                raise
+            if piece is not None:
+                self.at, self._piece = piece.begin, piece
+                return piece
+            with self._lock:
+                self.finished = True
+            self._stop()
+        return None
+
+    def _open_buffer(self) -> PrefetchBuffer[Piece]:
+        with self._lock:
+            if self._buffer is None:
+                source = self.source
+                self.at = source.reopen(self.at)
+                self._closing = threading.Event()
+                pieces = source.pieces(self.at, self._closing)
+                self._buffer = PrefetchBuffer(pieces, _count, source.room, self._counts, source.cost)
+            return self._buffer
+
+    def _stop(self) -> None:
+        with self._lock:
+            buffer, self._buffer = self._buffer, None
+            self._drop_piece()
+            self._closing.set()
+        if buffer is not None:
+            buffer.close()
+
+    def _drop_piece(self) -> None:
+        self._counted = self.delivered
+        self._piece = None
+
+    def _go_to(self, at: int) -> None:
+        self.at, self._counted = at, 0
+        self.finished = self.source.ended(at)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Where to resume after all that was delivered; of leased work, after what all workers have committed."""
+        source = self.source
+        if source.leases:
+            progress = source.progress(self.at, finished=self.finished)  # asks the coordinator: nothing may wait for it
+        else:
+            with self._lock:
+                progress = source.progress(self.at, finished=self.finished)
+        order = source.sample_order.as_dict()["order"]
+        return Checkpoint(
+            kind=source.kind,
+            epoch=progress.epoch,
+            position=sum([end - begin for begin, end in progress.processed]),
+            seed=int(order.get("seed", order.get("shuffle_seed", 0))),
+            rank=self._config.rank,
+            world_size=self._config.world_size,
+            time=time.time(),
+            processed=progress.processed,
+            state=progress.state,
+        )
+
+    def restore(self, request: RestoreRequest, *, any_rank: bool = False) -> None:
+        """Resume where a checkpoint was taken.
+
+        Args:
+            request: the checkpoint, and how.
+            any_rank: take it although it is another rank's, or of another world.
+
+        Raises:
+            StateError: it is of another kind, rank, dataset or order; says what differs.
+            StaleCheckpointError: the coordinator has more commits, and the request does not undo them.
+        """
+        source, config, checkpoint = self.source, self._config, request.checkpoint
+        if checkpoint.kind != source.kind:
+            raise StateError(
+                f"the checkpoint is of kind {checkpoint.kind!r}, this loader makes {source.kind!r}: use the config "
+                "(partition, global_batch_size) that it was taken with"
+            )
+        theirs, ours = (checkpoint.rank, checkpoint.world_size), (config.rank, config.world_size)
+        if source.per_rank and not any_rank and theirs != ours:
+            raise StateError(
+                f"the checkpoint is of rank {theirs[0]} of {theirs[1]}, this loader is rank {ours[0]} of {ours[1]}: pass "
+                "any_rank=True if all ranks were in step when it was taken"
+            )
+        self._stop()
+        with self._lock:
+            self._go_to(source.restore(request))
+
+
+def _count(piece: Piece) -> int:
+    return piece.count

@@ -1,0 +1,238 @@
+"""``RangeSource``: which ranges of an epoch one worker reads, one kind for each way to divide work among workers."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from stoker.coordination import LeasedSplit
+from stoker.order.sample_order import SampleOrder
+from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
+from stoker.pipeline.workers.adaptive import Splits
+from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.sample_source import SampleSource, in_order
+
+__all__ = ["Piece", "WorkerProgress", "RangeReader", "RangeSource", "RestoreRequest"]
+
+# Samples that are read in one step, where they are delivered one by one.
+_PIECE: Final = 64
+# So many steps ahead of the one that is read, shards are fetched.
+STEPS_AHEAD: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples of a range, or one batch of them, on their way to the consumer.
+
+    Attributes:
+        begin: number of the first, as the source counts.
+        end: one past that of the last.
+        count: samples in it, of this worker.
+        samples: the samples, to be delivered one by one.
+        batch: the batch, where ``samples`` is ``None``.
+        split: the lease that it is of.
+    """
+
+    begin: int
+    end: int
+    count: int
+    samples: list[Any] | None = None
+    batch: Any = None
+    split: LeasedSplit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """How far a worker is, as a checkpoint has it.
+
+    Attributes:
+        epoch: the epoch.
+        processed: its positions that are done, as rising ``(begin, end)``.
+        state: the source's part of the checkpoint.
+    """
+
+    epoch: int
+    processed: tuple[tuple[int, int], ...]
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """A checkpoint to resume from, and how.
+
+    Attributes:
+        checkpoint: the checkpoint; its kind is the source's, and its rank was checked.
+        rollback: whether commits that the coordinator has and the checkpoint lacks are undone.
+        attempt: another number each time that a run goes back to the same checkpoint.
+    """
+
+    checkpoint: Checkpoint
+    rollback: bool = False
+    attempt: int = 0
+
+
+class RangeSource(ABC):
+    """One worker's ranges, epoch after epoch: what :class:`~stoker.pipeline.workers.engine.WorkerEngine` reads and delivers.
+
+    A source numbers what it gives as it likes, rising from 0 in each epoch. The engine keeps the number of the next sample to
+    be delivered and hands it in.
+
+    Args:
+        rows: where samples come from.
+        sample_order: which sample comes when.
+        config: the worker's settings.
+
+    Attributes:
+        kind: kind of its checkpoints.
+        per_rank: whether a checkpoint is of one rank of one world size.
+        leases: whether a coordinator hands out the ranges: each delivery is announced (:meth:`deliver`), and a checkpoint is
+            asked from the coordinator, which takes time.
+        epoch: the epoch that is delivered.
+    """
+
+    kind: ClassVar[CheckpointKind]
+    per_rank: ClassVar[bool] = True
+    leases: ClassVar[bool] = False
+    epoch: int
+
+    def __init__(self, rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig) -> None:
+        self._rows = rows
+        self._config = config
+        self.sample_order = sample_order
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Samples, or batches, of an epoch."""
+
+    @abstractmethod
+    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:
+        """Everything from number ``at`` to the epoch's end.
+
+        Called in the consumer's thread; the iterator is used in the reading thread. It must not refer to the source, or a
+        forgotten loader would not end its thread.
+
+        Args:
+            at: number of the first sample that was not delivered, as :meth:`reopen` gave it.
+            closing: set when no more is wanted.
+        """
+
+    @abstractmethod
+    def progress(self, at: int, *, finished: bool) -> WorkerProgress:
+        """How far the worker is when all before number ``at`` is delivered, and the end of the epoch if ``finished``."""
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Go to the beginning of the next epoch."""
+
+    @abstractmethod
+    def restore(self, request: RestoreRequest) -> int:
+        """Go to where a checkpoint was taken; returns the number of the next sample.
+
+        Raises:
+            StateError: it is of another dataset, order or settings; says what differs.
+        """
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks take the same number of steps."""
+        return False
+
+    @property
+    def room(self) -> int:
+        """How much may lie in the buffer; 0: nothing is read ahead."""
+        return self._config.prefetch_buffer_size
+
+    @staticmethod
+    def cost(piece: Piece) -> int:
+        """How much of :attr:`room` a piece takes."""
+        return piece.count
+
+    def reopen(self, at: int) -> int:
+        """Prepare to read again from number ``at``; returns the number that it has from now on."""
+        return at
+
+    def ended(self, at: int) -> bool:  # noqa: ARG002 - for sources that can tell
+        """Whether the source can tell that nothing of the epoch is left for this worker at number ``at``."""
+        return False
+
+    def check_advance(self, *, finished: bool) -> None:  # noqa: B027
+        """Raise an error if the next epoch can not begin."""
+
+    def after_fork(self) -> None:  # noqa: B027
+        """Forget, in a forked child, what only the parent may use."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of everything; reading has stopped."""
+
+    # -- leases: nothing to do where there are none -------------------------------------------------------------------
+
+    def deliver(self, piece: Piece, begin: int, end: int) -> bool:  # noqa: ARG002
+        """Note that numbers ``[begin, end)`` of a piece are about to be delivered; ``False`` if they must not be."""
+        return True
+
+    def before_wait(self) -> None:  # noqa: B027
+        """Called when the consumer needs another piece and may wait for it."""
+
+    def check_starved(self) -> None:  # noqa: B027
+        """Called every now and then while the consumer waits. Raises an error if it would wait for ever."""
+
+    @property
+    def starved(self) -> bool:
+        """Whether no more can be read before some of what is read is committed."""
+        return False
+
+    def failed(self, error: Exception) -> None:  # noqa: B027
+        """Note that reading has ended with an error; it begins anew."""
+
+    def commit(self, timeout: float | None) -> None:  # noqa: B027
+        """Say that all that was delivered is done, and wait until that is known."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait until all that was said to be done is known, before a checkpoint."""
+
+
+class RangeReader:
+    """Reads ranges of an epoch's positions, in the reading thread, and has the shards of those ahead fetched.
+
+    Args:
+        rows: where samples come from.
+        splits: the epoch's positions.
+        config: the worker's settings.
+        batched: whether a range that is read is one batch.
+    """
+
+    def __init__(self, rows: SampleSource, splits: Splits, config: StreamingConfig, *, batched: bool) -> None:
+        self.rows = rows
+        self._splits = splits
+        self._batched = batched
+        self._step = config.batch_size or piece_size(config)
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Have the shards of these ranges fetched; those of others may go."""
+        shards = [self._splits.locate(begin, end)[0] for begin, end in ranges]
+        self.rows.expect(in_order(np.concatenate(shards)) if shards else ())
+
+    def steps(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Positions ``[begin, end)`` cut into batches, or into as many samples as are read in one step."""
+        step = self._step
+        for number, first in enumerate(range(begin, end, step)):
+            if number % STEPS_AHEAD == 0:
+                self.expect([(first, min(end, first + STEPS_AHEAD * step))])
+            yield first, min(end, first + step)
+
+    def read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None = None) -> Piece:
+        """The samples at positions ``[begin, end)``, which the source gives these numbers."""
+        places = self._splits.locate(begin, end)
+        if self._batched:
+            return Piece(*numbers, end - begin, batch=self.rows.batch(*places), split=split)
+        return Piece(*numbers, end - begin, samples=self.rows.samples(*places), split=split)
+
+
+def piece_size(config: StreamingConfig) -> int:
+    """Samples that are read in one step where they are delivered one by one: a quarter of the buffer, 64 at most."""
+    return max(1, min(_PIECE, (config.prefetch_buffer_size or _PIECE) // 4))
