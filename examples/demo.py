@@ -1,7 +1,7 @@
-"""stoker's main job on real text: write shards, stream them shuffled, stop, resume on more processes, prove it.
+"""Shows stoker on real text: writes shards, streams them shuffled, stops, resumes on more processes, checks the order.
 
-Run it with ``make demo``, or ``python examples/demo.py [--small] [--out DIR]``. Ends with status 0 if every sample came
-exactly once and in the order that one process alone sees, else with 1.
+Run it with ``make demo``, or ``python examples/demo.py [--small] [--out DIR]``. The exit status is 0 if every sample came
+exactly once and in the order that a single process sees, else 1.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ BEFORE, AFTER = 2, 3
 # The order interleaves six spans of shards. Two and three both divide six, so each process reads shards of its own.
 SHUFFLE = Shuffle(seed=2024, canonical_nodes=6)
 STOP_AT = 0.4
-# Read by one process after the proof's, from a cache that then holds all shards: how fast reading itself is.
+# Epochs that a single process reads for speed, from a cache that holds all shards by then.
 MORE_EPOCHS = 10
-# Says that a folder is the demo's own, to be replaced.
+# Marks a folder as the demo's own, so that the next run may replace it.
 MARK = ".stoker-demo"
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much the demo does.
+    """Sizes of the text and the samples.
 
     Attributes:
-        characters: how much text; ``None`` for all.
-        vocabulary: of the tokenizer; at most 65,536, so that a token is a uint16.
+        characters: characters of text to use; ``None`` for all.
+        vocabulary: size of the tokenizer's vocabulary; at most 65,536, so that a token is a uint16.
         row: tokens in a sample.
-        shard: bytes a shard has at most, before compression.
+        shard: most bytes of a shard, before compression.
     """
 
     characters: int | None
@@ -66,7 +66,7 @@ SMALL = Size(characters=1_500_000, vocabulary=1024, row=64, shard="24kb")
 def main() -> int:
     """Run the demo; returns the exit status."""
     options = _arguments()
-    # Ended by a signal, too, it ends its processes first.
+    # A SIGTERM also ends the processes that the demo has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     show = Show()
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def run(out: Path, size: Size, show: Show) -> bool:
-    """All steps; returns whether what was promised is true."""
+    """Run all steps; returns whether all checks passed."""
     began = time.perf_counter()
     _fresh(out)
     show.opening()
@@ -93,12 +93,12 @@ def run(out: Path, size: Size, show: Show) -> bool:
     after = resume(written.url, len(rows), state, out, show)
     alone = read_alone(written.url, len(rows), out, show)
     if not prove(rows, before, after, alone, show):
-        show.line(f"[bold red]What was promised is not true.[/] The records are in {escape(str(out))}")
+        show.line(f"[bold red]A check failed.[/] The records are in {escape(str(out))}")
         return False
     draw_shuffle(written, before, after, out, show)
     report(written, rows, {"2 processes": before, "3 processes": after, "1 process": alone}, out, show)
     look_around(written.url, tokenizer, int(merge([one.record for one in after])[0][0]), out, show)
-    show.line(f"[bold green]All of it is true.[/] {time.perf_counter() - began:.1f} s in all.", indent=0)
+    show.line(f"[bold green]All checks passed.[/] {time.perf_counter() - began:.1f} s in all.", indent=0)
     return True
 
 
@@ -106,7 +106,7 @@ def run(out: Path, size: Size, show: Show) -> bool:
 
 
 def make_rows(size: Size, out: Path, show: Show) -> tuple[Tokenizer, Rows]:
-    """Real text, a tokenizer trained on it, and the text as rows of tokens."""
+    """Train a tokenizer on real text, and cut the text into rows of tokens."""
     show.heading("1 Text", "the source files of this Python's standard library become rows of tokens")
     files = standard_library(size.characters)
     characters = sum(len(file.text) for file in files)
@@ -127,12 +127,12 @@ def write_shards(rows: Rows, size: Size, out: Path, show: Show) -> Written:
         written = write(rows, out / "store", size.shard, tick)
     show.line(f"{len(written.shards)} shards of {megabytes(written.raw)}, as zstd {megabytes(written.stored)}, at")
     show.plain(written.url)
-    show.line("[dim]They are this small so that there are many; for real data, take 64 MB and more.[/]")
+    show.line("[dim]They are this small so that there are many. For real data use 64 MB or more.[/]")
     return written
 
 
 def stream(url: str, total: int, state: Path, out: Path, show: Show) -> list[Reading]:
-    """Stream to two processes and stop in mid-epoch."""
+    """Stream to two processes, and stop in the middle of the epoch."""
     batches = -(-total // GLOBAL_BATCH)
     stop = max(1, int(batches * STOP_AT))
     show.heading("3 Stream", f"{BEFORE} processes share one shuffled epoch and stop in the middle of it")
@@ -140,32 +140,32 @@ def stream(url: str, total: int, state: Path, out: Path, show: Show) -> list[Rea
     readings = _run(job, stop * GLOBAL_BATCH, show)
     text = json.dumps(json.loads(state.read_text(encoding="utf-8")))
     show.line(f"Stopped after {stop} of {batches} global batches; each is {BEFORE} x {job.batch_size} samples.")
-    show.line(f"All that is kept is this state_dict, {len(text)} bytes of JSON:")
+    show.line(f"The state_dict is all that is saved: {len(text)} bytes of JSON.")
     show.line(f"[dim]{escape(text)}[/]")
     return readings
 
 
 def resume(url: str, total: int, state: Path, out: Path, show: Show) -> list[Reading]:
-    """Go on with three processes, from the state to the epoch's end."""
+    """Resume on three processes, from the state to the end of the epoch."""
     position = json.loads(state.read_text(encoding="utf-8"))["position"]
-    show.heading("4 Resume", f"{AFTER} other processes load that state and go on to the epoch's end")
+    show.heading("4 Resume", f"{AFTER} other processes load that state and read the rest of the epoch")
     show.line(
-        f"They have a cache of their own, empty; a global batch is now {AFTER} x {GLOBAL_BATCH // AFTER} samples."
+        f"They have an empty cache of their own. A global batch is now {AFTER} x {GLOBAL_BATCH // AFTER} samples."
     )
     return _run(_job("after", url, AFTER, out, resume=state), total - position, show)
 
 
 def read_alone(url: str, total: int, out: Path, show: Show) -> list[Reading]:
-    """The whole epoch in one process, to compare with, and some more epochs to see how fast it is."""
-    show.heading("5 Compare", f"one process alone reads the same epoch, and {MORE_EPOCHS} more for speed")
+    """Read the whole epoch in one process, to compare with, and some more epochs for speed."""
+    show.heading("5 Compare", f"a single process reads the same epoch, and {MORE_EPOCHS} more for speed")
     return _run(_job("alone", url, 1, out, more_epochs=MORE_EPOCHS), total, show)
 
 
 def prove(
     rows: Rows, before: Sequence[Reading], after: Sequence[Reading], alone: Sequence[Reading], show: Show
 ) -> bool:
-    """Hold what the processes recorded against what was promised, and show it; returns whether all is true."""
-    show.heading("Proof", "from the ids that the processes recorded")
+    """Check what the processes recorded, and print the checks; returns whether all passed."""
+    show.heading("Checks", "of the ids that the processes recorded")
     first, second, single = ([reading.record for reading in job] for job in (before, after, alone))
     merged = merge(first) + merge(second)
     checks = [
@@ -178,7 +178,7 @@ def prove(
 
 
 def draw_shuffle(written: Written, before: Sequence[Reading], after: Sequence[Reading], out: Path, show: Show) -> None:
-    """The picture of the shuffle, here and as a PNG."""
+    """Draw the shuffle in the terminal and as a PNG."""
     picture = picture_of(before, after, [shard["samples"] for shard in written.shards], GLOBAL_BATCH)
     show.heading("Picture", "of the shuffle: which sample came when, and to which process")
     show.line(f"[dim]{picture.note}[/]")
@@ -187,7 +187,7 @@ def draw_shuffle(written: Written, before: Sequence[Reading], after: Sequence[Re
 
 
 def report(written: Written, rows: Rows, jobs: dict[str, list[Reading]], out: Path, show: Show) -> None:
-    """Print what was measured."""
+    """Print the measurements."""
     show.console.print()
     show.processes(list(jobs.items()), rows.tokens.shape[1])
     show.console.print()
@@ -204,13 +204,13 @@ def report(written: Written, rows: Rows, jobs: dict[str, list[Reading]], out: Pa
 
 
 def look_around(url: str, tokenizer: Tokenizer, sample: int, out: Path, show: Show) -> None:
-    """Read one sample by its id, and say where everything is."""
+    """Read one sample by its id, and print where the files are."""
     dataset = StreamingDataset(remote=url, local=out / "cache-alone")
     row = dataset[sample]
     dataset.close()
     text = tokenizer.decode(row["tokens"].tolist())
     lines = [line for line in text.splitlines() if line.strip()][1:5]
-    show.heading("Look around", f"dataset[{sample}], the first sample after the stop, is from {row['file']}:")
+    show.heading("Look around", f"dataset[{sample}], the first sample after the stop, is from {row['file']}")
     show.plain("\n".join(f"│ {line}" for line in lines))
     show.console.print()
     show.line("The picture (shuffle.png), the store, the state and all records are in")
@@ -247,7 +247,7 @@ def _fetched(written: Written, cache: Path) -> str:
 
 
 def _fresh(out: Path) -> None:
-    """Make ``out`` an empty folder; one that is not the demo's own is left alone."""
+    """Make ``out`` an empty folder; refuse one that the demo did not make."""
     if out.exists() and any(out.iterdir()):
         if not (out / MARK).exists():
             raise FileExistsError(f"{out} holds files that are not the demo's: name another folder with --out")

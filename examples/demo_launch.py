@@ -1,4 +1,4 @@
-"""Starts a job of several reader processes with torchrun's environment, follows them, and never leaves one behind."""
+"""Starts the reader processes of a job with torchrun's environment, follows them, and ends all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JobError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """What the order of samples depends on, the same for every job."""
+    """Settings of the order of samples, the same for every job."""
 
     seed: int
     canonical_nodes: int
@@ -36,19 +36,19 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run over (a part of) the epoch.
+    """Settings of one run over the epoch, or a part of it.
 
     Attributes:
-        name: for files.
+        name: begin of the names of the job's files.
         remote: URL of the dataset.
         folder: for the job's cache, records and logs.
         shuffle: the order.
         world_size: number of processes.
-        batch_size: samples a batch in each process.
-        predownload: samples ahead, in each process, whose shards are fetched.
-        resume: file of the state to go on from.
+        batch_size: samples of a batch in each process.
+        predownload: samples ahead of the current one whose shards each process fetches.
+        resume: file of the state to resume from.
         stop_after: batches after which every process stops; ``None`` for the epoch's end.
-        save: file that rank 0 writes its state to at the end.
+        save: file to which rank 0 writes its state at the end.
         more_epochs: epochs to read after the recorded one, for speed alone.
     """
 
@@ -70,7 +70,7 @@ class Job:
         return self.folder / f"cache-{self.name}"
 
     def file(self, rank: int, suffix: str) -> Path:
-        """A file of one rank's own."""
+        """Path of a file of one rank."""
         return self.folder / f"{self.name}-rank{rank}{suffix}"
 
     def command(self, rank: int) -> list[str]:
@@ -92,7 +92,7 @@ class Job:
         return [sys.executable, str(_READER), *(word for pair in given for word in pair)]
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What torchrun would set for one rank, on top of this process's environment."""
+        """This process's environment and what torchrun would set for one rank."""
         world = {
             "RANK": rank,
             "LOCAL_RANK": rank,
@@ -104,14 +104,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What came of one rank.
+    """Results of one rank.
 
     Attributes:
-        rank: which.
-        record: the samples that came, in order.
+        rank: its number.
+        record: the samples that it got, in order.
         first_batch: seconds from opening the dataset to the first batch.
         total: seconds from opening the dataset to the last batch.
-        again: samples a second over the job's further epochs; 0.0 if there were none.
+        again: samples per second over the job's further epochs; 0.0 if there were none.
     """
 
     rank: int
@@ -122,7 +122,7 @@ class Reading:
 
     @property
     def rate(self) -> float:
-        """Samples a second, from opening the dataset to the last batch."""
+        """Samples per second, from opening the dataset to the last batch."""
         return len(self.record.ids) / self.total
 
 
@@ -131,15 +131,15 @@ def run_job(job: Job, tick: Callable[[int, int], None]) -> list[Reading]:
 
     Args:
         job: what to run.
-        tick: told of a rank and of how many samples it has had so far; called from several threads.
+        tick: called with a rank and the number of samples that it has got so far, from several threads.
 
     Raises:
-        JobError: a process failed; the others are ended too.
+        JobError: a process failed. The others are ended too.
     """
-    # Left in the opposite order: processes end first, so that threads that follow them do not wait.
+    # Contexts end in reverse order: processes first, so that the threads that follow them do not wait.
     with ThreadPoolExecutor(job.world_size) as threads, _processes(job) as processes:
         followed = [threads.submit(_follow, job, rank, process, tick) for rank, process in enumerate(processes)]
-        # The first that fails raises here, whichever rank it is.
+        # The first rank that fails raises here.
         readings = [future.result() for future in as_completed(followed)]
     return sorted(readings, key=lambda reading: reading.rank)
 
@@ -159,7 +159,7 @@ def _processes(job: Job) -> Iterator[list[subprocess.Popen[str]]]:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Ctrl-C and SIGTERM take effect after the block, so that no process is started or ended by half, and lost."""
+    """Defer Ctrl-C and SIGTERM to the end of the block, so that no process is lost between its start and its record."""
     came: list[int] = []
     usual = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}
     try:

@@ -1,4 +1,4 @@
-"""Draws the shuffle: which sample came when, and to which process; as a PNG and in the terminal."""
+"""Draws which sample came when and to which process, as a PNG and in the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from demo_launch import Reading
 
 __all__ = ["Picture", "Points", "draw", "picture_of", "sketch"]
 
-# Blues before the stop, warm colours after it; apart in lightness too.
+# Blues before the stop, warm colours after it, with different lightness.
 _COLORS = ("#2b6cb0", "#63b3ed", "#c2410c", "#f59e0b", "#7c2d8e")
 _INK, _FAINT = "#22303c", "#8a97a3"
 # A Braille character holds 2 x 4 dots; the bit of each, by row and column.
@@ -25,7 +25,7 @@ _BRAILLE = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """What came to one process: position in the epoch and id of each sample."""
+    """Position in the epoch and id of each sample that one process got."""
 
     label: str
     color: str
@@ -35,15 +35,15 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Everything that is drawn.
+    """Data of the picture.
 
     Attributes:
-        points: one for each process.
+        points: samples of each process.
         samples: samples in the dataset, and positions in the epoch.
         stop: the position at which the first job stopped.
-        before: processes of the first job; the first of ``points`` are theirs.
-        after: processes of the second job.
-        note: a line below the title.
+        before: number of processes of the first job, which come first in ``points``.
+        after: number of processes of the second job.
+        note: line below the title.
     """
 
     points: Sequence[Points]
@@ -57,7 +57,7 @@ class Picture:
 def picture_of(
     before: Sequence[Reading], after: Sequence[Reading], shards: Sequence[int], global_batch: int
 ) -> Picture:
-    """The picture of a job and of the one that went on from it, over shards of so many samples each."""
+    """Make the picture of a job and of the job that resumed it; ``shards`` are the samples of each shard."""
     stop = sum(len(reading.record.ids) for reading in before)
     points: list[Points] = []
     for job, start in ((before, 0), (after, stop)):
@@ -73,7 +73,7 @@ def picture_of(
 
 
 def _shards_a_batch(points: Sequence[Points], shards: Sequence[int], global_batch: int) -> float:
-    """From how many shards the samples of a global batch come, on average."""
+    """Mean number of shards in a global batch."""
     positions = np.concatenate([one.positions for one in points])
     ids = np.concatenate([one.ids for one in points])
     numbers = np.searchsorted(np.cumsum(shards), ids, side="right")
@@ -82,7 +82,7 @@ def _shards_a_batch(points: Sequence[Points], shards: Sequence[int], global_batc
 
 
 def _positions(job: Sequence[Reading]) -> list[NDArray[np.int64]]:
-    """For each rank, where its samples are in what the job was given: batch after batch, rank after rank."""
+    """Positions of each rank's samples in the job: batch after batch, rank after rank."""
     longest = max(len(reading.record.lengths) for reading in job)
     lengths = np.zeros((longest, len(job)), dtype=np.int64)
     for reading in job:
@@ -164,7 +164,7 @@ def sketch(picture: Picture, columns: int, rows: int) -> Text:
 
 
 def _cells(picture: Picture, columns: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each character cell, whose dots are most in it, and its pattern of dots."""
+    """For each character cell: the process with the most samples in it, and the pattern of dots."""
     counts = np.zeros((len(picture.points), rows, columns), dtype=np.int64)
     dots = np.zeros((rows, columns), dtype=np.int64)
     for number, points in enumerate(picture.points):
@@ -176,7 +176,7 @@ def _cells(picture: Picture, columns: int, rows: int) -> tuple[NDArray[np.int64]
 
 
 def _ruler(picture: Picture, columns: int, stop: int) -> str:
-    """The axis of positions: 0, where the stop was, and the end."""
+    """The axis of positions, with 0, the stop and the end."""
     mark, end = f"stop {picture.stop:,}", f"{picture.samples:,}"
     line = list("0" + " " * (columns - 1))
     start = max(2, min(stop - len(mark) // 2, columns - len(end) - len(mark) - 2))

@@ -1,4 +1,4 @@
-"""Compares what a stopped and resumed job was given with what one process alone is given."""
+"""Compares the samples of a stopped and resumed job with those of a single process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A promise, whether it was kept, and the numbers that say so."""
+    """A promise, whether it was kept, and the evidence."""
 
     promise: str
     kept: bool
@@ -25,14 +25,14 @@ class Check:
 
 
 def merge(ranks: Sequence[Record]) -> list[NDArray[np.int64]]:
-    """Global batches of a job: batch after batch, the parts of all ranks put one behind the other."""
+    """Global batches of a job: for each batch the ids of all ranks in rank order."""
     parts = [record.batches() for record in ranks]
     steps = max(len(batches) for batches in parts)
     return [np.concatenate([batches[step] for batches in parts if step < len(batches)]) for step in range(steps)]
 
 
 def every_sample_once(ids: NDArray[np.int64], total: int) -> Check:
-    """Whether ``ids`` are ``0 .. total-1``, each exactly once."""
+    """Check that ``ids`` are ``0 .. total-1``, each exactly once."""
     promise = "every sample came exactly once"
     inside = ids[(ids >= 0) & (ids < total)]
     times = np.bincount(inside, minlength=total)
@@ -46,7 +46,7 @@ def every_sample_once(ids: NDArray[np.int64], total: int) -> Check:
 
 
 def same_order(merged: Sequence[NDArray[np.int64]], alone: Sequence[NDArray[np.int64]]) -> Check:
-    """Whether two lists of global batches are equal, sample by sample."""
+    """Check that two lists of global batches are equal, sample by sample."""
     promise = "the order is the one that a single process sees"
     if len(merged) != len(alone):
         return Check(promise, False, f"{len(merged)} global batches, {len(alone)} in one process")
@@ -57,7 +57,7 @@ def same_order(merged: Sequence[NDArray[np.int64]], alone: Sequence[NDArray[np.i
 
 
 def content_is_right(records: Sequence[Record], written: NDArray[np.uint32]) -> Check:
-    """Whether all samples' tokens are those that were written under their ids; ``written[id]`` is a checksum."""
+    """Check that the tokens of all samples are those that were written; ``written[id]`` is a checksum."""
     promise = "every row holds the tokens that were written"
     ids = np.concatenate([record.ids for record in records])
     read = np.concatenate([record.checksums for record in records])
@@ -69,7 +69,7 @@ def content_is_right(records: Sequence[Record], written: NDArray[np.uint32]) -> 
 
 
 def _some(ids: NDArray[np.int64]) -> str:
-    """A few of many ids, for a message."""
+    """The number of ids and the first few, for a message."""
     if not ids.size:
         return "none"
     listed = ", ".join(str(one) for one in ids[:_SHOWN])

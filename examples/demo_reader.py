@@ -1,7 +1,7 @@
-"""One training process of the demo: streams its part of the epoch and records what it was given.
+"""One training process of the demo: streams its part of the epoch and records the samples.
 
-Rank and world come from ``RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``, as under torchrun; StreamingDataset finds them
-by itself. On stdout it tells its parent how far it is, one JSON object a line.
+StreamingDataset finds rank and world size in ``RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE``, as under torchrun. The
+process reports its progress on stdout, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from demo_record import Record
 from stoker import StokerError, StreamingDataset
 
-# Telling more often would be work that is not reading.
-_SECONDS_BETWEEN_TELLS = 0.05
+# More reports would take time from reading.
+_SECONDS_BETWEEN_REPORTS = 0.05
 
 
 def main() -> None:
-    """Read, tell, record."""
+    """Read batches, report progress, save a record."""
     options = _arguments()
     began = time.perf_counter()
     dataset = StreamingDataset(
@@ -33,7 +33,7 @@ def main() -> None:
         shuffle_seed=options.seed,
         num_canonical_nodes=options.canonical_nodes,
         predownload=options.predownload,
-        # The last global batch is smaller than the others; spread it as it is, rather than repeat samples.
+        # The last global batch is smaller than the others: divide it as it is, without repeated samples.
         remainder="uneven",
     )
     if options.resume:
@@ -45,38 +45,38 @@ def main() -> None:
     dataset.close()
     record = Record.of(batches)
     record.save(options.record)
-    _tell(
+    _report(
         samples=len(record.ids),
         done={"first_batch": first - began, "total": finished - began, "again": again},
     )
 
 
 def _stream(dataset: StreamingDataset, stop_after: int | None) -> tuple[list[dict[str, Any]], float, float]:
-    """Batches up to ``stop_after``, or to the epoch's end, and when the first and the last of them were there."""
+    """Read batches up to ``stop_after``, or to the end of the epoch; returns them and the times of the first and the last."""
     batches: list[dict[str, Any]] = []
-    first = told = 0.0
+    first = reported = 0.0
     samples = 0
     for batch in dataset.batches():
         now = time.perf_counter()
         first = first or now
         batches.append(batch)
         samples += len(batch["id"])
-        if now - told > _SECONDS_BETWEEN_TELLS:
-            told = now
-            _tell(samples=samples)
+        if now - reported > _SECONDS_BETWEEN_REPORTS:
+            reported = now
+            _report(samples=samples)
         if len(batches) == stop_after:
             break
     return batches, first, time.perf_counter()
 
 
 def _stream_again(dataset: StreamingDataset, epochs: int) -> float:
-    """Samples a second over further epochs, whose shards are in the cache by now; 0.0 if there are none."""
+    """Samples per second over further epochs, whose shards are in the cache by now; 0.0 if there are none."""
     began = time.perf_counter()
     samples = sum(len(batch["id"]) for _ in range(epochs) for batch in dataset.batches())
     return samples / (time.perf_counter() - began)
 
 
-def _tell(**news: Any) -> None:
+def _report(**news: Any) -> None:
     print(json.dumps(news), flush=True)
 
 
@@ -84,12 +84,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--remote", required=True, help="URL of the dataset")
     parser.add_argument("--local", required=True, help="directory of the cache")
-    parser.add_argument("--batch-size", type=int, required=True, help="samples a batch on this rank")
+    parser.add_argument("--batch-size", type=int, required=True, help="samples of a batch on this rank")
     parser.add_argument("--seed", type=int, required=True, help="seed of the shuffle")
     parser.add_argument("--canonical-nodes", type=int, required=True, help="spans that the order interleaves")
     parser.add_argument("--predownload", type=int, required=True, help="samples ahead whose shards are fetched")
     parser.add_argument("--record", type=Path, required=True, help="file for the ids that came")
-    parser.add_argument("--resume", type=Path, help="state to go on from")
+    parser.add_argument("--resume", type=Path, help="state to resume from")
     parser.add_argument("--stop-after", type=int, help="batches to read; default: to the epoch's end")
     parser.add_argument("--save", type=Path, help="file for the state, written by rank 0")
     parser.add_argument("--more-epochs", type=int, default=0, help="epochs to read after the recorded one")
@@ -102,6 +102,6 @@ if __name__ == "__main__":
     except StokerError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except (KeyboardInterrupt, BrokenPipeError):
-        # Stopped by the user, or the demo is gone: either way nobody is left to tell.
+        # Stopped by the user, or the demo has ended: nobody reads the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(130)

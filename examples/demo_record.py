@@ -1,4 +1,4 @@
-"""What one process was given, in the order in which it came; written by the process, read by the proof."""
+"""The samples that one process got, in order; written by the process, read by the checks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Record", "checksums"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The samples that came to one process.
+    """The samples that one process got.
 
     Attributes:
         ids: the ``id`` column, batch after batch; int64.
         lengths: samples in each batch; int64.
-        checksums: of each sample's tokens as they were read; uint32.
+        checksums: CRC-32 of each sample's tokens as they were read; uint32.
     """
 
     ids: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""What the demo prints: headings, progress bars, the proof and the tables of measurements."""
+"""Prints headings, progress bars, checks and tables of measurements."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Show:
         self.console = Console(highlight=False)
 
     def opening(self) -> None:
-        """Say what this is, and on which machine."""
+        """Print what the demo does, the machine and the versions."""
         self.line(
-            "[bold]stoker[/] keeps accelerators fed: training data as shards, streamed in one order, stopped and "
-            "resumed on any number of processes. This is its main job, on real text.",
+            "[bold]stoker[/] writes training data as shards, streams them in one order, and resumes on any number of "
+            "processes. This demo does that with real text.",
             indent=0,
         )
         versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
@@ -42,23 +42,23 @@ class Show:
         self.line(f"[dim]Python {platform.python_version()}, {versions}[/]", indent=0)
 
     def heading(self, title: str, why: str) -> None:
-        """Begin a step."""
+        """Print the heading of a step."""
         self.console.print()
         self.line(f"[bold cyan]{title}[/]  {why}", indent=0)
 
     def line(self, markup: str, *, indent: int = 2) -> None:
-        """A paragraph; ``markup`` is rich's."""
+        """Print a paragraph with rich's markup."""
         self.console.print(Padding(markup, (0, 0, 0, indent), expand=False))
 
     def plain(self, text: str | Text, *, indent: int = 2) -> None:
-        """Text as it is: without markup, and with its own lines however long they are, as paths need to be."""
+        """Print text without markup and without wrapping, as paths need it."""
         text = Text(text) if isinstance(text, str) else text
         for line in text.split(allow_blank=True):
             self.console.print(Text(" " * indent).append_text(line), soft_wrap=True)
 
     @contextmanager
     def bars(self) -> Iterator[Progress]:
-        """Progress bars, one a task."""
+        """Progress bars, one per task."""
         columns = (
             TextColumn("  {task.description:<22}"),
             BarColumn(bar_width=30),
@@ -70,13 +70,13 @@ class Show:
 
     @contextmanager
     def bar(self, description: str, total: int) -> Iterator[Callable[[int], None]]:
-        """One progress bar, and the function that moves it on."""
+        """One progress bar, and the function that advances it."""
         with self.bars() as progress:
             task = progress.add_task(description, total=total)
             yield lambda amount: progress.advance(task, amount)
 
     def checks(self, checks: Sequence[Check]) -> None:
-        """What was proven, or what was found instead."""
+        """Print each check and its evidence."""
         for check in checks:
             mark, style = ("✓", "green") if check.kept else ("✗", "bold red")
             promise = check.promise if check.kept else f"NOT TRUE: {check.promise}"
@@ -84,7 +84,7 @@ class Show:
 
     def processes(self, jobs: Sequence[tuple[str, Sequence[Reading]]], row_tokens: int) -> None:
         """A table with a row for each process of each job."""
-        table = _table("Reading: each process began with an empty cache")
+        table = _table("Reading: each job began with an empty cache")
         table.add_column("process")
         for name in ("samples", "first batch", "all in", "samples/s", "tokens/s"):
             table.add_column(name, justify="right")
@@ -122,7 +122,7 @@ def _rates(samples: float, row_tokens: int) -> tuple[str, str]:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes, for reading."""
+    """A number of bytes as MB."""
     return f"{count / 1e6:,.2f} MB"
 
 

@@ -1,4 +1,4 @@
-"""Writes rows of tokens as MDS shards into an object store, and says what is there."""
+"""Writes rows of tokens as MDS shards into an object store, and reports sizes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stoker import MDSWriter
 
 __all__ = ["Fetched", "Written", "write"]
 
-_ROWS_A_WRITE = 256
+_ROWS_PER_WRITE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Shards that a job downloaded: how many, and bytes as moved (compressed) and as kept."""
+    """Shards that a job downloaded: their number, and bytes as moved (compressed) and as kept."""
 
     shards: int
     moved: int
@@ -33,9 +33,9 @@ class Written:
     """A dataset in the store.
 
     Attributes:
-        url: where.
-        shards: the index's entries, one a shard.
-        seconds: how long it took to write, with compression, hashes and upload.
+        url: its URL.
+        shards: the entries of the index, one per shard.
+        seconds: time to write it, with compression, hashes and upload.
     """
 
     url: str
@@ -53,7 +53,7 @@ class Written:
         return sum(shard["zip_data"]["bytes"] for shard in self.shards)
 
     def fetched(self, cache: Path) -> Fetched:
-        """What a job with an empty cache at first has downloaded: the shards that are there now."""
+        """The shards in the cache of a job that began with an empty one."""
         there = [shard for shard in self.shards if (cache / shard["raw_data"]["basename"]).exists()]
         moved = sum(shard["zip_data"]["bytes"] for shard in there)
         return Fetched(len(there), moved, sum(shard["raw_data"]["bytes"] for shard in there))
@@ -66,15 +66,15 @@ def write(rows: Rows, store: Path, shard: str, tick: Callable[[int], None]) -> W
         rows: the samples.
         store: a folder, used through its ``file://`` URL, as a bucket would be through ``s3://``.
         shard: most bytes of a shard before compression, such as ``"64mb"``.
-        tick: told of rows that were handed to the writer.
+        tick: called with the number of rows that were given to the writer.
     """
     length = rows.tokens.shape[1]
     columns = {"id": "int", "file": "str", "tokens": f"ndarray:uint16:{length}"}
     url = store.as_uri()
     began = time.perf_counter()
     with MDSWriter(columns=columns, out=url, compression="zstd", hashes=["sha1", "xxh64"], size_limit=shard) as writer:
-        for first in range(0, len(rows), _ROWS_A_WRITE):
-            ids = np.arange(first, min(first + _ROWS_A_WRITE, len(rows)))
+        for first in range(0, len(rows), _ROWS_PER_WRITE):
+            ids = np.arange(first, min(first + _ROWS_PER_WRITE, len(rows)))
             part = slice(first, first + len(ids))
             writer.write_batch({"id": ids, "file": rows.files[part], "tokens": rows.tokens[part]})
             tick(len(ids))

@@ -1,4 +1,4 @@
-"""Real text that every machine has, as rows of tokens: the source files of Python's own standard library."""
+"""Rows of tokens of real text that every machine has: the source files of Python's standard library."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 END_OF_FILE = "<|endoffile|>"
 # Not in every installation of Python, or not its own.
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
-_FILES_A_STEP = 16
+_FILES_PER_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file: its path below the standard library, and what it says."""
+    """One file: its path below the standard library, and its text."""
 
     path: str
     text: str
@@ -46,13 +46,13 @@ def standard_library(limit: int | None = None) -> list[SourceFile]:
     root = Path(sysconfig.get_path("stdlib"))
     found = [path.relative_to(root) for path in root.rglob("*.py")]
     files: list[SourceFile] = []
-    room = limit
+    left = limit
     for path in sorted(path for path in found if not _LEFT_OUT & set(path.parts)):
         text = (root / path).read_text(encoding="utf-8", errors="replace")
-        if room is not None:
-            if room <= 0:
+        if left is not None:
+            if left <= 0:
                 break
-            room -= len(text)
+            left -= len(text)
         files.append(SourceFile(path.as_posix(), text))
     if not files:
         raise FileNotFoundError(f"{root} holds no source files: this Python came without them, use another")
@@ -60,7 +60,7 @@ def standard_library(limit: int | None = None) -> list[SourceFile]:
 
 
 def train_tokenizer(files: Sequence[SourceFile], vocabulary: int, tick: Callable[[int], None]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer; ``tick`` is told of each file's characters as they are taken in."""
+    """Train a byte-level BPE tokenizer; ``tick`` is called with the characters of each file that was read."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -81,11 +81,11 @@ def train_tokenizer(files: Sequence[SourceFile], vocabulary: int, tick: Callable
 
 
 def to_rows(tokenizer: Tokenizer, files: Sequence[SourceFile], length: int, tick: Callable[[int], None]) -> Rows:
-    """Encode files, put them one behind the other and cut them into rows; what is left at the end is dropped."""
+    """Encode files, concatenate them and cut them into rows; a partial row at the end is dropped."""
     end = tokenizer.token_to_id(END_OF_FILE)
     parts: list[NDArray[np.uint16]] = []
-    for first in range(0, len(files), _FILES_A_STEP):
-        group = files[first : first + _FILES_A_STEP]
+    for first in range(0, len(files), _FILES_PER_STEP):
+        group = files[first : first + _FILES_PER_STEP]
         encoded = tokenizer.encode_batch_fast([file.text for file in group])
         parts += [np.array([*one.ids, end], dtype=np.uint16) for one in encoded]
         tick(sum(len(file.text) for file in group))

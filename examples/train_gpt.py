@@ -1,14 +1,14 @@
-"""Train a small GPT on the source of Python's standard library, on any number of ranks, and go on after a crash.
+"""Trains a small GPT on the source of Python's standard library, on any number of ranks, and resumes after a crash.
 
     python examples/train_gpt.py --out /tmp/gpt                                          # one process
     torchrun --nproc-per-node=2 examples/train_gpt.py --out /tmp/gpt                     # two ranks
-    torchrun --nproc-per-node=3 examples/train_gpt.py --out /tmp/gpt --resume            # stopped or killed? go on with three
+    torchrun --nproc-per-node=3 examples/train_gpt.py --out /tmp/gpt --resume            # resume on three
 
 The first run trains a BPE tokenizer on the text and writes the tokens as Parquet files, a few files of a few row groups
 each; nothing is downloaded. A checkpoint is the model, the optimizer and ``loader.state_dict()``, which is the same on all
-ranks. A run that goes on from it has every window of tokens of the epoch that the first had not trained on, each once.
+ranks. A run that resumes from it trains on every window of tokens of the epoch that was left, each once.
 
-``--record FOLDER`` writes down the loss and a hash of every window, a line a step and rank, to look at afterwards.
+``--record FOLDER`` writes the loss and a hash of every window, one line per step and rank.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GPT(nn.Module):
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
         """Logits, shape ``(b, s, vocabulary)``."""
         size = ids.shape[1]
-        # A token sees those before it in its own document; padding sees itself.
+        # A token attends to those before it in its own document; padding attends to itself.
         apart = documents[:, :, None] != documents[:, None, :]
         later = torch.ones(size, size, dtype=torch.bool).triu(1)
         mask = (apart | later).repeat_interleave(4, dim=0)
@@ -62,7 +62,7 @@ class GPT(nn.Module):
 
 
 def prepare(folder: Path, characters: int) -> None:
-    """The standard library as tokens, unless they are there."""
+    """Make the token files, unless they exist."""
     if (folder / "tokens").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,20 +83,20 @@ def prepare(folder: Path, characters: int) -> None:
 
 
 def loss_of(model: nn.Module, batch: LMBatch) -> torch.Tensor:
-    """Mean over the labels that are to be learnt."""
+    """Mean loss over the labels that are not masked."""
     tensors = batch.torch("input_ids", "labels", "position_ids", "document_ids")
     logits = model(tensors["input_ids"], tensors["position_ids"], tensors["document_ids"])
     return functional.cross_entropy(logits.flatten(0, 1), tensors["labels"].flatten(), ignore_index=-100)
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """A file that is there whole or not at all."""
+    """Write the file under another name and rename it, so that it is whole or not there."""
     torch.save(state, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
 def steps_of(loader: StreamingParquetLoader, epochs: int) -> Iterator[LMBatch]:
-    """Batches until so many epochs are done, from wherever the loader is."""
+    """Batches from the current position of the loader until so many epochs are done."""
     while loader.current_epoch < epochs and not (loader.is_epoch_exhausted and loader.current_epoch == epochs - 1):
         yield from loader
 
@@ -157,7 +157,9 @@ def train(options: argparse.Namespace) -> None:
             save(checkpoint, {**state, "step": step})
     if rank == 0:
         stats = loader.stats
-        print(f"done: {stats.tokens} tokens on this rank, {stats.padding_waste:.2%} of all places padding", flush=True)
+        print(
+            f"done: {stats.tokens} tokens on this rank, {stats.padding_waste:.2%} of all positions padding", flush=True
+        )
     loader.close()
     if record is not None:
         record.close()
@@ -168,17 +170,17 @@ def train(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for tokens and the checkpoint")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint there")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in that folder")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=8, help="rows a batch on one rank")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch on one rank")
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--characters", type=int, default=4_000_000, help="of the standard library to take")
+    parser.add_argument("--characters", type=int, default=4_000_000, help="characters of the standard library to use")
     parser.add_argument("--save-every", type=int, default=50, help="steps")
     parser.add_argument("--report", type=int, default=10, help="steps")
-    parser.add_argument("--record", type=Path, help="folder for what was trained on")
+    parser.add_argument("--record", type=Path, help="folder for records of the windows trained on")
     train(parser.parse_args())
 
 
