@@ -119,7 +119,7 @@ def loader(path: Any, **options: Any) -> dict[str, Any]:
         else:
             assert batch.labels.shape == batch.input_ids.shape
     seconds = time.perf_counter() - began
-    stats = opened.stats
+    stats = opened.stats()
     return {"rate": stats.tokens / seconds, "padding": stats.padding_waste, "tokens": stats.tokens}
 
 
@@ -160,7 +160,7 @@ def memory(path: Path, threads: int) -> dict[str, Any]:
     for _ in iterator:
         pass
     seconds = time.perf_counter() - began
-    return {"rate": opened.stats.tokens / seconds, "base": base, "peak": status("VmHWM")}
+    return {"rate": opened.stats().tokens / seconds, "base": base, "peak": status("VmHWM")}
 
 
 def status(name: str) -> int:

@@ -156,7 +156,7 @@ def train(options: argparse.Namespace) -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
             save(checkpoint, {**state, "step": step})
     if rank == 0:
-        stats = loader.stats
+        stats = loader.stats()
         print(
             f"done: {stats.tokens} tokens on this rank, {stats.padding_waste:.2%} of all positions padding", flush=True
         )

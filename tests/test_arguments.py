@@ -185,7 +185,7 @@ OTHERS = {
     "Coordination",
     "Encoding",
     "LMBatch",
-    "LoaderStats",
+    "Loader",
     "StokerError",
     "StreamStats",
     "TokenSource",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stoker.loaders.dataset import StreamingDataset
     from stoker.loaders.lm_stream import LMStream
     from stoker.loaders.parquet_loader import StreamingParquetLoader
+    from stoker.loaders.protocol import Loader
     from stoker.loaders.shard_loader import StreamingShardLoader
     from stoker.order.mixture.schedule import Schedule
     from stoker.order.partition.partition import Contiguous, Elastic, HashBased, RangeBased, RoundRobin, Stratified
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from stoker.streams.streams import Stream
     from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
     from stoker.tokens.batch import LMBatch
-    from stoker.tokens.shard_config import LoaderStats, ShardConfig
+    from stoker.tokens.settings import ShardConfig
     from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
     from stoker.writing.shard_formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
@@ -52,7 +53,7 @@ _WHERE = {
     "KeepIds": "stoker.streams.subsets",
     "LMBatch": "stoker.tokens.batch",
     "LMStream": "stoker.loaders.lm_stream",
-    "LoaderStats": "stoker.tokens.shard_config",
+    "Loader": "stoker.loaders.protocol",
     "MDSWriter": "stoker.writing.shard_formats",
     "MegatronSource": "stoker.tokens.sources.source",
     "Mesh": "stoker.cluster.mesh",
@@ -61,7 +62,7 @@ _WHERE = {
     "RawSource": "stoker.tokens.sources.source",
     "RoundRobin": "stoker.order.partition.partition",
     "Schedule": "stoker.order.mixture.schedule",
-    "ShardConfig": "stoker.tokens.shard_config",
+    "ShardConfig": "stoker.tokens.settings",
     "SkipIds": "stoker.streams.subsets",
     "StokerError": "stoker.errors",
     "Stratified": "stoker.order.partition.partition",
@@ -96,7 +97,7 @@ __all__ = [
     "KeepIds",
     "LMBatch",
     "LMStream",
-    "LoaderStats",
+    "Loader",
     "MDSWriter",
     "MegatronSource",
     "Mesh",

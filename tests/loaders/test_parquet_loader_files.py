@@ -296,8 +296,8 @@ def test_batches_stay_as_they_are_while_others_are_read(tmp_path: Path) -> None:
     for batch, (ids, labels) in zip(kept, copies, strict=True):
         assert np.array_equal(batch.input_ids, ids)
         assert np.array_equal(batch.labels, labels)
-    assert opened.stats.tokens == 400 * 64
-    assert opened.stats.padding_waste == 0
+    assert opened.stats().tokens == 400 * 64
+    assert opened.stats().padding_waste == 0
 
 
 @pytest.mark.processes

@@ -56,6 +56,10 @@ class Count(IntEnum):
     LATEST = 22
     BUFFER_WAIT = 23
     COMMITS_REFUSED = 24
+    TOKENS = 25
+    TOKEN_PLACES = 26
+    CUT_DOCUMENTS = 27
+    CUT_TOKENS = 28
 
 
 _LOWEST = 10
@@ -127,6 +131,16 @@ class Counts:
             row[_FIRST_COUNT + Count.SHARDS_READY] += ready
             row[_FIRST_COUNT + Count.SHARDS_AWAITED] += awaited
             row[_FIRST_BUCKET + bucket_of(nanoseconds)] += 1
+
+    def token_batch(self, tokens: int, places: int, cut_documents: int, cut_tokens: int) -> None:
+        """Count a batch of tokens that was delivered; see :class:`~stoker.pipeline.stats.stats.StreamStats`."""
+        row = self._mine()
+        with self._lock:
+            row[_FIRST_COUNT + Count.BATCHES] += 1
+            row[_FIRST_COUNT + Count.TOKENS] += tokens
+            row[_FIRST_COUNT + Count.TOKEN_PLACES] += places
+            row[_FIRST_COUNT + Count.CUT_DOCUMENTS] += cut_documents
+            row[_FIRST_COUNT + Count.CUT_TOKENS] += cut_tokens
 
     def waited(self, nanoseconds: int) -> None:
         """Count time for which the consumer has waited until now."""

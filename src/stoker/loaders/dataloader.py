@@ -10,12 +10,16 @@ from multiprocessing.context import BaseContext
 from typing import Any, TypedDict, Unpack
 
 from stoker.arguments import checked
+from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.parquet_loader import StreamingParquetLoader
+from stoker.loaders.protocol import CloseOnExit
+from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.collate import as_tensors, collate
+from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 from stoker.types import Batch
 
@@ -64,7 +68,7 @@ class LoaderOptions(TypedDict, total=False):
     batch_sampler: Iterable[Any] | None
 
 
-class StreamingDataLoader(DataLoader[Any]):
+class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
     """A ``DataLoader`` that can stop and go on in mid-epoch, on the same or another cluster.
 
     ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save
@@ -110,6 +114,7 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         self._stream = dataset
         self._pass: _Pass | None = None
+        self._open: Any = None
         self._interleaved = False
         self._drop_last = options.get("drop_last", False)
         if isinstance(dataset, StreamingParquetLoader):
@@ -146,14 +151,14 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def after_fork(self) -> None:
         """See :class:`~stoker.concurrency.forks.Forkable`: workers that live on over epochs are the parent's."""
-        _abandoned.append(self._iterator)
+        _abandoned.extend((self._iterator, self._open))
         self._iterator = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._interleaved = False
         current = self._pass = _Pass(self._stream.upcoming())
         pid = os.getpid()
-        batches = super().__iter__()
+        batches = self._open = super().__iter__()
         try:
             for batch in islice(batches, self._most(current.start)):
                 current.yielded += 1
@@ -163,9 +168,13 @@ class StreamingDataLoader(DataLoader[Any]):
                         "the DataLoader workers of this iteration serve the process that this one was forked from: begin "
                         "another iteration in this process"
                     )
+                if self._open is None:
+                    raise StateError("the loader was closed in the middle of this iteration: begin another one")
                 if self._pass is not current:
                     self._interleaved = True
         finally:
+            if self._open is batches:
+                self._open = None
             if pid != os.getpid():
                 _abandoned.append(batches)
         current.ended = True
@@ -189,6 +198,29 @@ class StreamingDataLoader(DataLoader[Any]):
         size = self._stream.batch_size or 1
         plan = self._stream.epoch_reader.plan(self._stream.upcoming().epoch_begin(), size)
         return plan.full_steps if self._drop_last else len(plan)
+
+    @property
+    def world(self) -> World:
+        """This process's rank and world."""
+        return self._stream.world
+
+    @property
+    def remainder(self) -> Remainder:
+        """What ranks do whose parts of an epoch do not end together: as the dataset says; ``drop_last`` drops, too."""
+        return "drop" if self._drop_last else self._stream.remainder
+
+    def stats(self) -> StreamStats:
+        """Statistics of reading, over all workers."""
+        return self._stream.stats()
+
+    def close(self) -> None:
+        """End the workers, and close the dataset. Iterating again starts them anew."""
+        iterator: Any = self._open or self._iterator
+        self._open = None
+        self._iterator = None
+        if self.num_workers and iterator is not None:
+            iterator._shutdown_workers()
+        self._stream.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, by the batches that this loader has yielded.

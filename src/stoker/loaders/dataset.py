@@ -17,9 +17,11 @@ from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.open_parquet import Files
 from stoker.cluster import World
+from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.iterable import TorchIterable
+from stoker.loaders.protocol import CloseOnExit
 from stoker.order.capabilities import shards_at_once
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 _HELD_BYTES: Final = 8 << 30
 
 
-class StreamingDataset(TorchIterable[Any]):
+class StreamingDataset(CloseOnExit, TorchIterable[Any]):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
@@ -199,6 +201,7 @@ class StreamingDataset(TorchIterable[Any]):
         self._rank_finder = DataRankFinder(world, replication)
         self.index = self._streams.index
         self.batch_size = batch_size
+        self.remainder: Remainder = remainder
         self._table = ShardTable(self.index.sizes)
         total_bytes = self.index.total_bytes
         check_agreement(self._streams, columns)
@@ -279,6 +282,11 @@ class StreamingDataset(TorchIterable[Any]):
     def world(self) -> World:
         """This process's rank and world."""
         return self._rank_finder.world
+
+    @property
+    def counts(self) -> Counts:
+        """Where reading is counted, over all processes of this object."""
+        return self._epoch_reader.pool.counts
 
     @property
     def next_epoch(self) -> int:
@@ -436,7 +444,7 @@ class StreamingDataset(TorchIterable[Any]):
         :func:`~stoker.pipeline.stats.metrics.register_with_prometheus` and
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.
         """
-        return StreamStats.of(self._epoch_reader.pool.counts)
+        return StreamStats.of(self.counts)
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 

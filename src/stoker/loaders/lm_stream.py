@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, Unpack
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
+from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, StateError, TransformError
+from stoker.loaders.protocol import CloseOnExit
+from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
+from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import RowMaker
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.registry import LayoutName, make_layout
-from stoker.tokens.settings import LabelKind, LMSettings
+from stoker.tokens.settings import LMOptions, LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Batch, Ids
 
@@ -39,11 +43,17 @@ class DatasetLike(Protocol):
 
     @property
     def world(self) -> World: ...
+    @property
+    def remainder(self) -> Remainder: ...
+    @property
+    def counts(self) -> Counts: ...
+    def __len__(self) -> int: ...
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]: ...
     def upcoming(self) -> EpochPosition: ...
     def check_alone(self) -> None: ...
     def state_after(self, start: EpochPosition, batches: int) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class _Mark:
     batches: int
 
 
-class LMStream:
+class LMStream(CloseOnExit):
     """Batches for language models from a dataset: of token columns, or of text through a tokenizer.
 
     Documents come in the dataset's order, and are joined or packed as they come. How many batches they make shows only in
@@ -74,9 +84,9 @@ class LMStream:
         tokenizer: for text: a function from texts to lists of ids, or a ``tokenizers.Tokenizer``.
         token_dtype: what ``bytes`` hold, such as ``"uint16"``.
         endless: go on with the next epoch's documents where one ends; otherwise an iteration is an epoch.
-        pad_id, eos_id, labels, dtype, vocab_size, too_long, cross_document_labels, reset_positions, ignore_index: as for the
-            loader.
+        too_long: as for the loader.
         lookahead: documents that are packed together.
+        **options: labels, padding and dtype: as for the loader.
 
     Raises:
         ConfigError: arguments that make no sense.
@@ -94,22 +104,13 @@ class LMStream:
         tokenizer: Any = None,
         token_dtype: DTypeLike | None = None,
         endless: bool = False,
-        pad_id: int | None = None,
-        eos_id: int | None = None,
-        labels: LabelKind = "shifted",
-        dtype: DTypeLike = np.int64,
-        vocab_size: int | None = None,
         too_long: TooLong = "split",
-        cross_document_labels: bool = False,
-        reset_positions: bool = True,
-        ignore_index: int = -100,
         lookahead: int = 8192,
+        **options: Unpack[LMOptions],
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-        self._settings = LMSettings(
-            seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
-        )
+        self._settings = LMSettings(seq_len, **options)
         self._layout = make_layout(layout, self._settings, too_long)
         self._rows = self._layout.document_rows
         if dataset.batch_size is None:
@@ -143,13 +144,46 @@ class LMStream:
         self._maker = None
         if self._resumed is not None:
             self._dataset.load_state_dict(self._resumed["dataset"])
+        counts = self._dataset.counts
         for batch in self._rows_of_documents() if self._rows else self._joined_or_packed(self._resumed):
+            counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
             yield batch
             if self._current is not current:
                 raise ConfigError(
                     "another iteration over this LMStream has begun, or a state was loaded: go on with that one, or make a "
                     "stream with a dataset of its own"
                 )
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch, with the layouts that make a row of each document.
+
+        Raises:
+            TypeError: with the others, and of an endless stream, only iterating tells.
+        """
+        if self._endless or not self._rows:
+            raise TypeError(
+                f"how many batches an LMStream makes is known only with layout='pad' or 'truncate', not with "
+                f"{self._layout.name!r}{' and endless=True' if self._endless else ''}; StreamingParquetLoader knows it"
+            )
+        return math.ceil(len(self._dataset) / self._batch_size)
+
+    @property
+    def world(self) -> World:
+        """This process's rank and world."""
+        return self._dataset.world
+
+    @property
+    def remainder(self) -> Remainder:
+        """The dataset's where each document is a row; otherwise ranks end when their documents do, ``"uneven"``."""
+        return self._dataset.remainder if self._rows else "uneven"
+
+    def stats(self) -> StreamStats:
+        """Statistics of the dataset's reading, and of the tokens that were delivered."""
+        return StreamStats.of(self._dataset.counts)
+
+    def close(self) -> None:
+        """Close the dataset. Iterating again opens its files anew."""
+        self._dataset.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank is, after the batch that was yielded last; JSON-serialisable.

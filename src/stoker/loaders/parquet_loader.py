@@ -7,24 +7,26 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
 from stoker.cluster import LoaderWorker, World
+from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.loaders.iterable import TorchIterable
+from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
+from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import DocumentBlock
 from stoker.tokens.layouts.bin_packing import TooLong
@@ -35,14 +37,13 @@ from stoker.tokens.order.division import Granularity, TokenDivision
 from stoker.tokens.order.file_shares import FileShares
 from stoker.tokens.order.prefetch import read_ahead
 from stoker.tokens.order.token_order import BlockSpan, TokenOrder, TokenSampleOrder, stretches
-from stoker.tokens.settings import LabelKind, LMSettings
-from stoker.tokens.shard_config import LoaderStats, ShardConfig
+from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
 from stoker.tokens.sources.open_source import open_source
 from stoker.tokens.sources.source import SkippedFile, TokenSource
 from stoker.types import StorageOptions
 from stoker.units import parse_bytes, parse_count
 
-__all__ = ["LoaderStats", "ShardConfig", "StreamingParquetLoader"]
+__all__ = ["ShardConfig", "StreamingParquetLoader"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class _Passage:
     batches: int = 0
 
 
-class StreamingParquetLoader(TorchIterable[LMBatch]):
+class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     """Batches for language models from a token column of Parquet files, or from other token files.
 
     Iterating gives this rank's batches of the next epoch as :class:`~stoker.tokens.batch.LMBatch`. Where tokens lie is known
@@ -73,7 +74,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
     Args:
         source: Parquet files: a directory, URL prefix, file, pattern or list; Megatron's ``.bin`` or ``.idx``; or a
             :class:`~stoker.tokens.sources.source.TokenSource`, such as :class:`~stoker.tokens.sources.source.RawSource`.
-        shard: this rank. Default: found as :meth:`World.detect <stoker.cluster.world.World.detect>` does.
+        shard: this rank and the seed, in one object. Default: ``world`` and ``seed``.
         batch_size: rows a batch on one rank.
         seq_len: tokens a row.
         column: the token column. Default: ``input_ids``, ``token_ids`` or ``tokens``.
@@ -85,16 +86,8 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         shuffle: mix files, row groups and rows anew in every epoch; otherwise the order of files. An epoch's order depends on
             the seed and its number alone. But for ``"row"``, a rank has the same files or row groups in every epoch.
         seed: of the order, where ``shard`` has none; default 42.
-        pad_id: what fills rows; needed but by ``"concat"``, where without it the tokens that do not fill the last row of a
-            rank are left out.
-        eos_id: put behind every document. ``None``: documents end as they are.
-        labels: ``"shifted"``, ``"unshifted"`` for models that shift, or ``"none"``; see
-            :class:`~stoker.tokens.settings.LMSettings`.
-        dtype: of ids and labels.
-        vocab_size: ids must be smaller.
         too_long: with ``"pack"``, what becomes of documents longer than ``seq_len``: ``"split"``, ``"truncate"`` or
             ``"error"``.
-        cross_document_labels, reset_positions, ignore_index: see :class:`~stoker.tokens.settings.LMSettings`.
         shuffle_tokens: row groups are put together until they have about so many tokens, and rows are mixed among them.
             More mixes better where files have few and large row groups, and takes more memory.
         remainder: what becomes of ranks that do not have equally many rows: ``"pad"`` repeats a rank's own and says so,
@@ -107,7 +100,11 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             reads them, and written nowhere; see :class:`~stoker.StreamingDataset`.
         storage_options: credentials and settings for remote files.
         on_bad_files: ``"skip"`` leaves damaged files out, and lists them in :attr:`skipped_files`.
-        world, replication: who reads what, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
+        world, replication: this rank, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
+        **options: labels, padding and dtype, as :class:`~stoker.tokens.settings.LMSettings` has them: ``labels``, ``pad_id``,
+            ``eos_id``, ``cross_document_labels``, ``reset_positions``, ``ignore_index``, ``dtype``, ``vocab_size``. Layouts
+            other than ``"concat"`` need ``pad_id``; without it, ``"concat"`` leaves out the tokens that do not fill the last
+            row of a rank.
 
     Raises:
         ConfigError: arguments that make no sense, no token column, or fewer files than ranks where ``granularity="file"``.
@@ -127,15 +124,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         granularity: Granularity | None = None,
         shuffle: bool = True,
         seed: int | None = None,
-        pad_id: int | None = None,
-        eos_id: int | None = None,
-        labels: LabelKind = "shifted",
-        dtype: DTypeLike = np.int64,
-        vocab_size: int | None = None,
         too_long: TooLong = "split",
-        cross_document_labels: bool = False,
-        reset_positions: bool = True,
-        ignore_index: int = -100,
         shuffle_tokens: int | str = 1 << 22,
         remainder: Remainder = "pad",
         decode_threads: int = 1,
@@ -146,6 +135,7 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         on_bad_files: OnBadFiles = "error",
         world: World | None = None,
         replication: Replication | None = None,
+        **options: Unpack[LMOptions],
     ) -> None:
         if decode_threads < 1:
             raise ConfigError(f"decode_threads={decode_threads}: at least 1")
@@ -153,18 +143,17 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
             if world is not None or replication is not None or seed is not None:
                 raise ConfigError("shard= says which rank this is, and the seed: give no world, replication or seed")
             world = World(shard.rank, shard.world_size, source="ShardConfig")
-        settings = LMSettings(
-            seq_len, labels, pad_id, eos_id, cross_document_labels, reset_positions, ignore_index, dtype, vocab_size
-        )
-        rows = make_layout(layout, settings, too_long)
+        rows = make_layout(layout, LMSettings(seq_len, **options), too_long)
         self.batch_size = batch_size
         self.decode_threads = decode_threads
-        self.stats = LoaderStats()
+        self._counts = Counts()
         self._rank_finder = DataRankFinder(world, replication)
         self._rank_finder.data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
-        self._source = open_source(source, column, local, storage_options, on_bad_files, limit, in_memory=held)
+        self._source = open_source(
+            source, column, local, storage_options, on_bad_files, limit, in_memory=held, counts=self._counts
+        )
         self._making = BlockBuilder(self._source, rows, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._sample_order: TokenSampleOrder = self._making.sample_order(
@@ -183,6 +172,16 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self._running: Iterator[LMBatch] | None = None
 
     # -- files and sizes -------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> World:
+        """This process's rank and world."""
+        return self._rank_finder.world
+
+    @property
+    def remainder(self) -> Remainder:
+        """What ranks do that have not equally many rows."""
+        return self._sample_order.settings.remainder
 
     @property
     def seq_len(self) -> int:
@@ -332,6 +331,10 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
         self._resume.load(state, LoaderWorker.detect(), self._data_rank())
         self._forget()
 
+    def stats(self) -> StreamStats:
+        """Statistics of reading, and of the tokens that were delivered; see :class:`~stoker.StreamStats`."""
+        return StreamStats.of(self._counts)
+
     def close(self) -> None:
         """Let go of all files. Iterating again opens them."""
         self._running = None
@@ -363,7 +366,9 @@ class StreamingParquetLoader(TorchIterable[LMBatch]):
                 for batch in LMBatch.concat(parts).split(self.batch_size):
                     delivery.batch()
                     passage.batches += 1
-                    self.stats.count(batch)
+                    self._counts.token_batch(
+                        batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens
+                    )
                     yield batch
         finally:
             self._source.rest()

@@ -6,12 +6,15 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from stoker.arguments import checked
+from stoker.cluster import World
 from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.protocol import CloseOnExit
+from stoker.order.native import NativeOrder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.chosen import changed_order, order_of_arrays
 from stoker.pipeline.prefetch_buffer import END
@@ -19,7 +22,7 @@ from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
-from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.config import Ends, StreamingConfig
 from stoker.pipeline.workers.engine import WorkerEngine
 from stoker.pipeline.workers.leased import LeasedSource
 from stoker.pipeline.workers.lockstep import FILLER, LockstepSource
@@ -33,7 +36,7 @@ from stoker.types import Transform
 __all__ = ["FILLER", "Adaptive", "Checkpoint", "StreamStats", "StreamingConfig", "StreamingShardLoader"]
 
 
-class StreamingShardLoader:
+class StreamingShardLoader(CloseOnExit):
     """Hands out one worker's samples, or batches, of a dataset.
 
     In lockstep (all partitions but :class:`~stoker.pipeline.workers.adaptive.Adaptive`) a worker's part follows from its
@@ -48,7 +51,8 @@ class StreamingShardLoader:
         dataset: a :class:`~stoker.loaders.dataset.StreamingDataset`, whose settings hold where the config has none, and
             which is not to be iterated over meanwhile; or :class:`~stoker.streams.streams.Stream` objects; or a dict of
             arrays.
-        config: this worker's place and ways.
+        config: settings of this worker: rank, batching, checkpoints, coordination.
+        world, remainder: short for a config with this rank, world size and ``ends``, and nothing else.
         transform: applied to each sample; for a StreamingDataset, give it there.
 
     Raises:
@@ -61,9 +65,18 @@ class StreamingShardLoader:
         dataset: StreamingDataset | Stream | Sequence[Stream] | Mapping[str, Any],
         config: StreamingConfig | None = None,
         *,
+        world: World | None = None,
+        remainder: Ends | None = None,
         transform: Transform | None = None,
     ) -> None:
-        self.config = config = config or StreamingConfig()
+        if config is None:
+            here = world or World(0, 1)
+            config = StreamingConfig(here.world_size, here.rank, ends=remainder)
+        elif world is not None or remainder is not None:
+            raise ConfigError(
+                "the config has rank=, world_size= and ends=: give world= and remainder= without a config"
+            )
+        self.config = config
         if isinstance(dataset, Stream):
             dataset = [dataset]
         batch_size = config.batch_size or 1
@@ -83,6 +96,7 @@ class StreamingShardLoader:
                 f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
             )
         self._rows = rows
+        self._remainder = config.ends or _remainder_of(sample_order, config)
         self._worker = WorkerEngine(_source_of(rows, sample_order, config, batch_size), config, rows.counts)
         self._folder: CheckpointFolder | None = None
         if config.checkpoint_url is not None:
@@ -326,11 +340,33 @@ class StreamingShardLoader:
             checkpoint = self._worker.checkpoint()
             self._folder.save_soon(lambda: checkpoint)
 
+    def state_dict(self) -> dict[str, Any]:
+        """:meth:`get_checkpoint` as a JSON-serialisable dict."""
+        return self.get_checkpoint().as_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """:meth:`restore_from_checkpoint`, of any rank of any world where all ranks are in step."""
+        self.restore_from_checkpoint(state, any_rank=self.in_step)
+
     # -- stats, end ------------------------------------------------------------------------------------------------
 
-    def get_stats(self) -> StreamStats:
-        """How loading goes; cheap, at any time, from any thread."""
+    @property
+    def world(self) -> World:
+        """This worker's rank, and the number of workers."""
+        return World(self.config.rank, self.config.world_size, source="StreamingConfig")
+
+    @property
+    def remainder(self) -> Ends:
+        """What ranks do that run out before others."""
+        return self._remainder
+
+    def stats(self) -> StreamStats:
+        """Statistics of loading; cheap, at any time, from any thread."""
         return StreamStats.of(self._rows.counts, buffered=True)
+
+    def get_stats(self) -> StreamStats:
+        """The same as :meth:`stats`."""
+        return self.stats()
 
     def close(self) -> None:
         """Stop reading ahead, write what is to be written, and leave the coordinator. Uncommitted work goes to others."""
@@ -349,12 +385,6 @@ class StreamingShardLoader:
         if isinstance(source, LeasedSource) and source.takes_part and not sys.is_finalizing():
             threading.Thread(target=_forget, args=(worker,), name="stoker-forgotten", daemon=True).start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _source_of(rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int) -> RangeSource:
     """What a worker of this config reads."""
@@ -370,6 +400,15 @@ def _source_of(rows: SampleSource, sample_order: SampleOrder, config: StreamingC
 def _forget(worker: WorkerEngine) -> None:
     with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
         worker.close()
+
+
+def _remainder_of(sample_order: SampleOrder, config: StreamingConfig) -> Ends:
+    """What ranks do that run out before others, where the config does not say."""
+    if config.global_batch_size is not None:
+        return "drop"
+    if config.adaptive is not None:
+        return "uneven"
+    return sample_order.settings.remainder if isinstance(sample_order, NativeOrder) else "pad"
 
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:

@@ -1,9 +1,9 @@
-"""What every layout must know to make a batch."""
+"""Settings of every layout, and of the rank that it is made for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -11,11 +11,49 @@ from numpy.typing import DTypeLike
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 
-__all__ = ["LMSettings", "LabelKind"]
+__all__ = ["LMOptions", "LMSettings", "LabelKind", "ShardConfig"]
 
 _LONGEST: Final = (1 << 31) - 1
 
 LabelKind = Literal["shifted", "unshifted", "none"]
+
+
+class LMOptions(TypedDict, total=False):
+    """The arguments of :class:`LMSettings` that the loaders for language models take, too; see there."""
+
+    labels: LabelKind
+    pad_id: int | None
+    eos_id: int | None
+    cross_document_labels: bool
+    reset_positions: bool
+    ignore_index: int
+    dtype: DTypeLike
+    vocab_size: int | None
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    """The rank, the world size and the seed of a ``StreamingParquetLoader``: short for its ``world=`` and ``seed=``.
+
+    Attributes:
+        rank: in ``[0, world_size)``.
+        world_size: number of ranks that read different tokens.
+        seed: any integer; the same on all ranks.
+    """
+
+    rank: int
+    world_size: int
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"ShardConfig: rank {self.rank} is not in a world of {self.world_size}")
+
+    @classmethod
+    def single(cls) -> ShardConfig:
+        """One rank."""
+        return cls(0, 1)
 
 
 @checked

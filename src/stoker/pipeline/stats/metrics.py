@@ -60,6 +60,11 @@ METRICS: Final = (
     Metric("commits_refused", "commits_refused", "", True, "Ranges of samples whose commit was refused."),
     Metric("replicated_shards", "replicated_shards", "", True, "Shards cached for others' sake."),
     Metric("replicated", "replicated_bytes", "bytes", True, "Their bytes."),
+    Metric("token_batches", "token_batches", "", True, "Batches for language models delivered."),
+    Metric("tokens", "tokens", "", True, "Their places that hold tokens."),
+    Metric("token_places", "token_places", "", True, "All their places."),
+    Metric("cut_documents", "cut_documents", "", True, "Documents of which a layout cut something off."),
+    Metric("cut_tokens", "cut_tokens", "", True, "Tokens that were cut off."),
 )
 
 _PREFIX: Final = "stoker_"
@@ -123,7 +128,7 @@ def register_with_prometheus(
     """Register a collector with ``prometheus_client``, which reads the stats each time that it is asked.
 
     Args:
-        stats: takes a snapshot, such as ``loader.get_stats``.
+        stats: takes a snapshot, such as ``loader.stats``.
         labels: put on every metric, such as the rank.
         registry: a ``CollectorRegistry``; default, the package's own.
 
@@ -167,7 +172,7 @@ def observe_with_opentelemetry(
     """Make observable counters and gauges of the stats, which the meter's reader reads when it collects.
 
     Args:
-        stats: takes a snapshot, such as ``loader.get_stats``.
+        stats: takes a snapshot, such as ``loader.stats``.
         labels: attributes of every observation, such as the rank.
         meter: of ``opentelemetry.metrics``; default, the global provider's for ``stoker``.
 

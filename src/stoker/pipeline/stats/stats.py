@@ -1,4 +1,4 @@
-"""How loading goes: one snapshot of all counts, cheap enough to be taken at any time."""
+"""Statistics of any loader: one snapshot of all counts, cheap enough to be taken at any time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PERCENTILES: Final = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """What was loaded, and what it took. Times are in seconds; all is counted from the making of the dataset object on.
+    """Statistics of a loader: what was loaded, and what it took. ``stats()`` of every loader gives one.
+
+    Times are in seconds. All is counted since the loader was made, over its DataLoader workers, too.
 
     A *read* is a step of reading: some batches, or some samples, that are located, read and decoded together. It takes no
     count of the decoding of samples that are made one by one as they are asked for.
@@ -46,6 +48,11 @@ class StreamStats:
         commits_refused: ranges of samples that this worker delivered and could not commit, as their lease was lost.
         replicated_shards: shards that were brought into the cache for others' sake.
         replicated_bytes: their bytes.
+        token_batches: batches for language models that were delivered.
+        tokens: their places that hold tokens, those of eos counted.
+        token_places: all their places.
+        cut_documents: documents of which a layout cut something off.
+        cut_tokens: tokens that were cut off.
     """
 
     samples_loaded: int
@@ -71,6 +78,16 @@ class StreamStats:
     commits_refused: int = 0
     replicated_shards: int = 0
     replicated_bytes: int = 0
+    token_batches: int = 0
+    tokens: int = 0
+    token_places: int = 0
+    cut_documents: int = 0
+    cut_tokens: int = 0
+
+    @property
+    def padding_waste(self) -> float:
+        """The part of all places of batches for language models that is padding, 0 to 1."""
+        return 1 - self.tokens / self.token_places if self.token_places else 0.0
 
     @classmethod
     def of(cls, counts: Counts, *, buffered: bool = False) -> StreamStats:
@@ -116,6 +133,11 @@ class StreamStats:
             commits_refused=of(Count.COMMITS_REFUSED),
             replicated_shards=of(Count.REPLICATED_SHARDS),
             replicated_bytes=of(Count.REPLICATED_BYTES),
+            token_batches=of(Count.BATCHES),
+            tokens=of(Count.TOKENS),
+            token_places=of(Count.TOKEN_PLACES),
+            cut_documents=of(Count.CUT_DOCUMENTS),
+            cut_tokens=of(Count.CUT_TOKENS),
         )
 
     def prometheus(self, **labels: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
+from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.tokens.sources.parquet import open_files
 from stoker.tokens.sources.source import MegatronSource, TokenSource
@@ -22,6 +23,7 @@ def open_source(
     cache_limit: int | None,
     *,
     in_memory: bool = False,
+    counts: Counts | None = None,
 ) -> TokenSource:
     """Parquet files, Megatron's, or a source as it is; arguments as those of the loader.
 
@@ -49,4 +51,5 @@ def open_source(
         on_bad_files=on_bad_files,
         cache_limit=cache_limit,
         in_memory=in_memory,
+        counts=counts,
     )

@@ -16,6 +16,7 @@ from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.found_files import find_files, source_of
 from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
 from stoker.catalog.unindexed.parquet_footers import BadFile, FooterReader
+from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.footer.facts import NULLS, RowGroup
 from stoker.formats.parquet.tokens import TOKEN_COLUMNS, token_column, token_counts
@@ -44,15 +45,16 @@ class ParquetSource:
     Args:
         place: the opened files, with this column alone.
         column: its name, or ``None`` for the one that is called ``input_ids``, ``token_ids`` or ``tokens``.
+        counts: where it counts what it reads.
 
     Raises:
         ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
     """
 
-    def __init__(self, place: DatasetLocation, column: str | None = None) -> None:
+    def __init__(self, place: DatasetLocation, column: str | None = None, counts: Counts | None = None) -> None:
         self._place = place
         self.column = token_column(place.index, column)
-        self._pool = ShardPool(place.index, place.cache, threads=_FETCH_THREADS, most_open=1)
+        self._pool = ShardPool(place.index, place.cache, threads=_FETCH_THREADS, most_open=1, counts=counts)
         self._coming: frozenset[int] = frozenset()
         self._closed = False
         self._reset()
@@ -206,6 +208,7 @@ def open_files(
     on_bad_files: OnBadFiles = "error",
     cache_limit: int | None = None,
     in_memory: bool = False,
+    counts: Counts | None = None,
 ) -> ParquetSource:
     """Open Parquet files as a source; arguments as :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` has them.
 
@@ -226,7 +229,7 @@ def open_files(
         settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
         storage_options=storage_options,
     )
-    return ParquetSource(place, column)
+    return ParquetSource(place, column, counts)
 
 
 def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:

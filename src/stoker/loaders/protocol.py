@@ -1,0 +1,90 @@
+"""The protocol of all loaders, stoker's own and others'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, Self, TypeVar
+
+from stoker.cluster import World
+from stoker.pipeline.stats.stats import StreamStats
+from stoker.pipeline.workers.config import Ends
+
+__all__ = ["CloseOnExit", "Loader"]
+
+_Item_co = TypeVar("_Item_co", covariant=True)
+
+
+class Loader(Protocol[_Item_co]):
+    """What every loader does: deliver a rank's part of an epoch, resume, tell statistics, close.
+
+    ``StreamingDataset``, ``StreamingDataLoader``, ``StreamingShardLoader``, ``StreamingParquetLoader`` and ``LMStream`` are
+    loaders. :class:`stoker.testing.LoaderTests` tests that a class is one.
+    """
+
+    @property
+    def world(self) -> World:
+        """This process's rank and world."""
+        ...
+
+    @property
+    def remainder(self) -> Ends:
+        """What ranks do whose parts of an epoch do not end together: ``"pad"``, ``"drop"``, ``"uneven"`` or ``"join"``."""
+        ...
+
+    def __iter__(self) -> Iterator[_Item_co]:
+        """This rank's items of the next epoch, or of the rest of one that was resumed."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of items that this rank gets in a whole epoch.
+
+        Raises:
+            TypeError: only iterating tells.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is after the items that were delivered, to resume from; JSON-serialisable.
+
+        Raises:
+            StateError: this object does not know what was delivered.
+        """
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration resume where ``state`` was taken.
+
+        Raises:
+            StateError: it belongs to other data or other settings, or this world can not resume it; says what differs.
+        """
+        ...
+
+    def stats(self) -> StreamStats:
+        """Statistics of loading; cheap, at any time, from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading ahead and release all files. May be called again."""
+        ...
+
+    def __enter__(self) -> Self:
+        """The loader itself."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """Close the loader."""
+        ...
+
+
+class CloseOnExit:
+    """A base of classes whose ``close()`` is called at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Release what is open."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
