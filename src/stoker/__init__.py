@@ -1,7 +1,7 @@
-"""Stoker keeps accelerators fed.
+"""Stoker feeds training data to accelerators.
 
-Write training data as shards, stream it to any number of nodes, ranks and workers in one deterministic order, stop and go
-on anywhere. Names are imported when first used, so ``import stoker`` is quick and needs no framework.
+Write training data as shards, stream it to any number of nodes, ranks and workers in one deterministic order, and
+resume anywhere. Names are imported when first used, so ``import stoker`` is quick and needs no framework.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""The storage benchmark: is this storage, and this loader, fast enough for these accelerators? See docs/bench.md."""
+"""The benchmark of storages and loaders: would accelerators wait for them? See docs/bench.md."""
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Shards by index, through a local cache, to samples by place; and their writers."""
+"""Datasets at a URL: located, their format detected, their files listed and described as shards."""

@@ -1,4 +1,4 @@
-"""Which process this is among how many."""
+"""Rank and world size of this process."""
 
 from stoker.cluster.mesh import Mesh
 from stoker.cluster.worker import LoaderWorker

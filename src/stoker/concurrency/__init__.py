@@ -1,1 +1,1 @@
-"""Threads, forks and memory that processes share: what the rest of stoker builds on to be safe in any process."""
+"""Threads, forks, and memory that processes share."""

@@ -1,4 +1,4 @@
-"""From any format to any other, in parallel: see :func:`convert`."""
+"""Conversion of any format to any other, in parallel; see :func:`convert`."""
 
 from __future__ import annotations
 

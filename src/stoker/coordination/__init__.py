@@ -1,4 +1,4 @@
-"""Work that is handed out as workers ask for it, and done once although they fail; see ``docs/coordination.md``."""
+"""Work that is leased to workers on request, and committed once although workers fail; see ``docs/coordination.md``."""
 
 from stoker.coordination.client import Coordination, LeasedSplit
 from stoker.coordination.engines.store import CoordinationStore, open_store

@@ -1,1 +1,1 @@
-"""Shard formats: one module a format, from the bytes of a shard to columns and back."""
+"""Shard formats, one module or folder each: from the bytes of a shard to columns and back."""

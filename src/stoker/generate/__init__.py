@@ -1,4 +1,4 @@
-"""Synthetic data sets of any format, made about as fast as their bytes can be written."""
+"""Synthetic datasets of any format, generated about as fast as their bytes can be written."""
 
 from __future__ import annotations
 

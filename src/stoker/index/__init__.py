@@ -1,1 +1,1 @@
-"""Which shards a dataset has, and what they hold."""
+"""The index of a dataset: its shards, and what they hold."""

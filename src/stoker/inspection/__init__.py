@@ -1,4 +1,4 @@
-"""What a dataset is and whether it is whole: :func:`inspect`, :func:`verify`, and the caches of this machine.
+"""Inspection and checks of datasets and caches: :func:`inspect`, :func:`verify`, and the caches of this machine.
 
 ``stoker inspect``, ``stoker verify`` and ``stoker cache`` are these functions on the command line.
 """

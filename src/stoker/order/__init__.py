@@ -1,4 +1,4 @@
-"""Which sample comes at which position, and which rank takes it: pure functions over integers."""
+"""The order of samples: which sample is at which position, and which rank reads it. Pure functions over integers."""
 
 from stoker.order.epoch import EpochOrder, OrderSettings, ShuffleName
 from stoker.order.global_batches import BatchPlan, Remainder

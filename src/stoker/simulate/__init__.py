@@ -1,4 +1,4 @@
-"""Who reads which shard when, and what that costs: a run on a cluster, from its order alone, without reading data."""
+"""Simulation of a run on a cluster, from its order alone, without reading data."""
 
 from stoker.simulate.report import NodeReport, Report
 from stoker.simulate.run import simulate

@@ -1,1 +1,1 @@
-"""Samples to shards, shards to their store, the index last."""
+"""Writers: samples to shards, shards to their store, the index last."""

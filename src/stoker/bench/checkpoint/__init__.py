@@ -1,3 +1,3 @@
-"""Saving and loading of checkpoints: as large as a model's state, spread over ranks as DLIO and MLPerf Storage spread it."""
+"""Benchmark of checkpoints: the size of a model's state, divided among ranks as in DLIO and MLPerf Storage."""
 
 from __future__ import annotations

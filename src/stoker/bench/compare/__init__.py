@@ -1,1 +1,1 @@
-"""Two results side by side."""
+"""Comparison of two benchmark results by statistical tests."""

@@ -1,1 +1,1 @@
-"""Steps, times, page cache and processor use of a run."""
+"""Measurements of a run: times of steps, page cache, processor use."""

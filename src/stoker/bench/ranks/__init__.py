@@ -1,1 +1,1 @@
-"""The processes of a benchmark, started, joined and stopped together."""
+"""Processes of a benchmark: started, connected to each other and stopped together."""

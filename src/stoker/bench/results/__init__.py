@@ -1,1 +1,1 @@
-"""Results of a run: recorded, summarised, judged."""
+"""Results of a run: records, summary, rules that a valid run keeps."""

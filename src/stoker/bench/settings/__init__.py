@@ -1,1 +1,1 @@
-"""Workloads: the project's own and DLIO's files."""
+"""Workload files: stoker's own and DLIO's."""

@@ -1,1 +1,1 @@
-"""Where the tasks of a conversion run."""
+"""Runners of a conversion's tasks: local processes, Ray."""

@@ -1,4 +1,4 @@
-"""Parquet: shards are row groups, samples are rows, decoding is pyarrow's."""
+"""Parquet files: row groups are shards, rows are samples."""
 
 from stoker.formats.parquet.format import ParquetFormat
 

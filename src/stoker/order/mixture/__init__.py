@@ -1,1 +1,1 @@
-"""Mixtures: how several streams share an epoch."""
+"""Mixtures: the division of an epoch among several streams."""

@@ -1,4 +1,4 @@
-"""The sample orders of mosaicml-streaming 0.13.0, id for id, so that its runs can go on in stoker."""
+"""The sample orders of mosaicml-streaming 0.13.0, id for id, so that stoker can resume its runs."""
 
 from stoker.order.mosaicml.plan import MosaicmlPlan
 from stoker.order.mosaicml.sampling import Mixture, StreamWeight
