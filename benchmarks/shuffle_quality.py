@@ -23,9 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from stoker.order import ShardTable
-from stoker.order.mosaicml import Mixture, MosaicmlPlan, MosaicmlSettings
+from stoker.order.mixture.weights import Mixture
+from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings
 from stoker.order.quality import ShuffleQuality, cache_need, measure
-from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleName, ShuffleSettings
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids
 
 # The loader asks for so many samples at a time.
@@ -53,7 +54,7 @@ def make_table(shards: int, samples: int) -> ShardTable:
     return ShardTable(sizes)
 
 
-def native(table: ShardTable, shuffle: ShuffleName, block_size: int | None = None, name: str = "") -> Shuffle:
+def native(table: ShardTable, shuffle: str, block_size: int | None = None, name: str = "") -> Shuffle:
     nodes = 1 if shuffle == "global" else NODES
     settings = ShuffleSettings.resolve(table, shuffle=shuffle, num_canonical_nodes=nodes, block_size=block_size)
 

@@ -11,9 +11,8 @@ from itertools import zip_longest
 import numpy as np
 
 from stoker.order.mixture.schedule import Schedule
-from stoker.order.mosaicml import Mixture
+from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml.sample_order import MosaicmlOrder
-from stoker.order.mosaicml.sampling import StreamWeight
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic, HashBased, Partition, RangeBased
 from stoker.order.sample_order import Run, SampleOrder

@@ -12,8 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker.order.device import DevicePlan
-from stoker.order.global_batches import BatchPlan, Remainder
+from stoker.order.global_batches import BatchPlan, DevicePlan, Remainder
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing

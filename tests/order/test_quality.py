@@ -19,7 +19,7 @@ from stoker.order.quality import (
     separation,
     window_correlation,
 )
-from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleName, ShuffleSettings
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids
 
 sequences = st.lists(st.integers(0, 12), min_size=1, max_size=60).map(np.array)
@@ -85,7 +85,7 @@ def test_degenerate_sequences_are_measured_too() -> None:
     assert batch_mixing(none, table, 4) == 0
 
 
-def native(table: ShardTable, shuffle: ShuffleName, nodes: int, size: int, key: int) -> Ids:
+def native(table: ShardTable, shuffle: str, nodes: int, size: int, key: int) -> Ids:
     shards, rows = ShuffledStream(table, ShuffleSettings(shuffle, nodes, size), key).locate(np.arange(table.total))
     return table.starts[shards] + rows
 

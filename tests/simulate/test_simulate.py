@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from literal import TablePlan, literal_run
 
 from stoker.errors import ConfigError
-from stoker.order import BatchPlan, EpochOrder, OrderSettings, ShardTable
-from stoker.order.protocols import Order, Plan
+from stoker.order import BatchPlan, DataRank, EpochPosition, NativeOrder, NativeSettings, Run, ShardTable, StreamSource
 from stoker.simulate import Cluster, CostModel, Report, Shards, simulate
 from stoker.simulate.clock import Ticks
-from stoker.simulate.settings import Make
+from stoker.simulate.settings import RankRun
 
 
 def ids(values: Any) -> Any:
@@ -50,12 +49,12 @@ models = st.builds(
 )
 
 
-def made_of(cluster: Cluster, ranks: list[list[list[int]]]) -> Make:
+def made_of(cluster: Cluster, ranks: list[list[list[int]]]) -> RankRun:
     plans = [TablePlan(batches, len(batches[0]), rank, cluster.world_size) for rank, batches in enumerate(ranks)]
 
-    def make(rank: int, world_size: int) -> tuple[Order, Plan]:
+    def make(rank: int, world_size: int) -> Run:
         assert world_size == cluster.world_size
-        return plans[rank].order, plans[rank]
+        return Run(plans[rank].order, plans[rank])
 
     return make
 
@@ -153,15 +152,15 @@ def test_with_the_least_bandwidth_nothing_waits_and_with_less_something_does(
 
 def real(
     samples: int, shard: int, cluster: Cluster, batch: int, shuffle: Any = "block", nodes: int | None = None
-) -> tuple[Make, Shards]:
+) -> tuple[RankRun, Shards]:
     sizes = np.full(-(-samples // shard), shard, dtype=np.int64)
     sizes[-1] = samples - shard * (len(sizes) - 1)
     table = ShardTable(sizes)
-    settings = OrderSettings.resolve(table, shuffle=shuffle, seed=3, num_canonical_nodes=nodes)
-    order = EpochOrder(table, settings, 0)
+    settings = NativeSettings(shuffle=shuffle, seed=3, num_canonical_nodes=nodes)
+    order = NativeOrder([StreamSource.whole("data", table)], settings)
 
-    def make(rank: int, world_size: int) -> tuple[Order, Plan]:
-        return order, BatchPlan(0, settings.epoch_size, batch, rank, world_size, settings.num_canonical_nodes, "pad")
+    def make(rank: int, world_size: int) -> Run:
+        return order.run(EpochPosition(0), DataRank(rank, world_size, batch_size=batch))
 
     return make, Shards(sizes, sizes * 100, sizes * 50)
 
@@ -173,9 +172,9 @@ def test_a_real_order_is_evaluated_place_for_place() -> None:
     for node in report.nodes:
         first: dict[int, int] = {}
         for rank in (2 * node.node, 2 * node.node + 1):
-            order, plan = make(rank, 4)
-            for step, batch in enumerate(batch for chunk in plan.chunks(1) for batch in chunk):
-                for shard in order.locate(batch)[0].tolist():
+            run = make(rank, 4)
+            for step, batch in enumerate(batch for chunk in run.plan.chunks(1) for batch in chunk):
+                for shard in run.order.locate(batch)[0].tolist():
                     first[shard] = min(step, first.get(shard, step))
         assert dict(zip(node.cache.shards.tolist(), node.cache.first.tolist(), strict=True)) == first
     assert report.sampling.exact
@@ -323,7 +322,5 @@ def test_an_empty_epoch_is_an_error() -> None:
         simulate(real_empty, Shards(ids([5]), ids([5]), ids([5])), cluster, CostModel())
 
 
-def real_empty(rank: int, world_size: int) -> tuple[Order, Plan]:
-    table = ShardTable(ids([5]))
-    order = EpochOrder(table, OrderSettings("none", 0, 1, 1, 5), 0)
-    return order, BatchPlan(5, 5, 2, rank, world_size)
+def real_empty(rank: int, world_size: int) -> Run:
+    return Run(ShardTable(ids([5])), BatchPlan(5, 5, 2, rank, world_size))

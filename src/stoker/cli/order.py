@@ -16,8 +16,8 @@ from stoker.cli.runs import PARTITIONS, Asked, OpenedRun, open_run
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
-from stoker.order.mosaicml.shuffles import SHUFFLES
-from stoker.order.shuffle.shuffle import ShuffleName
+from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
+from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.simulate import Cluster, CostModel, Report, simulate
 
 __all__ = ["add", "run"]
@@ -47,7 +47,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     cluster.add_argument("--batch-size", type=integer(1), default=32, metavar="B", help="of one rank; default: 32")
 
     order = parser.add_argument_group(_MAKES_ORDER)
-    order.add_argument("--shuffle", choices=(*get_args(ShuffleName), *SHUFFLES), default="block", help="default: block")
+    order.add_argument("--shuffle", choices=(*SHUFFLES, *MOSAICML_SHUFFLES), default="block", help="default: block")
     order.add_argument("--seed", type=int, default=9176, help="default: 9176")
     order.add_argument("--canonical-nodes", type=integer(1), metavar="C")
     order.add_argument("--block-size", type=count, metavar="K", help="samples in a shuffle block, such as 8192")
@@ -100,7 +100,7 @@ def run(chosen: argparse.Namespace) -> None:
         lookahead=opened.lookahead,
         cache_limit=chosen.cache_limit,
     )
-    report = simulate(opened.make, opened.shards, cluster, model)
+    report = simulate(opened.rank_run, opened.shards, cluster, model)
     warnings = advice(report, opened.num_canonical_nodes)
     if chosen.html:
         _write(chosen.html, page(report, opened.settings, warnings))

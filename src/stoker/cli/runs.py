@@ -15,13 +15,12 @@ from stoker.catalog.missing import index_in
 from stoker.errors import ConfigError, StateError
 from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
-from stoker.order.protocols import Order, Plan
-from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
+from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.read_ahead import ReadAhead
 from stoker.pipeline.state.state import read_state
 from stoker.simulate import Shards
-from stoker.simulate.settings import Make
+from stoker.simulate.settings import RankRun
 from stoker.storage import join_url, open_store
 from stoker.streams.streams import Stream, Streams
 
@@ -60,14 +59,14 @@ class OpenedRun:
 
     Attributes:
         shards: the shards.
-        make: order and plan of each rank.
+        rank_run: order and plan of each rank.
         settings: everything that is in force, by name, for people.
         num_canonical_nodes: C of the order; 0 where ranks own parts of the data.
         lookahead: samples of a rank that it looks ahead.
     """
 
     shards: Shards
-    make: Make
+    rank_run: RankRun
     settings: Mapping[str, Any]
     num_canonical_nodes: int
     lookahead: int
@@ -100,9 +99,8 @@ def open_run(asked: Asked) -> OpenedRun:
     else:
         options, sample_order, position = _resumed(asked, streams, options)
 
-    def make_run(rank: int, world_size: int) -> tuple[Order, Plan]:
-        run = sample_order.run(position, DataRank(rank, world_size, asked.ranks, asked.batch_size))
-        return run.order, run.plan
+    def rank_run(rank: int, world_size: int) -> Run:
+        return sample_order.run(position, DataRank(rank, world_size, asked.ranks, asked.batch_size))
 
     lookahead = _lookahead(asked, index)
     known = sample_order.as_dict()
@@ -125,7 +123,7 @@ def open_run(asked: Asked) -> OpenedRun:
         "predownload": lookahead,
     }
     canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or asked.nodes)
-    return OpenedRun(Shards.of(index), make_run, said, canonical, lookahead)
+    return OpenedRun(Shards.of(index), rank_run, said, canonical, lookahead)
 
 
 def _partition(asked: Asked) -> Partition:

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.convert.columns import plan_columns
@@ -24,7 +24,7 @@ from stoker.convert.task import totals
 from stoker.convert.transform import Transform, identity_of, load_transform
 from stoker.convert.work import FILES, begin, done_before, finish, unfinished
 from stoker.errors import ConfigError
-from stoker.order.shuffle.shuffle import ShuffleName
+from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.storage.job_record import check_unchanged, stable_versions
 from stoker.types import StorageOptions
 
@@ -46,7 +46,7 @@ def convert(
     decode: bool = False,
     fill: Mapping[str, Any] | None = None,
     drop_nulls: bool = False,
-    shuffle: bool | ShuffleName = False,
+    shuffle: bool | str = False,
     seed: int = 9176,
     split: Mapping[str, float | Fraction] | None = None,
     size_limit: int | str = 1 << 26,
@@ -123,9 +123,9 @@ def convert(
     check_work(engine, processes, shard_samples)
     settings = settings_of(to, compression, hashes, size_limit, shard_samples)
     parts = parts_of(split)
-    order: ShuffleName = "global" if shuffle is True else shuffle or "none"
-    if order not in get_args(ShuffleName):
-        raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(get_args(ShuffleName))}")
+    order: str = "global" if shuffle is True else shuffle or "none"
+    if order not in SHUFFLES:
+        raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(SHUFFLES)}")
     function = load_transform(transform)
     target = target_of(source, destination)
     fresh = not unfinished(target, storage_options) or not resume

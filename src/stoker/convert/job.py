@@ -15,9 +15,10 @@ from stoker.convert.sinks import ShardSettings
 from stoker.convert.source import ConversionSource
 from stoker.convert.transform import Transform
 from stoker.convert.values import ColumnPlan
-from stoker.order.epoch import EpochOrder, OrderSettings, ShuffleName
+from stoker.integers import mix
 from stoker.order.selection.selection import Split
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids, StorageOptions
 
 __all__ = ["WORK", "Arrangement", "ConversionJob", "bounds_of", "digest"]
@@ -26,6 +27,7 @@ WORK: Final = "_convert"
 """Folder in the destination of what there is only while a conversion is under way."""
 
 _MOST_SHARDS: Final = 4
+_TAG_SHUFFLE: Final = 4
 _TASKS: Final = 256
 # The number of tasks is a multiple of this, so that two or four processes end together.
 _TOGETHER: Final = 4
@@ -43,7 +45,7 @@ class Arrangement:
     """
 
     sizes: Ids
-    shuffle: ShuffleName
+    shuffle: str
     seed: int
     splits: tuple[tuple[str, Fraction, Fraction], ...]
 
@@ -58,8 +60,8 @@ class Arrangement:
         positions = np.arange(first, stop, dtype=np.int64)
         if self.shuffle == "none":
             return table.locate(positions)
-        settings = OrderSettings.resolve(table, shuffle=self.shuffle, seed=self.seed)
-        return EpochOrder(table, settings, 0).locate(positions)
+        settings = ShuffleSettings.resolve(table, shuffle=self.shuffle)
+        return ShuffledStream(table, settings, mix(self.seed, _TAG_SHUFFLE)).locate(positions)
 
     def split_of(self, shards: Ids, rows: Ids) -> Ids:
         """Number of the split that each sample is in, as :class:`~stoker.streams.subsets.HashSplit` has it; int64."""

@@ -17,7 +17,7 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["BatchPlan", "Remainder"]
+__all__ = ["BatchPlan", "DevicePlan", "Remainder"]
 
 Remainder = Literal["pad", "drop", "uneven"]
 
@@ -169,6 +169,42 @@ class BatchPlan:
                 return None
             return self.rank, self.rank + 1
         return self.rank * tail // self.world_size, (self.rank + 1) * tail // self.world_size
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan(BatchPlan):
+    """Global batches in which each rank's batch is of one stream. The last, partial batch may be of several.
+
+    A unit is ``batch_size`` positions of the epoch that a :class:`~stoker.order.mixture.mixing.Mixing` has taken from one
+    stream: the mixings' first positions, less their offsets, must be multiples of it. A global batch is as many units in a
+    row as there are ranks, arranged by the units' canonical node, and each rank takes one. ``start`` must be a multiple of
+    ``batch_size`` or the end of the epoch.
+    """
+
+    def __post_init__(self) -> None:
+        BatchPlan.__post_init__(self)
+        if self.start % self.batch_size and self.start != self.end:
+            raise ConfigError(
+                f"position {self.start} is inside a batch of {self.batch_size} samples of one stream: go on with the "
+                "batch_size that the epoch was begun with"
+            )
+
+    def positions(self, first: int, last: int, step: int = 1) -> Ids:
+        """Positions of this rank's full batches ``first, first + step, ...`` below ``last``.
+
+        Returns:
+            int64 of shape ``(batches, batch_size)``.
+        """
+        begun = self.start // self.batch_size
+        units = BatchPlan(
+            begun,
+            begun + self.full_batches * self.world_size,
+            1,
+            self.rank,
+            self.world_size,
+            self.num_canonical_nodes,
+        ).positions(first, last, step)
+        return units * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
 
 
 def _arranged(start: Ids, length: int, low: int, high: int, nodes: int) -> Ids:

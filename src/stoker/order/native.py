@@ -18,20 +18,19 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.integers import mix
-from stoker.order.device import DevicePlan
-from stoker.order.global_batches import BatchPlan
+from stoker.order.global_batches import BatchPlan, DevicePlan
 from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, line_settings, make_tracks
 from stoker.order.mixture.timeline import CountingOrigin, Timeline
-from stoker.order.mosaicml.sampling import StreamWeight
+from stoker.order.mixture.weights import StreamWeight
 from stoker.order.partition.static_epoch import Divided, check_batch
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import ShuffleSettings
+from stoker.order.shuffle.shuffle import SHUFFLES, ShuffleSettings
 from stoker.types import Ids
 
 __all__ = ["NativeOrder", "NativeSettings", "NativeStart", "StreamSource"]
@@ -112,11 +111,7 @@ class NativeOrder:
         for track in self._tracks:
             shards = int(np.count_nonzero(track.selection.sizes))
             lines = line_settings(track.selection, self.settings, self._nodes)
-            per_node = 1
-            if lines.shuffle == "block":
-                per_node = lines.block_size * shards // max(1, track.total) + 1
-            elif lines.shuffle == "global":
-                per_node = shards
+            per_node = SHUFFLES[lines.shuffle].shards_per_node(shards, track.total, lines.block_size)
             at_once += min(shards, per_node * self._nodes)
         return at_once
 
@@ -158,7 +153,7 @@ class NativeOrder:
         if len(self.sources) > 1:
             order["streams"] = [source.name for source in self.sources]
             order["batching_method"] = settings.batching_method
-        if settings.shuffle == "block":
+        if SHUFFLES[settings.shuffle].uses_block_size:
             for source in self.sources:
                 streams[source.name]["block_size"] = line_settings(source.selection, settings, self._nodes).block_size
         if settings.schedule is not None:

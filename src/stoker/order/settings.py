@@ -12,12 +12,11 @@ from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.mixing import WINDOW
 from stoker.order.mixture.schedule import Schedule
-from stoker.order.mosaicml.batching import BATCHING_METHODS
-from stoker.order.mosaicml.sampling import SAMPLING_METHODS, StreamWeight
+from stoker.order.mixture.weights import BATCHING_METHODS, SAMPLING_METHODS, StreamWeight
 from stoker.order.partition.partition import Elastic, Partition
-from stoker.order.selection.selection import Selection
+from stoker.order.selection.selection import Everything, Selection
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.order.shuffle.shuffle import ShuffleName
+from stoker.order.shuffle.shuffle import SHUFFLES
 
 __all__ = ["NativeSettings", "OrderChoices", "StreamSource"]
 
@@ -43,6 +42,11 @@ class StreamSource:
     about: Mapping[str, Any] = field(default_factory=dict)
     labels: NDArray[Any] | None = None
     url: str = ""
+
+    @classmethod
+    def whole(cls, name: str, table: ShardTable) -> StreamSource:
+        """A stream of all samples of some shards."""
+        return cls(name, table, Everything(table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class NativeSettings(OrderChoices):
         ConfigError: choices that make no sense, or do not go together.
     """
 
-    shuffle: ShuffleName = "none"
+    shuffle: str = "none"
 
     @property
     def window(self) -> int:
@@ -79,7 +83,7 @@ class NativeSettings(OrderChoices):
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("shuffle", get_args(ShuffleName)),
+            ("shuffle", SHUFFLES),
             ("batching_method", BATCHING_METHODS),
             ("sampling_method", SAMPLING_METHODS),
             ("remainder", get_args(Remainder)),

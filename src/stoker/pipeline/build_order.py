@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import Any
 
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.order.mosaicml import Mixture, StreamWeight
+from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml.sample_order import MosaicmlOrder
-from stoker.order.mosaicml.shuffles import SHUFFLES
+from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Elastic
 from stoker.order.sample_order import SampleOrder
 from stoker.order.settings import NativeSettings, OrderChoices
-from stoker.order.shuffle.shuffle import ShuffleName
+from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.pipeline.order_sources import make_sources
 from stoker.streams.streams import Streams
 from stoker.streams.subsets import Subset
@@ -33,14 +33,14 @@ class OrderOptions(OrderChoices):
     read: ReadOptions = ReadOptions()
 
     def __post_init__(self) -> None:
-        known = (*get_args(ShuffleName), *SHUFFLES)
+        known = (*SHUFFLES, *MOSAICML_SHUFFLES)
         if self.shuffle_algo is not None and self.shuffle_algo not in known:
             raise ConfigError(unknown_name("shuffle_algo", self.shuffle_algo, known))
 
     @property
     def foreign(self) -> bool:
         """Whether the order is mosaicml-streaming's."""
-        return self.shuffle in SHUFFLES or self.partition_algo is not None
+        return self.shuffle in MOSAICML_SHUFFLES or self.partition_algo is not None
 
 
 def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
@@ -76,7 +76,7 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     shuffle: dict[str, Any] = {"shuffle": options.shuffle != "none"}
     # Without shuffling too, the algorithm decides the reference's default number of canonical nodes.
     named = options.shuffle_algo if options.shuffle == "none" else options.shuffle
-    if named in SHUFFLES:
+    if named in MOSAICML_SHUFFLES:
         shuffle["shuffle_algo"] = named
     about = [
         (name, {**place.about, "samples": place.index.samples})

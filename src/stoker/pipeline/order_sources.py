@@ -11,7 +11,7 @@ import numpy as np
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.order.mosaicml.sampling import StreamWeight
+from stoker.order.mixture.weights import StreamWeight
 from stoker.order.partition.partition import HashBased, Partition, Stratified
 from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without
 from stoker.order.settings import StreamSource

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from stoker.order.protocols import Order, Plan
+from stoker.order.sample_order import Run
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
@@ -43,21 +43,21 @@ class StepQuality:
     shards_if_random: float
 
 
-def measure_quality(made: Sequence[tuple[Order, Plan]], table: ShardTable) -> StepQuality:
+def measure_quality(runs: Sequence[Run], table: ShardTable) -> StepQuality:
     """Look at windows of steps, evenly spaced from the first to the last.
 
     Args:
-        made: order and plan of every rank.
+        runs: order and plan of every rank.
         table: the shards' sizes.
     """
-    steps = max(len(plan) for _, plan in made)
-    together = sum(plan.batch_size for _, plan in made)
-    windows = max(2, min(_WINDOWS, _LOOKS // len(made)))
+    steps = max(len(run.plan) for run in runs)
+    together = sum(run.plan.batch_size for run in runs)
+    windows = max(2, min(_WINDOWS, _LOOKS // len(runs)))
     width = max(1, _SAMPLES // together // windows)
     if windows * width >= steps:
         windows, width = 1, steps
     starts = np.unique(np.linspace(0, steps - width, windows).astype(np.int64))
-    batches = [batch for start in starts.tolist() for batch in _window(made, table, start, width)]
+    batches = [batch for start in starts.tolist() for batch in _window(runs, table, start, width)]
     ids = np.concatenate(batches)
     places = np.concatenate(
         [np.arange(len(batch)) + (int(starts[k // width]) + k % width) * together for k, batch in enumerate(batches)]
@@ -77,15 +77,15 @@ def measure_quality(made: Sequence[tuple[Order, Plan]], table: ShardTable) -> St
     )
 
 
-def _window(made: Sequence[tuple[Order, Plan]], table: ShardTable, start: int, width: int) -> list[Ids]:
+def _window(runs: Sequence[Run], table: ShardTable, start: int, width: int) -> list[Ids]:
     """Sample ids of global batches ``[start, start + width)``, the ranks' parts one behind the other."""
     parts: list[list[Ids]] = [[] for _ in range(width)]
-    for order, plan in made:
-        chunks = plan.chunks(width * plan.batch_size, skip=start)
+    for run in runs:
+        chunks = run.plan.chunks(width * run.plan.batch_size, skip=start)
         batches = list(islice(chain.from_iterable(chunks), width))
         if not batches:
             continue
-        shards, rows = order.locate(np.concatenate(batches))
+        shards, rows = run.order.locate(np.concatenate(batches))
         ends = np.cumsum([len(batch) for batch in batches])[:-1]
         for part, ids in zip(parts, np.split(table.starts[shards] + rows, ends), strict=False):
             part.append(ids)

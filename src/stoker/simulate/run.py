@@ -9,8 +9,8 @@ from stoker.simulate.cache import NodeCache, run_cache
 from stoker.simulate.clock import first_batches, least_bandwidth, run_clock
 from stoker.simulate.quality import measure_quality
 from stoker.simulate.report import Balance, NodeReport, Report, Sharing
-from stoker.simulate.settings import Cluster, CostModel, Make, Shards
-from stoker.simulate.shard_access import cluster_ranks, node_uses, survey
+from stoker.simulate.settings import Cluster, CostModel, RankRun, Shards
+from stoker.simulate.shard_access import choose_batches, node_uses
 from stoker.types import Ids
 
 __all__ = ["simulate"]
@@ -19,7 +19,7 @@ _BUDGET = 1 << 24
 
 
 def simulate(
-    make: Make, shards: Shards, cluster: Cluster, model: CostModel, *, budget: int = _BUDGET, search: bool = True
+    rank_run: RankRun, shards: Shards, cluster: Cluster, model: CostModel, *, budget: int = _BUDGET, search: bool = True
 ) -> Report:
     """Follow an epoch, or what is left of one, on a cluster.
 
@@ -28,7 +28,7 @@ def simulate(
     few steps late.
 
     Args:
-        make: from rank and world size to the rank's order and plan. Called once for each rank.
+        rank_run: from rank and world size to the rank's order and plan. Called once for each rank.
         shards: sizes of the shards.
         cluster: the machines.
         model: what takes how long.
@@ -38,18 +38,18 @@ def simulate(
     Raises:
         ConfigError: no rank has any sample.
     """
-    made = cluster_ranks(make, cluster)
-    sampling = survey(made, budget)
-    lookahead = model.lookahead // made[0][1].batch_size
+    runs = [rank_run(rank, cluster.world_size) for rank in range(cluster.world_size)]
+    sampling = choose_batches(runs, budget)
+    lookahead = model.lookahead // runs[0].plan.batch_size
     caches: list[NodeCache] = []
     own: list[Ids] = []
     ready = []
     for node in range(cluster.nodes):
-        here = made[node * cluster.ranks_per_node : (node + 1) * cluster.ranks_per_node]
+        here = runs[node * cluster.ranks_per_node : (node + 1) * cluster.ranks_per_node]
         uses = node_uses(here, sampling, shards)
         caches.append(run_cache(uses, shards.raw, lookahead, model.cache_limit))
         ready.append(first_batches(uses.first_batches, shards.stored, model))
-        own.append(np.array([plan.samples for _, plan in here], dtype=np.int64))
+        own.append(np.array([run.plan.samples for run in here], dtype=np.int64))
     users = np.zeros(len(shards), dtype=np.int64)
     for cache in caches:
         users[cache.shards] += 1
@@ -59,7 +59,7 @@ def simulate(
         cluster=cluster,
         model=model,
         sampling=sampling,
-        batch_size=made[0][1].batch_size,
+        batch_size=runs[0].plan.batch_size,
         lookahead=lookahead,
         shards=int(used.size),
         bytes=int(shards.stored[used].sum()),
@@ -74,10 +74,10 @@ def simulate(
         ),
         balance=Balance(
             samples=np.concatenate(own),
-            steps=np.array([len(plan) for _, plan in made], dtype=np.int64),
-            padding=made[0][1].padding,
+            steps=np.array([len(run.plan) for run in runs], dtype=np.int64),
+            padding=runs[0].plan.padding,
         ),
-        quality=measure_quality(made, ShardTable(shards.samples)),
+        quality=measure_quality(runs, ShardTable(shards.samples)),
         clock=run_clock(caches, shards.stored, sampling.steps, model),
         first_batches=np.concatenate(ready),
         least_bandwidth=least_bandwidth(caches, shards.stored, sampling.steps, model) if search else None,

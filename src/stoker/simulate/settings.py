@@ -1,4 +1,4 @@
-"""What a simulation is told: the shards, the machines, and what time things take."""
+"""Inputs of a simulation: the shards, the machines, and what time things take."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 from stoker.index.index import Index
-from stoker.order.protocols import Order, Plan
+from stoker.order.sample_order import Run
 from stoker.types import Ids
 
-__all__ = ["Cluster", "Make", "CostModel", "Shards"]
+__all__ = ["Cluster", "CostModel", "RankRun", "Shards"]
 
 
-Make: TypeAlias = Callable[[int, int], tuple[Order, Plan]]
-"""From rank and world size to what the loader would use there. Orders that are alike should be one object."""
+RankRun: TypeAlias = Callable[[int, int], Run]
+"""From rank and world size to the samples that the loader would read there. Orders that are alike should be one object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """What is known of the shards, numbered as the order numbers them.
+    """Sizes of the shards, numbered as the order numbers them.
 
     Attributes:
         samples: int64, shape ``(shards,)``.

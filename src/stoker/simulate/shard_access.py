@@ -9,10 +9,11 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.order.protocols import Order, Plan
-from stoker.simulate.settings import Cluster, Make, Shards
+from stoker.order.sample_order import Run
+from stoker.simulate.settings import Shards
 from stoker.types import Ids
 
-__all__ = ["NodeUses", "Sampling", "cluster_ranks", "node_uses", "survey"]
+__all__ = ["NodeUses", "Sampling", "choose_batches", "node_uses"]
 
 # Samples that are located in one call.
 _TOGETHER = 1 << 16
@@ -65,28 +66,28 @@ class NodeUses:
     first_batches: tuple[Ids, ...]
 
 
-def survey(made: list[tuple[Order, Plan]], budget: int) -> Sampling:
+def choose_batches(runs: list[Run], budget: int) -> Sampling:
     """Decide what to evaluate so that about ``budget`` samples are.
 
     Raises:
         ConfigError: no rank has any sample.
     """
-    steps = max(len(plan) for _, plan in made)
-    samples = sum(plan.samples for _, plan in made)
+    steps = max(len(run.plan) for run in runs)
+    samples = sum(run.plan.samples for run in runs)
     if not steps:
         raise ConfigError("there is nothing to simulate: no rank has a batch")
     stride = max(1, -(-samples // budget))
     return Sampling(steps, samples, steps if stride == 1 else min(_HEAD, steps), stride)
 
 
-def node_uses(made: list[tuple[Order, Plan]], sampling: Sampling, shards: Shards) -> NodeUses:
+def node_uses(runs: list[Run], sampling: Sampling, shards: Shards) -> NodeUses:
     """Evaluate the ranks of one node."""
     keys: list[Ids] = []
     first_batches: list[Ids] = []
-    for number, (order, plan) in enumerate(made):
+    for number, run in enumerate(runs):
         mine: Ids = np.zeros(0, dtype=np.int64)
-        for places, steps in _batches(plan, sampling, number * sampling.stride // len(made)):
-            found = _distinct(order, places, steps, sampling.steps, len(shards))
+        for places, steps in _batches(run.plan, sampling, number * sampling.stride // len(runs)):
+            found = _distinct(run.order, places, steps, sampling.steps, len(shards))
             if steps[0] == 0:
                 mine = found[found % sampling.steps == 0] // sampling.steps
             keys.append(found)
@@ -95,11 +96,6 @@ def node_uses(made: list[tuple[Order, Plan]], sampling: Sampling, shards: Shards
     unique = _sorted_unique(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.int64)
     numbers, at = np.divmod(unique, sampling.steps)
     return NodeUses(numbers, at, tuple(first_batches))
-
-
-def cluster_ranks(make: Make, cluster: Cluster) -> list[tuple[Order, Plan]]:
-    """What every rank of the cluster reads."""
-    return [make(rank, cluster.world_size) for rank in range(cluster.world_size)]
 
 
 def _batches(plan: Plan, sampling: Sampling, phase: int) -> Iterator[tuple[list[Ids], Ids]]:

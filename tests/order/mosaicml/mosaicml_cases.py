@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from stoker.order.mosaicml import Mixture, MosaicmlPlan, MosaicmlSettings, MosaicmlWorld, StreamWeight
-from stoker.order.mosaicml.batching import BATCHING_METHODS
-from stoker.order.mosaicml.shuffles import SHUFFLES
+from stoker.order.mixture.weights import BATCHING_METHODS, Mixture, StreamWeight
+from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings, MosaicmlWorld
+from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.types import Ids
 
 Case = dict[str, Any]
 
-ALGOS = tuple(SHUFFLES)
+ALGOS = tuple(MOSAICML_SHUFFLES)
 METHODS = tuple(BATCHING_METHODS)
 
 

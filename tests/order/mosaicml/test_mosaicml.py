@@ -17,13 +17,12 @@ from mosaicml_cases import ALGOS, METHODS, mixture_of, plan_of, work_case
 
 from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, StateError
+from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml import (
-    Mixture,
     MosaicmlPlan,
     MosaicmlSettings,
     MosaicmlState,
     MosaicmlWorld,
-    StreamWeight,
     read_mosaicml_state,
     shuffle_ids,
 )

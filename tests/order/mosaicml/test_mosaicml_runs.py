@@ -15,14 +15,8 @@ from test_mosaicml_peer import run_orders
 from peer import needs_peer
 from stoker import MDSWriter
 from stoker.index.index import load_index
-from stoker.order.mosaicml import (
-    Mixture,
-    MosaicmlPlan,
-    MosaicmlSettings,
-    MosaicmlWorld,
-    StreamWeight,
-    read_mosaicml_state,
-)
+from stoker.order.mixture.weights import Mixture, StreamWeight
+from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings, MosaicmlWorld, read_mosaicml_state
 from stoker.storage import open_store
 from stoker.types import Ids
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker.errors import ConfigError
 from stoker.integers import mix
-from stoker.order.mosaicml.sampling import Mixture
+from stoker.order.mixture.weights import Mixture
 from stoker.order.selection.selection import Everything, Sampled, Selection
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable

@@ -28,11 +28,11 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.partition import MosaicmlPartition
-from stoker.order.mosaicml.sampling import Mixture
 from stoker.types import Ids
 
-__all__ = ["BATCHING_METHODS", "Dealing", "EpochLayout", "make_layout"]
+__all__ = ["Dealing", "EpochLayout", "make_layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +311,6 @@ _LAYOUTS: Final[dict[str, type[EpochLayout]]] = {
     "per_stream": _PerStream,
     "device_per_stream": _DevicePerStream,
 }
-
-BATCHING_METHODS: Final = tuple(_LAYOUTS)
 
 
 def make_layout(method: str, mixture: Mixture, dealing: Dealing) -> EpochLayout:

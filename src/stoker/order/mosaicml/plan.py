@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.batching import Dealing, EpochLayout, make_layout
-from stoker.order.mosaicml.sampling import Mixture, choose_units
+from stoker.order.mosaicml.sampling import choose_units
 from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlState, MosaicmlWorld
 from stoker.order.mosaicml.shuffles import shuffle_ids
 from stoker.types import Ids

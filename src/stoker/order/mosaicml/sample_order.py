@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import ConfigError
+from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.plan import MosaicmlPlan
-from stoker.order.mosaicml.sampling import Mixture
 from stoker.order.mosaicml.settings import (
     MosaicmlSettings,
     MosaicmlState,

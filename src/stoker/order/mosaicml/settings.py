@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import ConfigError, StateError
-from stoker.order.mosaicml.batching import BATCHING_METHODS
+from stoker.order.mixture.weights import BATCHING_METHODS, SAMPLING_METHODS
 from stoker.order.mosaicml.partition import PARTITIONS
-from stoker.order.mosaicml.sampling import SAMPLING_METHODS
-from stoker.order.mosaicml.shuffles import SHUFFLES
+from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 
 __all__ = ["MosaicmlSettings", "MosaicmlState", "MosaicmlWorld", "read_mosaicml_state"]
 
@@ -85,7 +84,7 @@ class MosaicmlSettings:
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("shuffle_algo", tuple(SHUFFLES)),
+            ("shuffle_algo", tuple(MOSAICML_SHUFFLES)),
             ("sampling_method", SAMPLING_METHODS),
             ("partition_algo", PARTITIONS),
             ("batching_method", BATCHING_METHODS),

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["SHUFFLES", "count_through", "shuffle_ids"]
+__all__ = ["MOSAICML_SHUFFLES", "count_through", "shuffle_ids"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ def shuffle_ids(
         ConfigError: an unknown algorithm; a block size for which the algorithm has no blocks; or, for ``py1e``, a
             canonical node without samples.
     """
-    if algo not in SHUFFLES:
-        raise ConfigError(f"shuffle algorithm {algo!r} is unknown; known: {', '.join(SHUFFLES)}")
+    if algo not in MOSAICML_SHUFFLES:
+        raise ConfigError(f"shuffle algorithm {algo!r} is unknown; known: {', '.join(MOSAICML_SHUFFLES)}")
     if num_canonical_nodes < 1:
         raise ConfigError(f"num_canonical_nodes must be at least 1, got {num_canonical_nodes}")
     if seed < 0 or seed + epoch < 0:
@@ -76,7 +76,7 @@ def shuffle_ids(
     least = {"py1br": 2, "py1e": 1}.get(algo, block_size)
     if block_size < least:
         raise ConfigError(f"{algo} needs a shuffle block of at least {least} samples, got {block_size}")
-    return SHUFFLES[algo](sizes, num_canonical_nodes, seed, epoch, block_size)
+    return MOSAICML_SHUFFLES[algo](sizes, num_canonical_nodes, seed, epoch, block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _shuffle_each(ids: Ids, offsets: Ids, sizes: Ids, rng: np.random.Generator) 
         rng.shuffle(ids[offset : offset + size])
 
 
-SHUFFLES: Final[dict[str, Callable[[Ids, int, int, int, int], Ids]]] = {
+MOSAICML_SHUFFLES: Final[dict[str, Callable[[Ids, int, int, int, int], Ids]]] = {
     "naive": _naive,
     "py1s": _py1s,
     "py2s": _py2s,

@@ -21,7 +21,6 @@ from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.selection.number_sets import AllBut, NumberSet, Periodic, Progression, Ranges, Sorted
 from stoker.order.selection.stable_split import as_share, below_share
-from stoker.order.selection.subsample import drawn
 from stoker.order.shuffle.bijection import permute, unpermute
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
@@ -43,6 +42,10 @@ __all__ = [
 # Tags keep the keys of different uses apart even where their other inputs agree.
 _TAG_SPLIT = 11
 _TAG_SAMPLED = 12
+_TAG_START = 13
+
+_PHASES = 20
+"""Bits of the resolution of time in a subsample; times 2**42 samples they fit in 63 bits."""
 
 _PIECE = 1 << 20
 """Listed ids looked at at a time."""
@@ -145,8 +148,7 @@ class Split(_Drawn):
 class Sampled(_Drawn):
     """A fixed random subset of exactly ``count`` samples; a larger ``count`` of the same key has all of a smaller one.
 
-    See :func:`stoker.order.selection.subsample.drawn` for how many come from each shard; which, a bijection keyed by shard
-    says.
+    :func:`_subsample_sizes` decides how many come from each shard, a bijection keyed by shard which.
 
     Args:
         parent: what is drawn from; less than 2**42 samples.
@@ -161,7 +163,7 @@ class Sampled(_Drawn):
             raise ConfigError(f"{count} samples can not be chosen out of {available}")
         if granularity < 1:
             raise ConfigError(f"granularity must be at least 1, got {granularity}")
-        sizes = drawn(parent.sizes, count, granularity, key)
+        sizes = _subsample_sizes(parent.sizes, count, granularity, key)
         super().__init__(parent, np.zeros_like(sizes), sizes, mix(key, _TAG_SAMPLED))
 
 
@@ -305,3 +307,42 @@ def _checked(ids: Sequence[int] | NDArray[np.integer], total: int) -> Ids:
         if again.size:
             raise ConfigError(f"sample id {int(values[again[0]])} is listed more than once")
     return values
+
+
+def _subsample_sizes(available: Ids, count: int, granularity: int, key: int) -> Ids:
+    """Samples of each shard in a random draw of exactly ``count``; int64, of the shape of ``available``.
+
+    Shards are cut into units of ``granularity`` samples. Unit i of n in a shard comes up at time ``(i + t) / n``, where
+    t is the shard's own random start, and units are taken as they come up until there are ``count`` samples, the last
+    unit cut (systematic sampling with random starts: W. G. Madow and L. H. Madow, "On the Theory of Systematic Sampling",
+    Annals of Mathematical Statistics 15, 1944). So with small units each shard gives its share, within one unit; with units
+    as large as a shard, whole shards are taken in random order; and a larger draw of the same key takes at least as much of
+    every shard.
+
+    Args:
+        available: samples in each shard, fewer than 2**42 in one.
+        count: samples to draw, at most all.
+        granularity: samples that are taken of a shard at a time.
+        key: of the draw.
+    """
+    unit = min(granularity, max(int(available.max(initial=1)), 1))
+    units = -(-available // unit)
+    hashes = mix_array(mix(key, _TAG_START), np.arange(available.size))
+    starts = (hashes >> np.uint64(64 - _PHASES)).astype(np.int64)
+
+    def taken(time: int) -> Ids:
+        """Samples of each shard whose units come up before ``time``, in 2**-20."""
+        up = np.clip(-(-(time * units - starts) >> _PHASES), 0, units)
+        sizes: Ids = np.minimum(up * unit, available)
+        return sizes
+
+    early, late = 0, 1 << _PHASES
+    while late - early > 1:
+        middle = (early + late) // 2
+        early, late = (middle, late) if int(taken(middle).sum()) <= count else (early, middle)
+    sizes = taken(early)
+    # What comes up within the same 2**-20 is taken in the order of the whole hashes.
+    order = np.argsort(hashes, kind="stable")
+    more = (taken(late) - sizes)[order]
+    sizes[order] += np.clip(count - int(sizes.sum()) - (np.cumsum(more) - more), 0, more)
+    return sizes

@@ -1,4 +1,4 @@
-"""Shuffle blocks: a line of shards cut into blocks, and each place moved inside its block.
+"""The shuffle ``block``: shards in a random order, cut into blocks, and each sample moved inside its block.
 
 Blocks end where shards end, as far as that can be. A shard that lay in two blocks would be held for both: a block as large
 would need one shard more.
@@ -10,12 +10,15 @@ from typing import Final
 
 import numpy as np
 
-from stoker.integers import mix_array
+from stoker.integers import mix, mix_array
 from stoker.order.shuffle.bijection import Domain, split_keys
 from stoker.order.shuffle.interval_lookup import IntervalLookup
+from stoker.order.shuffle.shuffle_pass import ShardOrderPass
 from stoker.types import Ids
 
-__all__ = ["Blocks", "cut_blocks"]
+__all__ = ["BlockPass", "cut_blocks"]
+
+_TAG_BLOCKS: Final = 2
 
 # Blocks may be this small, in parts of K, before they go with a neighbour: so one table's width suits all of them.
 _LEAST_PART: Final = 8
@@ -90,30 +93,34 @@ def _split(cuts: Ids, size: int) -> Ids:
     return np.append(inside, cuts[-1])
 
 
-class Blocks:
-    """The blocks of a line, each with a bijection of its own.
+class BlockPass(ShardOrderPass):
+    """Shards in a random order; inside its block each sample is moved by a bijection of the block's own."""
 
-    Args:
-        cuts: where blocks begin, and last where the line ends, as :func:`cut_blocks` gives them.
-        key: any integer.
-    """
+    uses_block_size = True
 
-    def __init__(self, cuts: Ids, key: int) -> None:
+    def _prepare(self) -> None:
+        super()._prepare()
+        cuts = cut_blocks(self._bounds.starts, np.append(self._starts, self.total), self._block_size)
         sizes = np.diff(cuts)
-        self._runs = IntervalLookup(sizes)
+        self._blocks = IntervalLookup(sizes)
         # A width that suits blocks from an eighth to twice the usual size.
-        usual = int(cuts[-1]) // sizes.size
+        usual = self.total // sizes.size
         self._domains = Domain(sizes, bits=max(1, (usual.bit_length() >> 1) - 1), rounds=_ROUNDS)
         # One word of key a block; the other is a multiple of it, which costs less than to look it up.
-        self._keys, _ = split_keys(mix_array(key, np.arange(sizes.size)), self._domains.word)
+        self._keys, _ = split_keys(mix_array(mix(self._key, _TAG_BLOCKS), np.arange(sizes.size)), self._domains.word)
         self._key_factor = np.asarray(_KEY_FACTOR & np.iinfo(self._domains.word).max, dtype=self._domains.word)
 
-    def move(self, places: Ids) -> Ids:
-        """Where the sample is that comes at each place; int64 of the shape of ``places``."""
-        blocks = self._runs.find(places)
-        starts = self._runs.starts.take(blocks, mode="wrap")
+    def places(self, numbers: Ids) -> Ids:
+        places = super().places(numbers)
+        blocks = self._blocks.find(places)
+        starts = self._blocks.starts.take(blocks, mode="wrap")
         x = (places - starts).astype(self._domains.word)
         keys = self._keys.take(blocks, mode="wrap")
         self._domains.move(x, keys, keys * self._key_factor, self._domains.take(blocks))
         starts += x
         return starts
+
+    @classmethod
+    def shards_per_node(cls, shards: int, samples: int, block_size: int) -> int:
+        """The shards of a block."""
+        return block_size * shards // max(1, samples) + 1

@@ -1,8 +1,8 @@
-"""The endless sequence of one stream: number to shard and row, computed where it is asked for.
+"""A shuffled stream: the endless sequence of its samples, number to shard and row, computed where it is asked for.
 
-Pass k of a line is the numbers ``[k * total, (k + 1) * total)``. It goes once through all samples, in an order of its own,
-so that no sample comes twice before all came once. What a number gives depends on the shards' sizes, the settings and the
-key alone; nothing is stored per sample. A pass costs O(shards) to begin, for the global shuffle nothing.
+Pass k is the numbers ``[k * total, (k + 1) * total)``. It goes once through all samples, in an order of its own, so that no
+sample comes twice before all came once. The sample of a number depends on the shards' sizes, the settings and the key alone;
+nothing is stored per sample. A pass costs O(shards) to begin, for the global shuffle nothing.
 
 Within a pass of N samples, with C canonical nodes:
 
@@ -31,30 +31,32 @@ of which there are up to ``C - 1``. A sample is mixed with all of its node's.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, Protocol, get_args
+from typing import Final, Protocol
 
 import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
-from stoker.order.shuffle.bijection import Domain, split_keys
-from stoker.order.shuffle.blocks import Blocks, cut_blocks
+from stoker.order.shuffle.blocks import BlockPass
+from stoker.order.shuffle.global_shuffle import GlobalPass
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shard_table import ShardTable
+from stoker.order.shuffle.shuffle_pass import ShardOrderPass, ShufflePass, StoredOrderPass
 from stoker.types import Ids
 
-__all__ = ["ShuffledStream", "ShuffleSettings", "ShardRows", "ShuffleName"]
+__all__ = ["SHUFFLES", "ShardRows", "ShuffleSettings", "ShuffledStream"]
 
-ShuffleName = Literal["none", "block", "shard", "global"]
+SHUFFLES: Final[dict[str, type[ShufflePass]]] = {
+    "none": StoredOrderPass,
+    "block": BlockPass,
+    "shard": ShardOrderPass,
+    "global": GlobalPass,
+}
+"""The shuffles by name. A new one is added here."""
 
-# Tags keep the keys of different uses apart even where their other inputs agree.
 _TAG_SHARDS: Final = 1
-_TAG_BLOCKS: Final = 2
-_TAG_GLOBAL: Final = 3
-
 _DEFAULT_CANONICAL_NODES: Final = 8
 _SHARDS_PER_CANONICAL_NODE: Final = 8
 _SHARDS_PER_BLOCK: Final = 2
@@ -81,22 +83,20 @@ class ShuffleSettings:
     """What the order of a pass depends on, beside the shards and the key.
 
     Attributes:
-        shuffle: ``"none"``, ``"shard"``, ``"block"`` or ``"global"``.
+        shuffle: a name in :data:`SHUFFLES`.
         num_canonical_nodes: C, how many spans are interleaved; independent of the real number of nodes. A shard is
             read by one node only if the number of nodes divides it. ``"global"`` ignores it.
         block_size: K, about how many samples a shuffle block has; only ``"block"`` looks at it. A block of less than a
             quarter of the average shard would save nothing: it is enlarged, unless there are few blocks.
     """
 
-    shuffle: ShuffleName
+    shuffle: str
     num_canonical_nodes: int
     block_size: int
 
     def __post_init__(self) -> None:
-        if self.shuffle not in get_args(ShuffleName):
-            raise ConfigError(
-                f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(get_args(ShuffleName))}"
-            )
+        if self.shuffle not in SHUFFLES:
+            raise ConfigError(f"shuffle algorithm {self.shuffle!r} is unknown; known: {', '.join(SHUFFLES)}")
         for name in ("num_canonical_nodes", "block_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -106,7 +106,7 @@ class ShuffleSettings:
         cls,
         table: ShardTable,
         *,
-        shuffle: ShuffleName,
+        shuffle: str,
         num_canonical_nodes: int | None = None,
         block_size: int | None = None,
     ) -> ShuffleSettings:
@@ -118,7 +118,7 @@ class ShuffleSettings:
         shards = max(len(table), 1)
         if num_canonical_nodes is None:
             num_canonical_nodes = 1
-            if shuffle in ("block", "shard"):
+            if shuffle in SHUFFLES and SHUFFLES[shuffle].moves_shards:
                 num_canonical_nodes = min(_DEFAULT_CANONICAL_NODES, max(1, shards // _SHARDS_PER_CANONICAL_NODE))
         if block_size is None:
             block_size = 1 << max(0, (_SHARDS_PER_BLOCK * table.total // shards - 1).bit_length())
@@ -147,7 +147,7 @@ class ShuffledStream:
         self._sizes = table.sizes if selection is None else selection.sizes
         self._some = np.flatnonzero(self._sizes)
         self.total = int(self._sizes.sum())
-        self._fixed: tuple[Ids, IntervalLookup] | None = None
+        self._fixed: IntervalLookup | None = None
         # A piece touches one pass or two; small lines go through many.
         self._pass = lru_cache(maxsize=2)(self._make_pass)
 
@@ -189,95 +189,15 @@ class ShuffledStream:
         if self._selection is not None:
             rows[...] = self._selection.rows(shards, rows)
 
-    def _make_pass(self, number: int) -> _Pass:
-        key = mix(self._key, number)
-        settings = self._settings
-        if settings.shuffle in ("none", "global"):
-            if self._fixed is None:
-                self._fixed = self._some, IntervalLookup(self._sizes[self._some])
-            order, runs = self._fixed
+    def _make_pass(self, number: int) -> ShufflePass:
+        key, settings = mix(self._key, number), self._settings
+        kind = SHUFFLES[settings.shuffle]
+        if kind.moves_shards:
+            # The hashes of different shards differ, so the order does not depend on how the sort treats equals.
+            shards = self._some[np.argsort(mix_array(mix(key, _TAG_SHARDS), self._some))]
+            bounds = IntervalLookup(self._sizes[shards])
         else:
-            # The hashes of different shards differ, so the order does not hang on how the sort treats equals.
-            order = self._some[np.argsort(mix_array(mix(key, _TAG_SHARDS), self._some))]
-            runs = IntervalLookup(self._sizes[order])
-        if settings.shuffle == "global":
-            return _GlobalPass(order, runs, mix(key, _TAG_GLOBAL))
-        if settings.shuffle == "block":
-            return _BlockPass(order, runs, settings, mix(key, _TAG_BLOCKS))
-        return _SpanPass(order, runs, settings)
-
-
-class _Pass(ABC):
-    """One time through all samples. What is common: where a place of the shards' line lies."""
-
-    def __init__(self, order: Ids, runs: IntervalLookup) -> None:
-        self._order = order
-        self._runs = runs
-        self.total = int(runs.starts[-1])
-
-    @abstractmethod
-    def places(self, numbers: Ids) -> Ids:
-        """Place on the line of each number in ``[0, total)``."""
-
-    def locate(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
-        """Write shard and row of each number into the last two arguments."""
-        places = self.places(numbers)
-        found = self._runs.find(places)
-        self._order.take(found, out=shards, mode="wrap")
-        self._runs.starts.take(found, out=rows, mode="wrap")
-        np.subtract(places, rows, out=rows)
-
-
-class _GlobalPass(_Pass):
-    def __init__(self, order: Ids, runs: IntervalLookup, key: int) -> None:
-        super().__init__(order, runs)
-        self._domain = Domain(np.int64(self.total))
-        self._keys = split_keys(np.uint64(key), self._domain.word)
-
-    def places(self, numbers: Ids) -> Ids:
-        x = numbers.astype(self._domain.word)
-        self._domain.move(x, *self._keys)
-        return x.astype(np.int64)
-
-
-class _SpanPass(_Pass):
-    """Canonical nodes read spans of the line side by side."""
-
-    def __init__(self, order: Ids, runs: IntervalLookup, settings: ShuffleSettings) -> None:
-        super().__init__(order, runs)
-        self._nodes = np.asarray(settings.num_canonical_nodes, dtype=np.int64)
-        self._nodes_mask = np.asarray(settings.num_canonical_nodes - 1, dtype=np.int64)
-        self._nodes_shift = _shift_of(settings.num_canonical_nodes)
-        nodes = np.arange(settings.num_canonical_nodes, dtype=np.int64)
-        self._lengths = (self.total - nodes + self._nodes - 1) // self._nodes
-        self._starts = np.cumsum(self._lengths) - self._lengths
-
-    def divide(self, numbers: Ids) -> tuple[Ids, Ids | None]:
-        """Each number's number in its canonical node, and the node; the latter ``None`` where there is one."""
-        if self._nodes == 1:
-            return numbers, None
-        if self._nodes_shift is not None:
-            return numbers >> self._nodes_shift, numbers & self._nodes_mask
-        inside = numbers // self._nodes
-        return inside, numbers - inside * self._nodes
-
-    def places(self, numbers: Ids) -> Ids:
-        inside, node = self.divide(numbers)
-        return inside if node is None else inside + self._starts.take(node, mode="wrap")
-
-
-class _BlockPass(_SpanPass):
-    """As spans, but inside its block each sample is moved by a bijection of the block's own."""
-
-    def __init__(self, order: Ids, runs: IntervalLookup, settings: ShuffleSettings, key: int) -> None:
-        super().__init__(order, runs, settings)
-        spans = np.append(self._starts, self.total)
-        self._blocks = Blocks(cut_blocks(runs.starts, spans, settings.block_size), key)
-
-    def places(self, numbers: Ids) -> Ids:
-        return self._blocks.move(super().places(numbers))
-
-
-def _shift_of(number: int) -> Ids | None:
-    """The logarithm of a power of two, ``None`` for other numbers. No dimensions, which is faster than a scalar."""
-    return np.asarray(number.bit_length() - 1, dtype=np.int64) if number & (number - 1) == 0 else None
+            if self._fixed is None:
+                self._fixed = IntervalLookup(self._sizes[self._some])
+            shards, bounds = self._some, self._fixed
+        return kind(shards, bounds, settings.num_canonical_nodes, settings.block_size, key)
