@@ -88,8 +88,8 @@ WRITTEN: dict[str, Written] = {
 
 def parts(numbers: range, count: int = 3) -> list[range]:
     """The numbers in about ``count`` runs."""
-    step = -(-len(numbers) // count)
-    return [numbers[first : first + step] for first in range(0, len(numbers), step)]
+    step = -(-len(numbers) // count) or 1
+    return [numbers] if not numbers else [numbers[first : first + step] for first in range(0, len(numbers), step)]
 
 
 def each(make: Callable[[range], bytes], suffix: str) -> Callable[[range], dict[str, bytes]]:
@@ -142,7 +142,9 @@ def _hdf5(run: range) -> bytes:
     h5py = importlib.import_module("h5py")
     out = io.BytesIO()
     with h5py.File(out, "w") as file:
-        file.create_dataset("id", data=np.array(run), chunks=(7,), compression="gzip", shuffle=True)
+        file.create_dataset(
+            "id", data=np.array(run, np.int64), maxshape=(None,), chunks=(7,), compression="gzip", shuffle=True
+        )
     return out.getvalue()
 
 
@@ -180,7 +182,10 @@ def _parquet(run: range) -> bytes:
 def _megatron(numbers: range) -> dict[str, bytes]:
     found = {}
     for k, run in enumerate(parts(numbers)):
-        lengths, tokens = np.array([n % 4 + 1 for n in run]), np.concatenate([np.full(n % 4 + 1, n) for n in run])
+        lengths, tokens = (
+            np.array([n % 4 + 1 for n in run]),
+            np.concatenate([np.full(n % 4 + 1, n) for n in run] or [np.zeros(0)]),
+        )
         places = (np.cumsum(lengths) - lengths) * 2
         head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(lengths), len(lengths) + 1)
         arrays = [lengths.astype("<i4"), places.astype("<i8"), np.arange(len(lengths) + 1).astype("<i8")]

@@ -53,10 +53,10 @@ def check_streams(number: Any, **where: Any) -> None:
     assert rows == ROWS
 
 
+@pytest.mark.s3
 @pytest.mark.parametrize("name", WRITTEN)
-@pytest.mark.parametrize("place", PLACES)
-def test_what_is_written_is_streamed(name: str, place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    where = place_for(place, tmp_path, request)
+def test_what_is_written_is_streamed(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    where = place_for("s3", tmp_path, request)
     case = WRITTEN[name]
     storage = {key: where[key] for key in ("storage_options",) if key in where}
     with case.make(columns=case.columns, out=where["remote"], hashes="xxh64", **case.options, **storage) as writer:

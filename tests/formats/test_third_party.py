@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,15 @@ import pytest
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.errors import ConfigError, FormatError
 from stoker.formats import registry
-from stoker.formats.registry import format_names, get_format
-from stoker.reading.samples import read_samples
-from stoker.reading.shard_pool import ShardPool
+from stoker.formats.registry import aliases, format_name, format_names, get_format
 from stoker.storage import open_store
+from stoker.testing import FormatTests
 
 TOY = '''
 import numpy as np
+from stoker.errors import CorruptDataError
 from stoker.formats.common.container import PackedFormat, PackedShard
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings
 
@@ -33,6 +32,8 @@ class ToyShard(PackedShard):
 
     def __init__(self, info, data, where, options):
         super().__init__(info, where, options)
+        if len(data) != 4 * info.samples:
+            raise CorruptDataError(f"{where}: {len(data)} bytes for {info.samples} samples of 4")
         self._values = np.frombuffer(data, "<u4")
 
     def take(self, name, rows):
@@ -87,40 +88,41 @@ def forget() -> None:
     get_format.cache_clear()
 
 
-def test_files_of_its_format_are_read(toys: Path, tmp_path: Path) -> None:
-    assert "toy" in format_names()
-    for number in range(3):
-        (tmp_path / f"{number}.toy").write_bytes(np.arange(number * 10, number * 10 + 10, dtype="<u4").tobytes())
-    place = open_unindexed(tmp_path, "toy")
-    assert place.index.sizes.tolist() == [10, 10, 10]
-    pool = ShardPool(place.index, place.cache)
-    batch = read_samples(pool, np.array([2, 0, 1]), np.array([9, 0, 5]))
-    assert batch["value"].tolist() == [29, 0, 15]  # type: ignore[union-attr]
+@pytest.mark.usefixtures("toys")
+class TestToy(FormatTests):
+    """The tests that its author would run."""
+
+    format = "toy"
+
+    def write(self, folder: Path, numbers: range) -> None:
+        for turn, first in enumerate(range(0, max(1, len(numbers)), 10)):
+            (folder / f"{turn}.toy").write_bytes(np.array(numbers[first : first + 10], "<u4").tobytes())
+
+    def sample(self, number: int) -> dict[str, Any]:
+        return {"value": number}
+
+    def number(self, sample: Mapping[str, Any]) -> int:
+        return int(sample["value"])
 
 
-@pytest.mark.parametrize("place", ["directory", pytest.param("s3", marks=pytest.mark.s3)])
-def test_its_files_are_streamed_as_stokers_own_formats_are(
-    place: str, toys: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "kept"))
-    where: dict[str, Any] = {"remote": str(tmp_path / "data")}
-    if place == "s3":
-        bucket: Bucket = request.getfixturevalue("bucket")
-        where = {"remote": bucket.url, "local": tmp_path / "cache", "storage_options": bucket.storage_options}
-    store = open_store(where["remote"], where.get("storage_options"))
+@pytest.mark.s3
+def test_its_files_are_streamed_from_an_object_store(toys: Path, tmp_path: Path, bucket: Bucket) -> None:
+    store = open_store(bucket.url, bucket.storage_options)
     for number in range(3):
         store.put(f"{number}.toy", np.arange(number * 10, number * 10 + 10, dtype="<u4").tobytes())
-    options: dict[str, Any] = {**where, "format": "toy", "shuffle": True, "batch_size": 4}
-    values = [int(sample["value"]) for sample in StreamingDataset(**options)]
+    where: dict[str, Any] = {"remote": bucket.url, "storage_options": bucket.storage_options, "format": "toy"}
+    dataset = StreamingDataset(**where, local=tmp_path / "cache", shuffle=True, batch_size=4)
+    values = [int(sample["value"]) for sample in dataset]
     assert sorted(values) == list(range(30)) != values
-    stopped = StreamingDataset(**options)
-    iterator = iter(stopped)
-    head = [int(next(iterator)["value"]) for _ in range(12)]
-    resumed = StreamingDataset(**options)
-    resumed.load_state_dict(stopped.state_dict())
-    assert head + [int(sample["value"]) for sample in resumed] == values
     with pytest.raises(ConfigError, match="format 'toy' has no setting 'colour'"):
-        StreamingDataset(**{**options, "format_options": {"colour": 1}})
+        StreamingDataset(**where, local=tmp_path / "cache", format_options={"colour": 1})
+
+
+def test_an_alias_stands_for_one_format() -> None:
+    found = [format_name(name) for name in ("jsonl", "webdataset", "h5", "npy", "nonsense")]
+    assert found == ["json", "tar", "hdf5", "npy", "nonsense"]
+    assert format_name(None) is None
+    assert not set(aliases()) & set(format_names())
 
 
 def test_stokers_own_names_stay_its_own(toys: Path) -> None:

@@ -112,9 +112,9 @@ class FileShard:
 
     def label(self) -> Any:
         """The image's label."""
-        folder = folder_of(self.path)
         classes: Mapping[str, int] | None = self._spec.get("numbers")
-        if classes is None:  # written by stoker: the folder is the label's text
+        if classes is None:  # written by stoker: the file's own folder is the label's text, wherever that lies
+            folder = self.path.rpartition("/")[0].rpartition("/")[2]
             if self.encoding(LABEL).name == "str":
                 return folder
             try:
@@ -123,6 +123,7 @@ class FileShard:
                 raise CorruptDataError(
                     f"{self.where}: the folder {folder!r} is no whole number, as labels are"
                 ) from None
+        folder = folder_of(self.path)
         number = classes.get(folder)
         if number is None:
             raise CorruptDataError(f"{self.where}: the folder {folder!r} is not among the classes of the index")

@@ -1,0 +1,340 @@
+"""Tests of a shard format: what it reads, in whichever way it is asked, and what it makes of damaged files."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
+from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
+from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.format import Format
+from stoker.formats.kinds import column_kinds
+from stoker.formats.registry import get_format, load
+from stoker.loaders.dataset import StreamingDataset
+from stoker.testing.values import check_kind, equal, row_of
+from stoker.types import Ids
+
+__all__ = ["FormatTests", "ShardOnDisk"]
+
+_FLIPS: Final = 60
+_WHERE: Final = "the shard"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOnDisk:
+    """A shard and its bytes.
+
+    Attributes:
+        info: as the index or the file's header describes it.
+        files: what is opened, parallel to ``info.raw``.
+        header: all of the first file.
+    """
+
+    info: ShardInfo
+    files: list[bytes]
+    header: bytes
+
+
+class FormatTests:
+    """Tests of how a format's files are read. A subclass says how to make them, in :meth:`write` and :meth:`sample`.
+
+    Attributes:
+        format: its name.
+        settings: ``format_options`` with which its files are opened.
+        indexed: whether :meth:`write` leaves an ``index.json``.
+        numbers: numbers of the samples of a dataset, of which :meth:`write` should make several shards.
+        empty: whether :meth:`write` can make a dataset without samples.
+        checksums: whether the format's own checksums tell of a wrong byte anywhere in a value.
+
+    >>> import numpy as np
+    >>> class TestNPY(FormatTests):
+    ...     format = "npy"
+    ...     def write(self, folder, numbers):
+    ...         for first in range(numbers.start, numbers.stop, 10):
+    ...             np.save(folder / f"{first:03}.npy", np.arange(first, min(first + 10, numbers.stop)))
+    ...     def sample(self, number):
+    ...         return {"data": number}
+    ...     def number(self, sample):
+    ...         return int(sample["data"])
+    >>> TestNPY().test_random_access_gives_what_sequential_access_gives()
+    """
+
+    format: ClassVar[str]
+    settings: ClassVar[Mapping[str, Any]] = {}
+    indexed: ClassVar[bool] = False
+    numbers: ClassVar[range] = range(47)
+    empty: ClassVar[bool] = True
+    checksums: ClassVar[bool] = False
+
+    # -- what a subclass says --------------------------------------------------------------------------------------
+
+    def write(self, folder: Path, numbers: range) -> None:
+        """Write files with the samples of these numbers into an empty folder."""
+        raise NotImplementedError
+
+    def sample(self, number: int) -> Mapping[str, Any]:
+        """The values that are read of the sample with this number; columns may be left out."""
+        raise NotImplementedError
+
+    def number(self, sample: Mapping[str, Any]) -> int:
+        """The number of a sample that was read. Default: its column ``id``."""
+        return int(sample["id"])
+
+    def same(self, one: Any, two: Any) -> bool:
+        """Whether two values are the same; see :func:`stoker.testing.values.equal`."""
+        return equal(one, two)
+
+    # -- what tests use --------------------------------------------------------------------------------------------
+
+    @property
+    def descriptor(self) -> Format:
+        """The format."""
+        return get_format(self.format)
+
+    def dataset(self, folder: Path, **options: Any) -> StreamingDataset:
+        """The dataset in a folder."""
+        if not self.indexed:
+            options = {"format": self.format, "format_options": dict(self.settings) or None, **options}
+        return StreamingDataset(local=folder, **options)
+
+    @contextmanager
+    def written(self, numbers: range | None = None) -> Iterator[Path]:
+        """A folder with a dataset, while the context lasts."""
+        with tempfile.TemporaryDirectory(prefix="stoker-testing-") as folder:
+            self.write(Path(folder), self.numbers if numbers is None else numbers)
+            yield Path(folder)
+
+    def shards(self, numbers: range | None = None) -> list[ShardOnDisk]:
+        """The shards of a dataset."""
+        with self.written(numbers) as folder:
+            return [_read_shard(folder, info) for info in self.dataset(folder).index.shards]
+
+    def open(self, shard: ShardOnDisk, **options: Any) -> ShardReader:
+        """An open shard; ``options`` are those of :class:`~stoker.formats.base.ReadOptions`."""
+        return self.descriptor.open(shard.info, shard.files, where=_WHERE, options=ReadOptions(**options))
+
+    def check(self, found: Mapping[str, Any], number: int) -> None:
+        """See that a sample is the one with a number."""
+        for name, value in self.sample(number).items():
+            assert self.same(found[name], value), (
+                f"sample {number}, column {name!r}: {found[name]!r} instead of {value!r}"
+            )
+
+    # -- tests -----------------------------------------------------------------------------------------------------
+
+    def test_the_descriptor_leads_to_what_it_names(self) -> None:
+        form = self.descriptor
+        assert self.format in (form.name, *form.aliases)
+        assert form.name not in form.aliases
+        assert all(one == one.lower() and one.startswith(".") for one in (*form.suffixes, *form.beside))
+        if form.generated is not None:
+            assert isinstance(load(form.generated.layout), type)
+
+    def test_every_sample_comes_back(self) -> None:
+        found: list[int] = []
+        for shard in self.shards():
+            reader = self.open(shard)
+            assert reader.samples == shard.info.samples
+            assert reader.format == shard.info.format == self.descriptor.name
+            batch = reader.read(np.arange(reader.samples))
+            assert tuple(batch) == reader.columns
+            for row in range(reader.samples):
+                sample = row_of(batch, row)
+                found.append(self.number(sample))
+                self.check(sample, found[-1])
+        assert sorted(found) == list(self.numbers)
+
+    def test_random_access_gives_what_sequential_access_gives(self) -> None:
+        for shard in self.shards():
+            reader = self.open(shard)
+            whole = reader.read(np.arange(reader.samples))
+            rows = np.random.default_rng(1).integers(0, max(1, reader.samples), 3 * reader.samples)
+            batch = self.open(shard).read(rows)
+            for place, row in enumerate(rows.tolist()):
+                for name in reader.columns:
+                    assert self.same(batch[name][place], whole[name][row]), f"row {row}, column {name!r}"
+
+    def test_columns_alone_are_the_same(self) -> None:
+        shard = self.shards()[0]
+        reader = self.open(shard)
+        rows = np.arange(reader.samples)[::-1].copy()
+        whole = reader.read(rows)
+        for name in reader.columns:
+            batch = self.open(shard).read(rows, [name])
+            assert list(batch) == [name]
+            assert all(self.same(a, b) for a, b in zip(batch[name], whole[name], strict=True)), name
+        backwards = reader.read(rows, reader.columns[::-1])
+        assert tuple(backwards) == reader.columns, "columns come in the shard's order, whatever is asked for"
+        _refused(FormatError, "a column that is not there", lambda: reader.read(rows, ["no such column"]))
+
+    def test_rows_outside_the_shard_are_refused(self) -> None:
+        for shard in self.shards():
+            reader = self.open(shard)
+            for row in (reader.samples, -1):
+                _refused(IndexError, f"row {row}", lambda row=row, reader=reader: reader.read(np.array([row])))
+
+    def test_several_shards_together_are_read_as_each_alone(self) -> None:
+        readers = [self.open(shard) for shard in self.shards()]
+        readers = [reader for reader in readers if reader.samples and reader.layout == readers[0].layout]
+        rng = np.random.default_rng(2)
+        which = rng.integers(0, len(readers), 60)
+        rows: Ids = rng.integers(0, np.array([reader.samples for reader in readers])[which])
+        alone = [reader.read(np.arange(reader.samples)) for reader in readers]
+        batch = self.descriptor.read_many(readers, which, rows)
+        singles = {name: list(column) for name, column in self.descriptor.iterate_many(readers, which, rows).items()}
+        assert tuple(batch) == tuple(singles) == readers[0].columns
+        for place, (shard, row) in enumerate(zip(which.tolist(), rows.tolist(), strict=True)):
+            for name in batch:
+                expected = alone[shard][name][row]
+                assert self.same(batch[name][place], expected), f"shard {shard}, row {row}, column {name!r}"
+                assert self.same(singles[name][place], expected), f"shard {shard}, row {row}, column {name!r}"
+
+    def test_no_rows_are_read_as_empty_columns(self) -> None:
+        nothing: Ids = np.zeros(0, np.int64)
+        for shard in self.shards(range(0)) if self.empty else self.shards():
+            batch = self.open(shard).read(nothing)
+            assert all(len(column) == 0 for column in batch.values())
+        if self.empty:
+            with self.written(range(0)) as folder:
+                assert self.dataset(folder).size == 0
+
+    def test_views_are_equal_to_copies(self) -> None:
+        for shard in self.shards():
+            reader, views = self.open(shard), self.open(shard, views=True)
+            for rows in (np.arange(reader.samples), np.arange(reader.samples)[::-1].copy()):
+                one, two = reader.read(rows), views.read(rows)
+                for name in reader.columns:
+                    assert all(self.same(a, b) for a, b in zip(one[name], two[name], strict=True)), name
+
+    def test_declared_kinds_are_those_of_the_values(self) -> None:
+        for shard in self.shards():
+            kinds = column_kinds(shard.info)
+            batch = self.open(shard).read(np.arange(shard.info.samples))
+            assert tuple(kinds) == tuple(batch)
+            for name, column in batch.items():
+                check_kind(kinds[name], column, name)
+
+    def test_the_header_says_what_is_read(self) -> None:
+        form = self.descriptor
+        if self.indexed or not form.unindexed:
+            return
+        files: dict[str, list[ShardOnDisk]] = {}
+        for shard in self.shards():
+            files.setdefault(shard.info.raw[0].basename, []).append(shard)
+        for shards in files.values():
+            source = MappedSource(shards[0].header, _WHERE)
+            facts, again = (form.inspect_header(source, dict(self.settings)) for _ in range(2))
+            assert facts.samples == sum(shard.info.samples for shard in shards)
+            assert tuple(facts.spec["columns"]) == self.open(shards[0]).columns
+            assert json.loads(json.dumps(facts.spec)) == json.loads(json.dumps(again.spec))
+            assert form.agree(facts.spec, again.spec) == facts.spec
+            _refused(
+                ConfigError, "a setting that is not there", lambda source=source: form.inspect_header(source, {"?": 1})
+            )
+
+    def test_cut_files_are_told(self) -> None:
+        for shard in self.shards()[:2]:
+            for turn, data in enumerate(shard.files):
+                for size in sorted({0, 1, len(data) // 3, len(data) - 1} - {len(data)}):
+                    files = [*shard.files[:turn], data[:size], *shard.files[turn + 1 :]]
+                    cut = ShardOnDisk(shard.info, files, shard.header)
+                    _refused(CorruptDataError, f"{size} of {len(data)} bytes", lambda cut=cut: self._read(cut))
+
+    def test_damaged_files_give_samples_or_an_error_that_tells(self) -> None:
+        for shard in self.shards()[:2]:
+            good = self._read(shard)
+            for turn, data in enumerate(shard.files):
+                places: Ids = np.random.default_rng(turn).integers(0, max(1, len(data)), _FLIPS if data else 0)
+                for place in [*range(min(len(data), 16)), *places.tolist()]:
+                    bad = bytearray(data)
+                    bad[place] ^= 1 << place % 8
+                    files = [*shard.files[:turn], bytes(bad), *shard.files[turn + 1 :]]
+                    damaged = ShardOnDisk(shard.info, files, shard.header)
+                    try:
+                        found = self._read(damaged)
+                        told = (
+                            list(self.descriptor.bad_checksums(shard.info, files[0], _WHERE)) if self.checksums else []
+                        )
+                    except StokerError:
+                        continue  # any other exception is what this test looks for
+                    same = all(self.same(a, b) for name in good for a, b in zip(good[name], found[name], strict=True))
+                    assert same or told or not self.checksums, f"byte {place} of file {turn}: a wrong sample"
+
+    def test_checksums_of_whole_files_hold(self) -> None:
+        for shard in self.shards():
+            assert not shard.files or not list(self.descriptor.bad_checksums(shard.info, shard.files[0], _WHERE))
+
+    def test_a_dataset_is_streamed_shuffled_and_resumed(self) -> None:
+        with self.written() as folder:
+            plain = self.dataset(folder)
+            assert plain.size == len(self.numbers)
+            assert sorted(self.number(sample) for sample in plain) == list(self.numbers)
+            order: dict[str, Any] = {"shuffle": True, "shuffle_seed": 5, "batch_size": 8}
+            whole = [self.number(sample) for sample in self.dataset(folder, **order)]
+            assert sorted(whole) == list(self.numbers)
+            stopped = self.dataset(folder, **order)
+            iterator = iter(stopped)
+            head = [self.number(next(iterator)) for _ in range(24)]
+            resumed = self.dataset(folder, **order)
+            resumed.load_state_dict(stopped.state_dict())
+            assert head + [self.number(sample) for sample in resumed] == whole
+            batches = self.dataset(folder, **order).batches()
+            found = [
+                self.number(row_of(batch, row)) for batch in batches for row in range(len(next(iter(batch.values()))))
+            ]
+            assert found == whole
+
+    def test_threads_read_the_same(self) -> None:
+        with self.written() as folder:
+            dataset = self.dataset(folder)
+            expected = [self.number(dataset[place]) for place in range(dataset.size)]
+            failures: list[object] = []
+
+            def read(seed: int) -> None:
+                try:
+                    for _ in range(5):
+                        ids = np.random.default_rng(seed).integers(0, dataset.size, 20)
+                        found = [self.number(sample) for sample in dataset[ids]]
+                        assert found == [expected[place] for place in ids.tolist()]
+                except BaseException as error:  # noqa: BLE001 - told below, by the thread of the test
+                    failures.append(error)
+
+            threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not failures, failures
+
+    def _read(self, shard: ShardOnDisk) -> dict[str, list[Any]]:
+        batch = self.open(shard).read(np.arange(shard.info.samples))
+        return {name: list(column) for name, column in batch.items()}
+
+
+def _read_shard(folder: Path, info: ShardInfo) -> ShardOnDisk:
+    files = [(folder / (file.part.key if file.part is not None else file.basename)).read_bytes() for file in info.raw]
+    header = files[0] if files else b""
+    for turn, file in enumerate(info.raw):
+        if file.part is not None:
+            files[turn] = files[turn][slice(*file.part.window)]
+    return ShardOnDisk(info, files, header)
+
+
+def _refused(error: type[Exception], what: str, call: Any) -> None:
+    """See that a call raises this error, and no other."""
+    try:
+        found = call()
+    except error:
+        return
+    except Exception as other:
+        raise AssertionError(f"{what}: {error.__name__} is due, and {other!r} came") from other
+    raise AssertionError(f"{what}: {error.__name__} is due, and {str(found)[:200]} came")

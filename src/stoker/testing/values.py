@@ -1,0 +1,65 @@
+"""Comparison of values as datasets hand them out: numbers, text, bytes, arrays, images, and what JSON holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stoker.formats.kinds import ColumnKind
+from stoker.types import Array, Column
+
+__all__ = ["check_kind", "equal", "row_of"]
+
+
+def row_of(batch: Mapping[str, Column], row: int) -> dict[str, Any]:
+    """One sample of a batch."""
+    return {name: column[row] for name, column in batch.items()}
+
+
+def equal(one: Any, two: Any) -> bool:
+    """Whether two values are the same, be they views or copies, numbers of NumPy's or of Python's. NaN equals NaN."""
+    one, two = _plain(one), _plain(two)
+    if isinstance(one, np.ndarray) or isinstance(two, np.ndarray):
+        return _equal_arrays(np.asarray(one), np.asarray(two))
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(equal(a, b) for a, b in zip(one, two, strict=True))
+    return bool(one == two or (one != one and two != two))
+
+
+def _equal_arrays(one: Array, two: Array) -> bool:
+    if one.shape != two.shape or one.dtype.kind != two.dtype.kind:
+        return False
+    return bool(np.array_equal(one, two, equal_nan=one.dtype.kind in "fc"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "getbands"):  # an image of Pillow's
+        return value.mode, value.size, value.tobytes()
+    return value
+
+
+def check_kind(kind: ColumnKind, column: Column, name: str) -> None:
+    """See that a column's values are what its description declares.
+
+    Raises:
+        AssertionError: they are not; names the column.
+    """
+    told = f"column {name!r} is declared {kind.word}"
+    if isinstance(column, np.ndarray) and kind.base:
+        dtype = "float32" if kind.base == "bfloat16" else kind.base
+        assert column.dtype.name == dtype, f"{told}, and an array of {column.dtype}"
+        assert kind.shape is None or column.shape[1:] == kind.shape, f"{told}, and of shape {column.shape[1:]}"
+        return
+    types = {"text": str, "bytes": bytes | memoryview, "image": object, "json": object}.get(kind.base, object)
+    for value in column:
+        assert value is None or isinstance(value, types), f"{told}, and holds {type(value).__name__}"
+        if isinstance(value, np.ndarray) and kind.base not in ("", "json"):
+            assert value.dtype.name == kind.base, f"{told}, and holds arrays of {value.dtype}"
