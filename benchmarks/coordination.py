@@ -29,9 +29,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.coordination.agent import Agent, Holding
+from stoker.coordination.agent import Agent
 from stoker.coordination.engines.store import open_store
 from stoker.coordination.history.records import CoordinationSettings, Epoch, Process
+from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Keys, Sleep, Swap, Unanswered
 from stoker.coordination.run import RunRecords, perform
@@ -65,8 +66,8 @@ class _Worker:
             return
         if self.working is not None and now >= self.done_at:
             end = self.working.split.end
-            agent.deliver(self.working, end)
-            agent.commit(self.working, end)
+            agent.held.deliver(self.working, end)
+            agent.held.commit(self.working, end)
             self.working = None
         if self.working is None:
             self.working = agent.take()
@@ -157,7 +158,7 @@ def run_workers(url: str, ranks: range, epoch: Epoch, start: float, seconds: flo
 
 
 def _leases(workers: list[_Worker]) -> int:
-    return sum(0 if worker.agent is None else worker.agent.leases for worker in workers)
+    return sum(0 if worker.agent is None else worker.agent.held.leases for worker in workers)
 
 
 def run_threads(

@@ -12,9 +12,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.coordination.agent import Agent, Holding
+from stoker.coordination.agent import Agent
 from stoker.coordination.history.codec import decode, encode
 from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, SplitRecord
+from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
 from stoker.coordination.rules import finished, first_lane
@@ -157,13 +158,13 @@ class _Process:
             # Who is not stopped knows in time that others may have its splits. (Who is stopped can not.)
             lane = world.lane(holding.lane)
             assert split.token in [s.token for s in lane.splits], f"{split} delivered without a lease"
-        agent.deliver(holding, stop)
+        agent.held.deliver(holding, stop)
         world.checker.deliver((self.rank, self.member.incarnation, split.token, holding.lane), start, stop)
         if world.random.random() < world.poison and not world.calm:
-            agent.give_up(holding, "bad sample")
+            agent.held.give_up(holding, "bad sample")
             self.working = None
         elif stop == split.end or world.random.random() < 0.7:
-            agent.commit(holding, stop)
+            agent.held.commit(holding, stop)
             if stop == split.end:
                 self.working = None
         self.wake()

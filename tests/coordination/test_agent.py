@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from stoker.coordination.agent import Agent, Holding
+from stoker.coordination.agent import Agent
 from stoker.coordination.errors import EngineRegressedError, RankTakenError
 from stoker.coordination.history.records import CoordinationSettings, Epoch, Lane, Process, WorkerRecord
+from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import (
     Create,
@@ -99,14 +100,14 @@ class Engine:
         self.until(lambda: isinstance(self.pending, Create | Swap) and self.pending.key == self.lane_key)
 
     def take(self) -> Holding:
-        self.until(lambda: self.agent.ready)
+        self.until(lambda: self.agent.held.ready)
         holding = self.agent.take()
         assert holding is not None
         return holding
 
     def finish(self, holding: Holding) -> None:
-        self.agent.deliver(holding, holding.split.end)
-        self.agent.commit(holding, holding.split.end)
+        self.agent.held.deliver(holding, holding.split.end)
+        self.agent.held.commit(holding, holding.split.end)
 
 
 def test_a_commit_whose_answer_was_lost_is_known_to_be_done() -> None:
@@ -115,9 +116,9 @@ def test_a_commit_whose_answer_was_lost_is_known_to_be_done() -> None:
     engine.finish(holding)
     engine.until_write_of_lane()
     engine.step(answered=False)
-    engine.until(lambda: engine.agent.settled)
+    engine.until(lambda: engine.agent.held.settled)
     assert not holding.lost
-    assert engine.agent.again == 0
+    assert engine.agent.held.again == 0
     # The lease that went with it is taken up.
     following = engine.take()
     assert following.split.begin == holding.split.end
@@ -154,7 +155,7 @@ def test_a_late_write_is_made_impossible_before_the_worker_goes_on() -> None:
 def test_a_worker_that_was_silent_for_too_long_waits_until_it_knows_what_it_still_has() -> None:
     engine = Engine()
     holding = engine.take()
-    engine.agent.deliver(holding, 4)
+    engine.agent.held.deliver(holding, 4)
     engine.clock.now += SETTINGS.lease
     assert not engine.agent.safe
     # Meanwhile another gave the split away.
@@ -162,7 +163,7 @@ def test_a_worker_that_was_silent_for_too_long_waits_until_it_knows_what_it_stil
     engine.put(engine.lane_key, give_back(lane, lane.splits[0], "lost", lost=True, delivered=4, attempts=5))
     engine.until(lambda: engine.agent.safe)
     assert "not seen to renew" in holding.lost
-    assert engine.agent.again == 4
+    assert engine.agent.held.again == 4
     assert engine.lane.again == 4
 
 
@@ -174,15 +175,15 @@ def test_a_worker_that_was_silent_and_has_lost_nothing_goes_on() -> None:
     engine.until(lambda: engine.agent.safe)
     assert not holding.lost
     engine.finish(holding)
-    engine.until(lambda: engine.agent.settled)
+    engine.until(lambda: engine.agent.held.settled)
     assert engine.lane.log[0][:2] == (0, holding.split.end)
 
 
 def test_a_worker_that_leaves_gives_back_what_it_has_and_nobody_is_blamed() -> None:
     engine = Engine()
     holding = engine.take()
-    engine.agent.deliver(holding, 6)
-    engine.agent.commit(holding, 4)
+    engine.agent.held.deliver(holding, 6)
+    engine.agent.held.commit(holding, 4)
     engine.agent.stopping = True
     with pytest.raises(StopIteration):
         engine.until(lambda: False)
@@ -200,7 +201,7 @@ def test_an_engine_that_forgot_what_it_acknowledged_is_noticed() -> None:
     before = dict(engine.records)
     holding = engine.take()
     engine.finish(holding)
-    engine.until(lambda: engine.agent.settled)
+    engine.until(lambda: engine.agent.held.settled)
     engine.put(engine.lane_key, first_lane(engine.epoch, 0))
     with pytest.raises(EngineRegressedError, match="has lost writes that it had acknowledged"):
         engine.until(lambda: False)

@@ -11,61 +11,34 @@ is, and if nobody has written it since, it is written once more, which makes the
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from stoker.coordination.errors import EngineRegressedError
 from stoker.coordination.health import split_size
-from stoker.coordination.history.records import Epoch, Held, Lane, Process, SplitRecord, WorkerRecord
+from stoker.coordination.history.records import Epoch, Lane, Process, SplitRecord, WorkerRecord
+from stoker.coordination.holdings import Holding, Holdings
 from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap, Unanswered, Versioned
 from stoker.coordination.rules import cleared, commit, first_lane, give_back, leasable, lease, spilled
 from stoker.coordination.watch import Watch
 from stoker.integers import mix
 
-__all__ = ["Agent", "Holding"]
+__all__ = ["Agent"]
 
 # Several splits are leased at once where so many would still fit into what is left, and so many at most.
 _PLENTY, _MOST_TOGETHER = 16, 4
-
-
-class Holding:
-    """A split that this worker holds.
-
-    Attributes:
-        lane: its lane.
-        split: as it was leased.
-        delivered: one past the last position that was delivered.
-        wanted: up to where the consumer has asked to commit.
-        committed: up to where the engine has acknowledged.
-        begun: when the consumer took it, by the worker's clock.
-        lost: why it is no longer this worker's; empty as long as it is.
-        given_up: why the consumer can not go on with it; empty if it can.
-    """
-
-    __slots__ = ("begun", "committed", "delivered", "given_up", "lane", "lost", "split", "wanted")
-
-    def __init__(self, lane: int, split: SplitRecord) -> None:
-        self.lane = lane
-        self.split = split
-        self.delivered = self.wanted = self.committed = split.cursor
-        self.begun = -1.0
-        self.lost = self.given_up = ""
 
 
 class Agent:
     """One worker's part in one epoch.
 
     Attributes:
-        ready: splits that are leased and not yet taken by the consumer.
+        held: the splits that the worker holds.
         over: whether the epoch is: all is committed, or what is left was set aside.
         stopping: set it to have all given back and :meth:`run` end.
         flush: set it to have all that was asked for committed at once.
         ahead: how many splits are leased beyond the one that is worked on, at least.
         commit_every: seconds after which what is done is committed. Shorter splits are leased several at a time.
-        again: samples delivered whose split was lost before they were committed.
-        refused: positions ``(begin, end)`` that the consumer has asked to commit, and that others have.
-        leases: splits leased so far.
     """
 
     def __init__(
@@ -80,13 +53,10 @@ class Agent:
         gone: Callable[[Process], bool] = lambda _: False,
         takes_over: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        self.ready: deque[Holding] = deque()
+        self.held = Holdings(clock)
         self.over = self.stopping = self.flush = False
         self.ahead = ahead
         self.commit_every = commit_every
-        self.again = self.leases = 0
-        self.refused: list[tuple[int, int]] = []
-        self.rate = 0.0
         self.epoch = epoch
         self.watch = Watch(keys, epoch, member, clock, gone)
         self.member = member
@@ -94,13 +64,11 @@ class Agent:
         self._clock = clock
         self._gone = gone
         self._takes_over = takes_over
-        self._held: dict[tuple[int, int], Holding] = {}
         self._doubts: dict[int, int] = {}
         self._shared: set[int] = set()
         self._verify: set[int] = set()
         self._tokens: dict[int, int] = {}
         self._home_empty = False
-        self._taken = self._delivered = self._committed = 0
         self._commit_at = self._glance_at = self._quiet_until = clock.now
         # Not all at once: the first to look publishes a summary, which the others need only read.
         place = mix(member.rank, 0) % epoch.world_size
@@ -115,37 +83,9 @@ class Agent:
         """Whether nobody can have taken this worker's splits: else the consumer must wait."""
         return self._clock.now < self.member.valid_until and not self._verify
 
-    @property
-    def settled(self) -> bool:
-        """Whether all that was asked for is committed."""
-        return not any(h.wanted > h.committed or h.given_up for h in self._held.values())
-
     def take(self) -> Holding | None:
         """The next split to work on, if one is ready."""
-        if not self.ready or not self.safe:
-            return None
-        holding = self.ready.popleft()
-        holding.begun = self._clock.now
-        return holding
-
-    def deliver(self, holding: Holding, position: int) -> None:
-        """Note that all before ``position`` were delivered; done before they are."""
-        self._delivered += position - holding.delivered
-        holding.delivered = position
-
-    def commit(self, holding: Holding, cursor: int) -> None:
-        """Ask for a commit of all before ``cursor``."""
-        if cursor <= holding.wanted:
-            return
-        holding.wanted = cursor
-        if cursor == holding.split.end and holding.begun >= 0:
-            took = self._clock.now - holding.begun
-            rate = (cursor - holding.split.begin) / took if took > 0 else self.rate
-            self.rate = rate if self.rate == 0 else (self.rate + rate) / 2
-
-    def give_up(self, holding: Holding, reason: str) -> None:
-        """Give back what is not committed of a split, as it can not be worked on."""
-        holding.given_up = reason or "given up"
+        return self.held.take() if self.safe else None
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
@@ -174,7 +114,7 @@ class Agent:
             return self._assure(min(self._verify))
         if self._doubts:
             return self._step(min(self._doubts))
-        if self.stopping and not self._held:
+        if self.stopping and not self.held:
             self.member.record = self._record()  # for who says that the worker leaves
             return None
         due = self._due(now)
@@ -194,14 +134,18 @@ class Agent:
         until = min(self.member.renew_at, self._glance_at)
         if looks:
             until = min(until, self._look_at)
-        if any(h.wanted > h.committed for h in self._held.values()):
+        if any(holding.due for holding in self.held):
             until = min(until, self._commit_at)
         return self._sleep(until)
 
     @property
     def _has_said_all(self) -> bool:
         said = self.member.record
-        return (said.epoch, said.delivered, said.committed) == (self.epoch.number, self._delivered, self._committed)
+        return (said.epoch, said.delivered, said.committed) == (
+            self.epoch.number,
+            self.held.delivered,
+            self.held.committed,
+        )
 
     def _sleep(self, until: float) -> Steps:
         yield Sleep(until)
@@ -209,17 +153,17 @@ class Agent:
     def _wants(self) -> bool:
         if self.stopping:
             return False
-        return sum([h.wanted < h.split.end and not h.given_up for h in self._held.values()]) <= self.ahead
+        return self.held.unfinished <= self.ahead
 
     def _due(self, now: float) -> int | None:
         """A lane in which something is to be committed or given back now."""
         late = now >= self._commit_at or self.flush or self.stopping
         # A split that is done is committed with the next lease: soon, but where several are leased ahead.
         done = late or self._wants()
-        for holding in self._held.values():
+        for holding in self.held:
             if holding.given_up or self.stopping:
                 return holding.lane
-            if holding.wanted > holding.committed and (late or (done and holding.wanted == holding.split.end)):
+            if holding.due and (late or (done and holding.wanted == holding.split.end)):
                 return holding.lane
         if late:
             self._commit_at = now + self.commit_every
@@ -238,7 +182,7 @@ class Agent:
         total = sum(self.watch.open.values())
         if not total:
             return None
-        place = mix(self.member.rank, self.leases) % total
+        place = mix(self.member.rank, self.held.leases) % total
         for number, count in self.watch.open.items():
             place -= count
             if place < 0:
@@ -250,18 +194,17 @@ class Agent:
         yield from self.member.renew(self._record())
         if self._clock.now >= safe_until:
             # Silent for so long that splits may have been taken: nothing goes on before that is known.
-            self._verify = {holding.lane for holding in self._held.values()}
+            self._verify = self.held.lanes
 
     def _record(self) -> WorkerRecord:
         """What the worker says of itself."""
-        held = [Held(h.lane, h.split.token, h.delivered) for h in self._held.values() if h.begun >= 0]
-        held += [Held(h.lane, h.split.token, h.split.begin) for h in self._held.values() if h.begun < 0]
+        held = self.held
         return self.member.record._replace(
-            rate=self.rate,
-            delivered=self._delivered,
-            committed=self._committed,
-            again=self.again,
-            held=tuple(held),
+            rate=held.rate,
+            delivered=held.delivered,
+            committed=held.committed,
+            again=held.again,
+            held=held.described(),
             epoch=self.epoch.number,
         )
 
@@ -280,15 +223,11 @@ class Agent:
 
     def _restart(self, epoch: Epoch) -> None:
         """The epoch was restored from a checkpoint: nothing that was leased before holds."""
-        for holding in self._held.values():
-            self._lose(holding, "the epoch was restored from a checkpoint")
-        self._held.clear()
-        self.ready.clear()
+        self.held.lose_all("the epoch was restored from a checkpoint")
         self._doubts.clear()
         self._verify.clear()
         self._tokens.clear()
         self._home_empty = self.over = False
-        self._committed = 0
         self.epoch = epoch
         self.watch = Watch(self._keys, epoch, self.member, self._clock, self._gone)
         self._look_at = self._clock.now
@@ -308,7 +247,7 @@ class Agent:
         if publish or idle:
             yield from watch.look(publish=publish)
             self.over = watch.over
-            for number in {holding.lane for holding in self._held.values()} | set(self._doubts):
+            for number in self.held.lanes | set(self._doubts):
                 self._take_over(number, watch.lanes[number])
             home = self.member.rank % self.epoch.lanes
             self._home_empty = leasable(watch.lanes[home].value) == 0
@@ -326,7 +265,7 @@ class Agent:
         """See what this worker still has in a lane, after it was silent; and write the lane, so that nobody who saw it silent
         can take anything from it later on."""
         entry = yield from self._read(number)
-        if any(holding.lane == number for holding in self._held.values()):
+        if number in self.held.lanes:
             key = self._keys.lane(self.epoch, number)
             version = yield Swap(key, entry.value, entry.version)
             if version is None:
@@ -352,42 +291,8 @@ class Agent:
         self._tokens[number] = lane.token
         if self._doubts.get(number, entry.version) != entry.version:
             del self._doubts[number]  # it was written since, by whomever: the write in doubt can not be done any more
-        rank, incarnation = self.member.rank, self.member.incarnation
-        mine = {s.token: s for s in lane.splits if s.rank == rank and s.incarnation == incarnation}
-        for holding in [h for h in self._held.values() if h.lane == number]:
-            split = mine.pop(holding.split.token, None)
-            if split is not None:
-                self._acknowledge(holding, split.cursor)
-                continue
-            del self._held[number, holding.split.token]
-            if not holding.given_up:
-                self._lose(holding, f"rank {rank} was not seen to renew for a lease, and others have the split now")
-        for split in mine.values():
-            if split.cursor < split.end:
-                self._hold(number, split)  # leased by a write that got no answer
-
-    def _lose(self, holding: Holding, reason: str) -> None:
-        holding.lost = reason
-        self.again += holding.delivered - holding.committed
-        if holding.wanted > holding.committed:
-            self.refused.append((holding.committed, holding.wanted))
-        if holding in self.ready:
-            self.ready.remove(holding)
-
-    def _hold(self, number: int, split: SplitRecord) -> None:
-        holding = Holding(number, split)
-        self._held[number, split.token] = holding
-        self.ready.append(holding)
-        self._taken = max(self._taken, split.turn + 1)
-        self.leases += 1
-        self._idle_looks = 0
-
-    def _acknowledge(self, holding: Holding, cursor: int) -> None:
-        if cursor > holding.committed:
-            self._committed += cursor - holding.committed
-            holding.committed = cursor
-        if holding.committed == holding.split.end:
-            self._held.pop((holding.lane, holding.split.token), None)
+        if self.held.compare(lane, self.member.rank, self.member.incarnation):
+            self._idle_looks = 0
 
     def _step(self, number: int) -> Steps:
         """Commit and give back what is due in a lane, and lease from it if that is wanted: one compare-and-set."""
@@ -401,7 +306,7 @@ class Agent:
         settings = self.epoch.settings
         after = cleared(lane, rank, incarnation)
         asked: list[tuple[Holding, int, bool]] = []
-        for holding in [h for h in self._held.values() if h.lane == number]:
+        for holding in self.held.in_lane(number):
             cursor, back = holding.wanted, bool(holding.given_up) or self.stopping
             if cursor <= holding.committed and not back:
                 continue
@@ -464,15 +369,12 @@ class Agent:
         self.watch.lanes[number] = Versioned(rest, version)
         self._tokens[number] = rest.token
         for holding, cursor, back in asked:
-            self._acknowledge(holding, cursor)
+            self.held.acknowledge(holding, cursor)
             if back:
-                self._held.pop((number, holding.split.token), None)
-                if holding in self.ready:
-                    self.ready.remove(holding)
-                if not holding.given_up:
-                    holding.lost = "given back, as the worker leaves"
+                self.held.returned(holding)
         for split in fresh:
-            self._hold(number, split)
+            self.held.add(number, split)
+            self._idle_looks = 0
 
     def _may_lease(self, number: int) -> bool:
         return not self.over and self.safe and self._wants() and number == self._choose()
@@ -485,18 +387,20 @@ class Agent:
         if lane.number in self.watch.orphans:
             home = True  # it goes on where the lane's own worker stopped
         sharers = max(1.0, epoch.world_size / epoch.lanes)
-        if summary is not None and self.rate and summary.rate > 0:
+        if summary is not None and self.held.rate and summary.rate > 0:
             # How many workers as fast as this one all of them are worth.
-            sharers = max(1.0, summary.rate / self.rate / epoch.lanes)
+            sharers = max(1.0, summary.rate / self.held.rate / epoch.lanes)
         splits: list[SplitRecord] = []
         many = 1
         while len(splits) < many:
-            size = split_size(lane, rate=self.rate, share=1 / sharers, settings=epoch.settings, from_back=not home)
-            leased = lease(lane, member.rank, member.incarnation, self._taken + len(splits), size, from_back=not home)
+            size = split_size(lane, rate=self.held.rate, share=1 / sharers, settings=epoch.settings, from_back=not home)
+            leased = lease(
+                lane, member.rank, member.incarnation, self.held.turns + len(splits), size, from_back=not home
+            )
             if leased is None:
                 break
             if home and not splits and leasable(lane) / sharers >= _PLENTY * size:
-                many = min(_MOST_TOGETHER, 1 + int(self.rate * self.commit_every / size))
+                many = min(_MOST_TOGETHER, 1 + int(self.held.rate * self.commit_every / size))
             lane, split = leased
             splits.append(split)
         return lane, splits

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Self
 
 from stoker.arguments import checked
-from stoker.coordination.agent import Agent, Holding
+from stoker.coordination.agent import Agent
 from stoker.coordination.driver import Driver
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import (
@@ -22,6 +22,7 @@ from stoker.coordination.errors import (
 )
 from stoker.coordination.history.checkpoint import uncommitted
 from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane
+from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.process import here, is_gone
 from stoker.coordination.run import EpochProgress, RunRecords, WorkerHealth
@@ -279,9 +280,9 @@ class Coordination:
         with self._driver.changed:
             agent.flush = True
             self._driver.wake()
-        self._driver.wait(lambda: agent.settled, timeout, "commits")
+        self._driver.wait(lambda: agent.held.settled, timeout, "commits")
         with self._driver.changed:
-            refused, agent.refused = agent.refused, []
+            refused, agent.held.refused = agent.held.refused, []
         if refused:
             raise CommitRefusedError(self.refused_ranges(refused))
 
@@ -356,12 +357,12 @@ class Coordination:
         with driver.changed:
             driver.clock.now = time.monotonic()
             if agent.safe and not holding.lost:
-                agent.deliver(holding, position)
+                agent.held.deliver(holding, position)
                 return
         driver.wait(lambda: agent.safe or bool(holding.lost), None, "word of a lease")
         self._raise_if_lost(split, holding)
         with driver.changed:
-            agent.deliver(holding, position)
+            agent.held.deliver(holding, position)
 
     def _commit(self, split: LeasedSplit, holding: Holding, cursor: int) -> None:
         if not split.begin <= cursor <= holding.delivered:
@@ -371,12 +372,12 @@ class Coordination:
         self._raise_if_lost(split, holding)
         with self._driver.changed:
             self._driver.clock.now = time.monotonic()
-            self._current().commit(holding, cursor)
+            self._current().held.commit(holding, cursor)
             self._driver.wake()
 
     def _give_up(self, holding: Holding, reason: str) -> None:
         with self._driver.changed:
-            self._current().give_up(holding, reason)
+            self._current().held.give_up(holding, reason)
             self._driver.wake()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -397,8 +398,8 @@ class Coordination:
             self._agent.stopping = True
             self._driver.wake()
         self._driver.stop(self._patience if timeout is None else timeout)
-        if self._agent.refused:
-            ranges = ", ".join([f"[{begin}, {end})" for begin, end in self._agent.refused])
+        if self._agent.held.refused:
+            ranges = ", ".join([f"[{begin}, {end})" for begin, end in self._agent.held.refused])
             _log.warning(
                 "run %r, rank %d: the commits of positions %s of epoch %d were refused, as their leases were lost",
                 self._records.keys.run,

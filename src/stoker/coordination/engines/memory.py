@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import ClassVar
 
-from stoker.coordination.engines.store import Stored, fresh_version
+from stoker.coordination.engines.store import Stored, fresh_version, options_of
 
 __all__ = ["MemoryStore"]
 
@@ -17,7 +17,8 @@ class MemoryStore:
     _all: ClassVar[dict[str, dict[str, Stored]]] = {}
     _lock = threading.Lock()
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, timeout: float = 10.0) -> None:  # noqa: ARG002 - nothing takes time
+        options_of(url, {})
         self.url = url
         with self._lock:
             self._records = self._all.setdefault(url, {})

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from stoker.coordination.engines.forwarding import ForwardingStore
 from stoker.coordination.engines.sqlite import SqliteStore
+from stoker.coordination.engines.store import Stored, options_of
 from stoker.coordination.errors import EngineReplacedError, no_answer
 from stoker.errors import ConfigError, MissingPackageError
 
@@ -26,7 +28,7 @@ class _Keeper:
 
     def __init__(self, path: str, timeout: float) -> None:
         self._path = path
-        self._store = SqliteStore(path, timeout=timeout)
+        self._store = SqliteStore(f"sqlite://{path}", timeout=timeout)
 
     def opened(self) -> tuple[str, int]:
         """The file, and which records are in it."""
@@ -42,13 +44,12 @@ class _Keeper:
         return getattr(self._store, name)(*arguments)
 
 
-class RayStore(ForwardingStore):
+class RayStore:
     """The records, kept by a named actor.
 
     Args:
-        name: of the actor.
-        path: the file on the actor's node; needed by whoever comes first.
-        namespace: Ray's, in which the name is unique.
+        url: ``ray://NAME?path=FILE&namespace=NAMESPACE``: the actor's name, the file on its node, and the
+            namespace of Ray in which the name is unique (default: ``stoker``).
         timeout: seconds a call may take.
 
     Raises:
@@ -57,7 +58,9 @@ class RayStore(ForwardingStore):
         EngineError: the actor does not answer.
     """
 
-    def __init__(self, name: str, path: str, namespace: str, *, timeout: float = 10.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 10.0) -> None:
+        options = options_of(url, {"path": "", "namespace": "stoker"})
+        name, path, namespace = urlsplit(url).netloc, options["path"], options["namespace"]
         try:
             self._ray: Any = importlib.import_module("ray")
         except ImportError as error:
@@ -79,17 +82,36 @@ class RayStore(ForwardingStore):
             max_restarts=-1,
             scheduling_strategy=here,
         ).remote(path, timeout / 2)
-        known, self._generation = self.ask("opened")
+        known, self._generation = self._ask("opened")
         if known != path:
             raise ConfigError(
                 f"the engine {self.url} keeps its records in {known}, and {path} was asked for: use one of them"
             )
 
+    def get(self, keys: Sequence[str]) -> list[Stored | None]:
+        found: list[Stored | None] = self._ask("get", list(keys))
+        return found
+
+    def create(self, key: str, value: bytes) -> int | None:
+        version: int | None = self._ask("create", key, value)
+        return version
+
+    def swap(self, key: str, value: bytes, version: int) -> int | None:
+        fresh: int | None = self._ask("swap", key, value, version)
+        return fresh
+
+    def delete(self, key: str, version: int) -> bool:
+        return bool(self._ask("delete", key, version))
+
+    def scan(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, Stored]]:
+        found: list[tuple[str, Stored]] = self._ask("scan", prefix, after, limit)
+        return found
+
     def close(self) -> None:
         """Nothing to let go of; the actor stays."""
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """See :class:`ForwardingStore`."""
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Have the actor call a method of its SQLite engine, while the time limit allows; reads are repeated."""
         begun = time.monotonic()
         deadline = begun + self._timeout
         ray = self._ray

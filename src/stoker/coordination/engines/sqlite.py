@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.coordination.engines.store import Stored, fresh_version
+from stoker.coordination.engines.store import Stored, fresh_version, options_of
 from stoker.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.errors import ConfigError
 
@@ -87,7 +87,8 @@ class SqliteStore:
     """The records in a file.
 
     Args:
-        path: the file; its folder must exist. Beside it, SQLite keeps ``-wal`` and ``-shm`` files while it is in use.
+        url: ``sqlite://`` and the path of the file; its folder must exist. SQLite keeps ``-wal`` and ``-shm`` files next
+            to it while it is in use.
         timeout: seconds a call may take.
 
     Raises:
@@ -95,18 +96,20 @@ class SqliteStore:
         EngineError: it could not be opened in time.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
-        place = Path(path).expanduser().absolute()
-        if not str(path) or not place.parent.is_dir():
-            raise ConfigError(f"sqlite://{path}: no folder {place.parent}: make it, or give another path")
-        kind = file_system_of(place.parent)
+    def __init__(self, url: str, *, timeout: float = 10.0) -> None:
+        options_of(url, {})
+        path = url.removeprefix("sqlite://").partition("?")[0]
+        file = Path(path).expanduser().absolute()
+        if not str(path) or not file.parent.is_dir():
+            raise ConfigError(f"sqlite://{path}: no folder {file.parent}: make it, or give another path")
+        kind = file_system_of(file.parent)
         if kind in _NETWORK:
             raise ConfigError(
-                f"sqlite://{path}: {place.parent} is a network file system ({kind}), on which SQLite can lose writes: give "
+                f"sqlite://{path}: {file.parent} is a network file system ({kind}), on which SQLite can lose writes: give "
                 f"a path on a local disk, or use a redis:// engine for more than one host"
             )
-        self.url = f"sqlite://{place}"
-        self._path = str(place)
+        self.url = f"sqlite://{file}"
+        self._path = str(file)
         self._timeout = timeout
         self._local = threading.local()
         self._lock = threading.Lock()

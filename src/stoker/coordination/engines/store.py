@@ -2,19 +2,28 @@
 
 An engine must be durable and linearizable: what it has acknowledged stays, and every read that is sent after that sees
 it. Nothing else is asked of it: no clock, no expiry, no locks, no notifications, no transactions over records.
-:mod:`stoker.coordination.conformance` checks an engine.
+:class:`stoker.testing.EngineTests` checks an engine. A new one is a module beside this one and a line of :data:`ENGINES`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from stoker.errors import ConfigError
 
-__all__ = ["CoordinationStore", "Stored", "fresh_version", "open_store"]
+__all__ = ["ENGINES", "CoordinationStore", "Stored", "fresh_version", "open_store", "options_of"]
+
+ENGINES: Final[dict[str, str]] = {
+    "sqlite": "stoker.coordination.engines.sqlite:SqliteStore",
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix"), "stoker.coordination.engines.redis:RedisStore"),
+    "ray": "stoker.coordination.engines.ray:RayStore",
+    "memory": "stoker.coordination.engines.memory:MemoryStore",
+}
+"""Schemes of URLs and the engines that open them, called with the URL and ``timeout=`` in seconds."""
 
 
 class Stored(NamedTuple):
@@ -83,9 +92,11 @@ def open_store(url: str, *, timeout: float = 10.0) -> CoordinationStore:
     if timeout <= 0:
         raise ConfigError(f"the time limit of engine calls must be positive, got {timeout}")
     scheme = urlsplit(url).scheme
-    if scheme not in _ENGINES:
-        raise ConfigError(f"no engine is called {scheme!r} (in {url!r}); known: {', '.join(_ENGINES)}")
-    return _ENGINES[scheme](url, timeout)
+    if scheme not in ENGINES:
+        raise ConfigError(f"no engine is called {scheme!r} (in {url!r}); known: {', '.join(ENGINES)}")
+    module, name = ENGINES[scheme].split(":")
+    engine: CoordinationStore = getattr(import_module(module), name)(url, timeout=timeout)
+    return engine
 
 
 def options_of(url: str, known: Mapping[str, str]) -> dict[str, str]:
@@ -99,42 +110,3 @@ def options_of(url: str, known: Mapping[str, str]) -> dict[str, str]:
     if unknown:
         raise ConfigError(f"{url!r}: unknown option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
     return {**known, **given}
-
-
-def _sqlite(url: str, timeout: float) -> CoordinationStore:
-    from stoker.coordination.engines.sqlite import SqliteStore
-
-    options_of(url, {})
-    return SqliteStore(url.removeprefix("sqlite://").partition("?")[0], timeout=timeout)
-
-
-def _redis(url: str, timeout: float) -> CoordinationStore:
-    from stoker.coordination.engines.redis import RedisStore
-
-    return RedisStore(url, timeout=timeout)
-
-
-def _ray(url: str, timeout: float) -> CoordinationStore:
-    from stoker.coordination.engines.ray import RayStore
-
-    options = options_of(url, {"path": "", "namespace": "stoker"})
-    return RayStore(urlsplit(url).netloc, options["path"], options["namespace"], timeout=timeout)
-
-
-def _memory(url: str, _: float) -> CoordinationStore:
-    from stoker.coordination.engines.memory import MemoryStore
-
-    options_of(url, {})
-    return MemoryStore(url)
-
-
-_ENGINES: dict[str, Callable[[str, float], CoordinationStore]] = {
-    "sqlite": _sqlite,
-    "redis": _redis,
-    "rediss": _redis,
-    "valkey": _redis,
-    "valkeys": _redis,
-    "unix": _redis,
-    "ray": _ray,
-    "memory": _memory,
-}

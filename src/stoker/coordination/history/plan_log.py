@@ -18,10 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from stoker.errors import ConfigError, StateError
-from stoker.types import Ids
 
 __all__ = ["Generation", "PlanLog", "apportion"]
 
@@ -92,11 +89,6 @@ class PlanLog:
         if not 0 <= self.horizon <= self.end:
             raise ConfigError(f"the horizon {self.horizon} is not in an epoch of {self.end}")
 
-    @classmethod
-    def static(cls, end: int, step: int, world_size: int) -> PlanLog:
-        """All ranks with equal weights, from the beginning."""
-        return cls(end, step, (Generation(0, tuple(range(world_size)), (1,) * world_size),))
-
     def grant(self, horizon: int) -> PlanLog:
         """Allow prefetching up to a position, and to the end of its step. What was granted stays granted.
 
@@ -153,19 +145,6 @@ class PlanLog:
         place = generation.ranks.index(rank)
         first = begin + sum(shares[:place])
         return first, first + shares[place]
-
-    def owners(self, positions: Ids) -> Ids:
-        """The rank that takes each position: int64 of the shape of ``positions``, which must be in the epoch."""
-        found = np.empty(positions.shape, dtype=np.int64)
-        done = np.zeros(positions.shape, dtype=bool)
-        while not done.all():
-            begin, end = self.step_at(int(positions[~done].min()))
-            here = (positions >= begin) & (positions < end)
-            generation = self.generation_at(begin)
-            bounds = np.cumsum(apportion(end - begin, generation.weights))
-            found[here] = np.asarray(generation.ranks)[np.searchsorted(bounds, positions[here] - begin, side="right")]
-            done |= here
-        return found
 
     def as_dict(self) -> dict[str, Any]:
         """The plan for a checkpoint, JSON-serialisable."""
