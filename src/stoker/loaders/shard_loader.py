@@ -14,7 +14,6 @@ from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
-from stoker.order.native import NativeOrder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.chosen import changed_order, order_of_arrays
 from stoker.pipeline.prefetch_buffer import END
@@ -96,7 +95,6 @@ class StreamingShardLoader(CloseOnExit):
                 f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
             )
         self._rows = rows
-        self._remainder = config.ends or _remainder_of(sample_order, config)
         self._worker = WorkerEngine(_source_of(rows, sample_order, config, batch_size), config, rows.counts)
         self._folder: CheckpointFolder | None = None
         if config.checkpoint_url is not None:
@@ -324,7 +322,7 @@ class StreamingShardLoader(CloseOnExit):
     @property
     def in_step(self) -> bool:
         """Whether all ranks take the same number of steps."""
-        return self._worker.source.in_step
+        return self.remainder != "uneven"
 
     def _checkpoints(self) -> CheckpointFolder:
         if self._folder is None:
@@ -358,7 +356,7 @@ class StreamingShardLoader(CloseOnExit):
     @property
     def remainder(self) -> Ends:
         """What ranks do that run out before others."""
-        return self._remainder
+        return self._worker.source.remainder
 
     def stats(self) -> StreamStats:
         """Statistics of loading; cheap, at any time, from any thread."""
@@ -400,15 +398,6 @@ def _source_of(rows: SampleSource, sample_order: SampleOrder, config: StreamingC
 def _forget(worker: WorkerEngine) -> None:
     with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
         worker.close()
-
-
-def _remainder_of(sample_order: SampleOrder, config: StreamingConfig) -> Ends:
-    """What ranks do that run out before others, where the config does not say."""
-    if config.global_batch_size is not None:
-        return "drop"
-    if config.adaptive is not None:
-        return "uneven"
-    return sample_order.settings.remainder if isinstance(sample_order, NativeOrder) else "pad"
 
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:

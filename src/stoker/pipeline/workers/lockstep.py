@@ -15,7 +15,7 @@ from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.resume import check_not_empty, others_have_more, resume_point, run_from
 from stoker.pipeline.state.state import make_state, read_state
-from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.config import Ends, StreamingConfig
 from stoker.pipeline.workers.range_source import Piece, RangeSource, RestoreRequest, WorkerProgress, piece_size
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.types import Batch
@@ -49,10 +49,10 @@ class LockstepSource(RangeSource):
         self.epoch = point.epoch
 
     @property
-    def in_step(self) -> bool:
+    def remainder(self) -> Ends:
         if self._config.ends is not None:
-            return self._config.ends != "uneven"
-        return not isinstance(self.sample_order, NativeOrder) or self.sample_order.settings.remainder != "uneven"
+            return self._config.ends
+        return self.sample_order.settings.remainder if isinstance(self.sample_order, NativeOrder) else "pad"
 
     def __len__(self) -> int:
         begin = settled(self.sample_order, self._point.epoch_begin(), self._data_rank)

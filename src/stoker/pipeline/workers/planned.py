@@ -16,7 +16,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.native import NativeOrder
 from stoker.pipeline.state.state import check_same_order
 from stoker.pipeline.workers.adaptive import Splits
-from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.config import Ends, StreamingConfig
 from stoker.pipeline.workers.range_source import (
     STEPS_AHEAD,
     Piece,
@@ -83,8 +83,8 @@ class PlannedSource(RangeSource):
         )
 
     @property
-    def in_step(self) -> bool:
-        return True
+    def remainder(self) -> Ends:
+        return "drop"
 
     @property
     def room(self) -> int:

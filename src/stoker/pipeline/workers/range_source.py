@@ -14,7 +14,7 @@ from stoker.coordination import LeasedSplit
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
-from stoker.pipeline.workers.config import StreamingConfig
+from stoker.pipeline.workers.config import Ends, StreamingConfig
 from stoker.pipeline.workers.sample_source import SampleSource, in_order
 
 __all__ = ["Piece", "WorkerProgress", "RangeReader", "RangeSource", "RestoreRequest"]
@@ -138,9 +138,9 @@ class RangeSource(ABC):
         """
 
     @property
-    def in_step(self) -> bool:
-        """Whether all ranks take the same number of steps."""
-        return False
+    def remainder(self) -> Ends:
+        """What ranks do that run out before others."""
+        return "uneven"
 
     @property
     def room(self) -> int:
