@@ -299,7 +299,7 @@ def test_errors_name_options_for_the_arguments_of_python(tmp_path: Path, capsys:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     (tmp_path / "a.jsonl").write_text('{"a": "the", "b": null}\n{"a": "the", "b": "the"}\n')
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").write_text("x")
+    (tmp_path / "full" / "tokens-00000.parquet").write_text("x")
 
     def tokenize(source: str, target: str = "out") -> str:
         return stoker(

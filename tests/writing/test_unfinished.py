@@ -37,6 +37,7 @@ def image_sample(number: int) -> dict[str, Any]:
 
 WRITERS: Mapping[str, tuple[Any, Mapping[str, str], Any]] = {
     "arrow": (ArrowWriter, {"x": "int"}, number_sample),
+    "mds": (MDSWriter, {"x": "int"}, number_sample),
     "npz": (NPZWriter, {"x": "int64"}, number_sample),
     "parquet": (ParquetWriter, {"x": "int"}, number_sample),
     "png": (PNGWriter, {"image": "png", "label": "int"}, image_sample),

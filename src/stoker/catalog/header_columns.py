@@ -8,6 +8,7 @@ from stoker.index.index import Index
 from stoker.index.shard_files import find_shards, read_shards
 from stoker.index.version import LoadedIndex, read_index, version_of_listing
 from stoker.storage import Store
+from stoker.storage.unfinished import MARK, counted_files
 
 __all__ = ["index_or_headers"]
 
@@ -18,7 +19,7 @@ def index_or_headers(store: Store) -> LoadedIndex:
     Only headers are read, but of compressed shards all. Hashes are not computed, and shards missing at the end not noticed.
 
     Raises:
-        ObjectNotFoundError: there is no index and there are no shards.
+        ObjectNotFoundError: there is no index and there are no shards, or those that are there are unfinished output.
         ConfigError: the shards are of several splits (:mod:`stoker.catalog.splits`).
         CorruptDataError: a shard is torn.
         IndexFileError: the index is not valid.
@@ -26,7 +27,9 @@ def index_or_headers(store: Store) -> LoadedIndex:
     try:
         return read_index(store)
     except ObjectNotFoundError as error:
-        listing = {item.key: item for item in store.list()}
+        found = list(store.list())
+        counted = counted_files(found, [item.key for item in found if item.key.endswith(MARK)], store)
+        listing = {item.key: item for item in counted}
         shards = list(find_shards(listing.values()).values())
         if not shards:
             raise ObjectNotFoundError(f"{store.url} holds neither an index.json nor shards", url=store.url) from error

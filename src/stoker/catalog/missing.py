@@ -14,6 +14,7 @@ from stoker.catalog.unindexed.found_files import is_hidden
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local, join_url, open_store
+from stoker.storage.unfinished import MARK
 from stoker.types import StorageOptions
 
 __all__ = ["index_in", "split_explained"]
@@ -73,6 +74,11 @@ def _listing(store: Store) -> list[ObjectInfo]:
 def _told(store: Store) -> str:
     """What lies there instead of an index; empty where nothing tells."""
     listing = _listing(store)
+    if any(item.key == MARK for item in listing):
+        return (
+            ": its files are being written, or their writer was stopped before its end. A writer with resume=True goes on; "
+            f"`stoker index {store.url}` makes a dataset of the shards that are there"
+        )
     end = f"/{INDEX_NAME}"
     below = sorted(item.key.removesuffix(end) for item in listing if item.key.endswith(end))
     if below:

@@ -10,16 +10,14 @@ import argparse
 import contextlib
 import json
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any, Self
+from typing import Any
 
 from stoker.cli.terminal import make_console
+from stoker.writing.progress import ProgressBar
 
 __all__ = [
-    "Bar",
     "ExitCode",
     "add_format",
     "add_json",
@@ -102,82 +100,15 @@ def _named(text: str) -> tuple[str, str]:
     return name, value
 
 
-class Bar:
-    """How far work is, on one line of the terminal: part, amount, rate, time left. Threads may advance it.
-
-    Args:
-        title: what is done.
-        total: how much there is to do, in ``unit``; ``None`` while nobody knows.
-        unit: ``bytes``, or what is counted, in the plural.
-    """
-
-    def __init__(self, title: str, total: float | None, unit: str) -> None:
-        from rich import progress
-
-        amount: list[Any] = [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
-        if unit != "bytes":
-            amount = [progress.MofNCompleteColumn(), progress.TextColumn(unit + "{task.fields[rate]}")]
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            *amount,
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-            console=make_console(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task(title, total=total, rate="")
-        self._began = time.monotonic()
-        self._done = 0.0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, count: float) -> None:
-        """Count work that was done."""
-        with self._lock:
-            self._done += count
-            seconds = max(time.monotonic() - self._began, 1e-9)
-            self._bar.update(self._task, advance=count, rate=f", {self._done / seconds:,.0f}/s")
-
-    def expect(self, total: float) -> None:
-        """Say how much there is to do, once that is known."""
-        self._bar.update(self._task, total=total)
-
-
-class _NoBar(Bar):
-    """Shows nothing."""
-
-    def __init__(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def advance(self, count: float) -> None:
-        pass
-
-    def expect(self, total: float) -> None:
-        pass
-
-
 def shows_progress(chosen: argparse.Namespace) -> bool:
     """Whether bars are shown: not with ``--json``, nor where stderr is no terminal."""
     return not getattr(chosen, "json", False) and sys.stderr.isatty()
 
 
-def bar(chosen: argparse.Namespace, title: str, total: float | None = None, unit: str = "bytes") -> Bar:
-    """A bar to enter, which shows nothing unless :func:`shows_progress`; see :class:`Bar`."""
-    return Bar(title, total, unit) if shows_progress(chosen) else _NoBar()
+def bar(chosen: argparse.Namespace, title: str, total: float | None = None, unit: str = "bytes") -> ProgressBar:
+    """A bar to enter, which shows nothing unless :func:`shows_progress`."""
+    shown = shows_progress(chosen)
+    return ProgressBar(title, total, unit, console=make_console(stderr=True) if shown else None, shown=shown)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,14 @@ from dataclasses import asdict
 from typing import Final, get_args
 
 from stoker.cli.arguments import count, integer
-from stoker.cli.running import add_json, on_interrupt, print_json, shows_progress
+from stoker.cli.running import (
+    add_json,
+    add_storage_options,
+    on_interrupt,
+    print_json,
+    shows_progress,
+    storage_options,
+)
 from stoker.tokens.tokenize.tokenize import OutputFormat, tokenize
 
 __all__ = ["ARGUMENTS", "add", "run"]
@@ -28,7 +35,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.set_defaults(run=run)
     parser.add_argument("src", metavar="SRC", help="a file, a directory or a glob")
-    parser.add_argument("dst", metavar="DST", help="a directory; for MDS also a URL")
+    parser.add_argument("dst", metavar="DST", help="a directory or a URL")
     parser.add_argument(
         "--tokenizer", metavar="FILE", required=True, help="tokenizer.json of Hugging Face's tokenizers"
     )
@@ -55,6 +62,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--replace-bad-bytes", action="store_true", help="plain text that is not UTF-8 is no error")
     parser.add_argument("--resume", action="store_true", help="go on from what a killed run left")
     parser.add_argument("--exist-ok", action="store_true", help="replace what is at DST")
+    add_storage_options(parser)
     add_json(parser)
 
 
@@ -81,6 +89,7 @@ def run(chosen: argparse.Namespace) -> None:
             strict=not chosen.replace_bad_bytes,
             resume=chosen.resume,
             exist_ok=chosen.exist_ok,
+            storage_options=storage_options(chosen),
             progress_bar=shows_progress(chosen),
         )
     if chosen.json:

@@ -22,7 +22,7 @@ from stoker.writing.destination import OutPath
 from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.parquet_parts import ParquetParts, check_compression
 
-__all__ = ["ParquetWriter"]
+__all__ = ["ParquetWriter", "read_parquet_footer"]
 
 # Samples that are added one by one wait for so many of them, or bytes.
 _MOST_WAITING: Final = 1 << 12
@@ -161,14 +161,24 @@ class ParquetWriter(FileSetWriter):
             self._parts.end_file()
 
     def _look(self, store: Store, key: str, sizes: Mapping[str, int]) -> tuple[int, Mapping[str, Any]]:
-        file = ByteSourceFile(StoreSource(store, key, sizes[".parquet"], store.url_of(key)))
-        pa = pyarrow()
-        try:
-            found = pyarrow_parquet().ParquetFile(pa.PythonFile(file, "r"))
-            return found.metadata.num_rows, {"columns": read_declared(found.schema_arrow.metadata)}
-        except StokerError:
-            raise
-        except (pa.ArrowException, OSError, ValueError) as error:
-            if isinstance(file.failure, StokerError):
-                raise file.failure from None
-            raise CorruptDataError(f"{store.url_of(key)}: not a Parquet file, or damaged: {str(error)[:200]}") from None
+        found = read_parquet_footer(store, key, sizes[".parquet"])
+        return found.metadata.num_rows, {"columns": read_declared(found.schema_arrow.metadata)}
+
+
+def read_parquet_footer(store: Store, key: str, size: int) -> Any:
+    """A ``pyarrow.parquet.ParquetFile`` of an object, of which the footer is read.
+
+    Raises:
+        CorruptDataError: it is no Parquet file.
+        StorageError: it can not be read.
+    """
+    file = ByteSourceFile(StoreSource(store, key, size, store.url_of(key)))
+    pa = pyarrow()
+    try:
+        return pyarrow_parquet().ParquetFile(pa.PythonFile(file, "r"))
+    except StokerError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(file.failure, StokerError):
+            raise file.failure from None
+        raise CorruptDataError(f"{store.url_of(key)}: not a Parquet file, or damaged: {str(error)[:200]}") from None

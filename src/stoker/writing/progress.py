@@ -22,7 +22,8 @@ class ProgressBar:
         unit: ``bytes``, or what is counted, in the plural.
         counts: what else is counted, in the plural.
         rate_of: that of ``counts`` whose rate is shown in place of the amount's.
-        console: where the bar is drawn, default stderr. Then it goes when the work is done.
+        console: where the bar is drawn; it goes when the work is done. Default stderr, where it stays.
+        shown: whether there is a bar at all.
     """
 
     def __init__(
@@ -34,7 +35,11 @@ class ProgressBar:
         counts: Sequence[str] = (),
         rate_of: str | None = None,
         console: Console | None = None,
+        shown: bool = True,
     ) -> None:
+        self._bar: Any = None
+        if not shown:
+            return
         from rich import progress
         from rich.console import Console
 
@@ -51,19 +56,21 @@ class ProgressBar:
         self._bar = progress.Progress(*columns, console=console or Console(stderr=True), transient=console is not None)
         self._counts = dict.fromkeys(counts, 0)
         self._rate_of = rate_of
-        self._task = self._bar.add_task(title, total=total, rate="", **self._fields())
+        self._task = self._bar.add_task(title, total=total, rate="", **self._counts)
         self._began = time.monotonic()
         self._done = 0.0
         self._lock = threading.Lock()
 
     def start(self) -> Self:
         """Draw it from now on."""
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def stop(self) -> None:
         """Draw it no more."""
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -73,17 +80,17 @@ class ProgressBar:
 
     def advance(self, amount: float, **counts: int) -> None:
         """Count work that was done."""
+        if self._bar is None:
+            return
         with self._lock:
             self._done += amount
             for name, count in counts.items():
                 self._counts[name] += count
             seconds = max(time.monotonic() - self._began, 1e-9)
             done = self._done if self._rate_of is None else self._counts[self._rate_of]
-            self._bar.update(self._task, advance=amount, rate=f"{done / seconds:,.0f}/s", **self._fields())
+            self._bar.update(self._task, advance=amount, rate=f"{done / seconds:,.0f}/s", **self._counts)
 
     def expect(self, total: float) -> None:
         """Say how much there is to do, once that is known."""
-        self._bar.update(self._task, total=total)
-
-    def _fields(self) -> dict[str, Any]:
-        return dict(self._counts)
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from stoker.storage.unfinished import STAGE
 from support import environ
 
 DOCUMENTS = 240
@@ -45,8 +46,7 @@ def test_ctrl_c_is_told_in_one_line_and_the_run_can_be_gone_on_with(tmp_path: Pa
     command += ["--tokenizer", str(tmp_path / "tokenizer.json"), "--file-tokens", "200k"]
     run = subprocess.Popen(command, env=environ(), stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        note = tmp_path / ".out.partial" / "progress.json"
-        while not (note.exists() and json.loads(note.read_text())["files"]):
+        while not list(out.glob(f"{STAGE}*.parquet")):
             assert run.poll() is None
             time.sleep(0.01)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all of them
@@ -58,7 +58,7 @@ def test_ctrl_c_is_told_in_one_line_and_the_run_can_be_gone_on_with(tmp_path: Pa
         "stoker tokenize: interrupted; what is done stays, without looking like a dataset: go on with --resume\n"
     )
     wait_until_gone(run.pid)
-    assert not out.exists()
+    assert not list(out.glob("*.parquet"))
     again = subprocess.run([*command, "--resume", "--json"], env=environ(), capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["resumed"] > 0

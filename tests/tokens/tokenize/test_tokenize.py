@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from s3server import Bucket
 from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.cli import main
 from stoker.cli import tokenize as command
@@ -34,6 +35,8 @@ from stoker.errors import (
     StorageError,
 )
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
+from stoker.storage import open_store
+from stoker.storage.unfinished import MARK, STAGE
 from stoker.tokens import Ragged, tokenize
 from stoker.tokens.tokenize import sinks, texts
 from support import start_script
@@ -250,8 +253,9 @@ def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_gone_on_from
     monkeypatch.setattr(sinks.ParquetSink, "write", failing)
     with pytest.raises(StopError):
         tokenize(source, dst, tokenizer_file, **options)
-    assert not dst.exists()
-    assert not [path for path in tmp_path.glob("*/*.parquet") if not path.parent.name.startswith((".", "whole"))]
+    assert not list(dst.glob("*.parquet"))
+    with pytest.raises(ObjectNotFoundError):
+        StreamingDataset(remote=dst, local=str(tmp_path / "cache"), format="parquet")
     monkeypatch.setattr(sinks.ParquetSink, "write", write)
     if stop >= 7:
         with pytest.raises(ConfigError, match="other settings"):
@@ -260,6 +264,51 @@ def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_gone_on_from
     assert done.resumed <= stop
     assert stop < 7 or done.resumed > 0
     assert _contents(dst) == _contents(whole)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("to", ["parquet", "mds"])
+def test_tokens_go_to_a_url_and_a_stopped_run_is_resumed_there(
+    tmp_path: Path, tokenizer_file: Path, to: str, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "src"
+    source.mkdir()
+    for number, text in enumerate(DOCUMENTS):
+        (source / f"{number:02}.txt").write_text(text)
+    options: dict[str, Any] = {"processes": 1, "file_tokens": 700, "row_group_tokens": 300, "format": to}
+    monkeypatch.setattr(MDSWriter, "__init__", partialmethod(MDSWriter.__init__, size_limit=800))
+    tokenize(source, tmp_path / "whole", tokenizer_file, **options)
+    url, options["storage_options"] = f"{bucket.url}/tokens", bucket.storage_options
+    _stopped(source, url, tokenizer_file, monkeypatch, **options)
+    store = open_store(url, bucket.storage_options)
+    assert store.exists(MARK)
+    where: dict[str, Any] = {"local": tmp_path / "cache", "format": to, "storage_options": bucket.storage_options}
+    with pytest.raises(ObjectNotFoundError, match="are being written, or their writer was stopped"):
+        StreamingDataset(remote=url, **where)
+    with pytest.raises(ConfigError, match="resume=True"):
+        tokenize(source, url, tokenizer_file, **options)
+    with pytest.raises(ConfigError, match="output_column was"):
+        tokenize(source, url, tokenizer_file, **options, output_column="other", resume=True)
+    done = tokenize(source, url, tokenizer_file, **options, resume=True)
+    assert to == "mds" or done.resumed > 0
+    kept = {item.key: store.get(item.key, max_bytes=1 << 30) for item in store.list()}
+    assert kept == _contents(tmp_path / "whole")
+    assert tokenize(source, url, tokenizer_file, **options, resume=True).documents == 0
+
+
+def test_parquet_of_before_that_is_unfinished_is_refused_or_begun_anew(tmp_path: Path, tokenizer_file: Path) -> None:
+    source = write_parquet(tmp_path / "a.parquet", ["the of"])
+    partial = tmp_path / ".dst.partial"
+    partial.mkdir()
+    for name in (".lock", ".stoker_tokenize.json", "progress.json", "tokens-00000.parquet"):
+        (partial / name).write_bytes(b"{}")
+    with pytest.raises(ConfigError, match=r"dst\.partial holds unfinished tokens of an earlier version.*begin anew"):
+        tokenize(source, tmp_path / "dst", tokenizer_file, processes=1, resume=True)
+    assert partial.exists()
+    assert not (tmp_path / "dst").exists()
+    tokenize(source, tmp_path / "dst", tokenizer_file, processes=1)
+    assert decoded(tokenizer_file, rows_of(tmp_path / "dst")) == ["the of"]
+    assert not partial.exists()
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -286,9 +335,8 @@ def test_a_killed_run_is_gone_on_from(tmp_path: Path, tokenizer_file: Path) -> N
         f"tokenize({str(source)!r}, {str(dst)!r}, {str(tokenizer_file)!r}, **{options!r})\n"
     )
     process = start_script(script)
-    note = tmp_path / ".dst.partial" / "progress.json"
     end = time.monotonic() + 60
-    while not (note.exists() and len(json.loads(note.read_text())["files"]) > 1):
+    while len(list(dst.glob(f"{STAGE}*.parquet"))) < 2:
         assert time.monotonic() < end
         assert process.poll() is None
         time.sleep(0.01)
@@ -296,7 +344,7 @@ def test_a_killed_run_is_gone_on_from(tmp_path: Path, tokenizer_file: Path) -> N
         tokenize(source, dst, tokenizer_file, processes=1)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not dst.exists()
+    assert not list(dst.glob("*.parquet"))
     done = tokenize(source, dst, tokenizer_file, **options, resume=True)  # type: ignore[arg-type]
     assert done.resumed > 0
     assert decoded(tokenizer_file, rows_of(dst)) == [DOCUMENTS[number % 60] for number in range(400)]
@@ -332,7 +380,9 @@ def test_mds_is_gone_on_from(tmp_path: Path, tokenizer_file: Path, monkeypatch: 
     assert again.resumed > 4
 
 
-def _stopped(source: Path, dst: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+def _stopped(
+    source: Path, dst: Path | str, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> None:
     """A run that ends after 20 blocks."""
     sink = sinks.MDSSink if options.get("format") == "mds" else sinks.ParquetSink
     write = sink.write
@@ -361,14 +411,14 @@ def test_text_that_was_changed_is_not_gone_on_with(
     options: dict[str, Any] = {"processes": 1, "file_tokens": 100, "format": to, "compression": None}
     monkeypatch.setattr(MDSWriter, "__init__", partialmethod(MDSWriter.__init__, size_limit=400))
     _stopped(source, tmp_path / "dst", tokenizer_file, monkeypatch, **options)
-    left = {path: path.read_bytes() for path in tmp_path.rglob("*dst*/*")}
+    left = {path: path.read_bytes() for path in tmp_path.rglob("dst/**/*") if path.is_file()}
     for name in ("03.txt", "40.txt"):
         (source / name).write_text("for it was he " * 20)  # of the same size
     with pytest.raises(
         SourceChangedError, match=r"03\.txt was changed, .*40\.txt was changed.*Nothing was overwritten"
     ):
         tokenize(source, tmp_path / "dst", tokenizer_file, **options, resume=True)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*dst*/*")} == left
+    assert {path: path.read_bytes() for path in tmp_path.rglob("dst/**/*") if path.is_file()} == left
     tokenize(source, tmp_path / "dst", tokenizer_file, **options, exist_ok=True)
     with pytest.raises(ConfigError, match=r"holds finished tokens of other .*special_tokens was"):
         tokenize(source, tmp_path / "dst", tokenizer_file, **options, add_special_tokens=True, resume=True)
@@ -433,18 +483,18 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_if_it_is_parquet(
     with pytest.raises(ConfigError, match="it is done"):
         tokenize(source, dst, tokenizer_file, processes=1)
     write_parquet(source, ["and to"])
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="exist_ok=True to replace them"):
         tokenize(source, dst, tokenizer_file, processes=1)
     tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
     assert decoded(tokenizer_file, rows_of(dst)) == ["and to"]
     (dst / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds 'thesis\.tex'"):
-        tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
+    tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
     assert (dst / "thesis.tex").read_text() == "mine"
     with pytest.raises(ConfigError, match="not a directory"):
         tokenize(source, source, tokenizer_file, processes=1)
-    with pytest.raises(ConfigError, match="write MDS"):
-        tokenize(source, "memory://tokens", tokenizer_file, processes=1)
+    write_parquet(dst / "others.parquet", ["mine"])
+    with pytest.raises(ConfigError, match=r"others\.parquet would be read with what is written here"):
+        tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "dst"]
 
 

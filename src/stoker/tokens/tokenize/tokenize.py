@@ -8,22 +8,28 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
 from stoker.arguments import checked
 from stoker.errors import ConfigError
+from stoker.storage import is_local, open_store
 from stoker.storage.job_record import JobRecord, check_unchanged, stable_versions
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.tokenize.encoding import make_job, tokenized
-from stoker.tokens.tokenize.sinks import MDSSink, ParquetSink, TokenSink, finished_before
+from stoker.tokens.tokenize.sinks import MDSSink, ParquetSink, TokenColumn, finished_before
 from stoker.tokens.tokenize.texts import Texts, find_texts
+from stoker.types import StorageOptions
 from stoker.units import parse_count
+from stoker.writing.base import WriterOptions
+from stoker.writing.progress import ProgressBar
 
 __all__ = ["OutputFormat", "TokenizeReport", "tokenize"]
 
 OutputFormat = Literal["parquet", "mds"]
+
+_COUNTS: Final = ("documents", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ def tokenize(
     strict: bool = True,
     resume: bool = False,
     exist_ok: bool = False,
+    storage_options: StorageOptions | None = None,
     progress_bar: bool = False,
 ) -> TokenizeReport:
     """Tokenize all documents of some files, in order.
@@ -83,7 +90,7 @@ def tokenize(
         src: a file, a directory or a glob; Parquet, JSON lines (``.jsonl``, ``.ndjson``, ``.json``, packed with gzip or
             not), or plain text, a document a file. Of a directory, its Parquet files or its JSON lines are taken; without
             any, its ``.json`` or its plain text (``.txt``, ``.text``, ``.md``). Other plain text is named by a glob.
-        dst: a directory; for MDS, also a URL.
+        dst: a directory or a URL.
         tokenizer: ``tokenizer.json`` as Hugging Face's ``tokenizers`` save it. Cutting and padding, if it says so, are
             turned off.
         format: ``"parquet"`` or ``"mds"``.
@@ -99,7 +106,8 @@ def tokenize(
         strict: plain text that is not UTF-8 is an error; otherwise its bytes are replaced.
         resume: go on from what a killed run over the same files with the same settings left; if it had finished, nothing is
             left to do.
-        exist_ok: replace what is there.
+        exist_ok: replace the tokens that are there.
+        storage_options: credentials and settings of a remote ``dst``, by obstore's names.
         progress_bar: show on the terminal how far it is.
 
     Raises:
@@ -139,48 +147,35 @@ def tokenize(
             "file_tokens": file_tokens,
         },
     )
-    before = finished_before(os.fspath(dst), record, resume=resume, exist_ok=exist_ok)
+    store = open_store(dst, storage_options if is_local(dst) is None else None)
+    before = finished_before(store, record, resume=resume, exist_ok=exist_ok)
     if before is not None:
         seconds = time.monotonic() - began
         return TokenizeReport(0, 0, 0, before[0], dtype.name, vocab_size, job.eos_id, seconds, before[1])
-    sink: TokenSink
-    if format == "mds":
-        sink = MDSSink(
-            os.fspath(dst),
-            column=output_column,
-            dtype=dtype,
-            compression=compression,
-            job=record,
-            resume=resume,
-            exist_ok=exist_ok,
-        )
-    else:
-        sink = ParquetSink(
-            os.fspath(dst),
-            column=output_column,
-            dtype=dtype,
-            compression=compression,
-            row_group_tokens=row_group_tokens,
-            file_tokens=file_tokens,
-            about=about,
-            job=record,
-            resume=resume,
-            exist_ok=exist_ok,
-        )
+    written = TokenColumn(output_column, dtype, compression, row_group_tokens, file_tokens, about)
+    options: WriterOptions = {"resume": resume, "exist_ok": exist_ok}
+    if is_local(dst) is None:
+        options["storage_options"] = storage_options
+    sink = (MDSSink if format == "mds" else ParquetSink)(store, written, record, options)
     resumed = sink.blocks
     documents = empty = tokens = 0
     try:
         with ExitStack() as stack:
-            show = stack.enter_context(_Bar(texts.size)) if progress_bar else None
+            show = None
+            if progress_bar:
+                bar = ProgressBar("tokenizing", max(texts.size, 1), "bytes", counts=_COUNTS, rate_of="tokens")
+                show = stack.enter_context(bar)
             for size, done in tokenized(texts, job, processes, resumed):
+                counts = (0, 0)
                 if done is not None:
                     lengths = done.lengths
                     full = lengths[lengths > 0]
                     sink.write(Ragged(done.values, np.concatenate([[0], np.cumsum(full)]).astype(np.int64)))
-                    documents, empty = documents + full.size, empty + lengths.size - full.size
-                    tokens += done.values.size
+                    empty += lengths.size - full.size
+                    counts = (full.size, done.values.size)
+                    documents, tokens = documents + counts[0], tokens + counts[1]
                 if show is not None:
-                    show.advance(size, documents, tokens)
+                    show.advance(size, **dict(zip(_COUNTS, counts, strict=True)))
             check_unchanged(
                 texts.versions, texts.versions_now(), os.fspath(src), "begin anew without resume=True (--resume)"
             )
@@ -206,35 +201,3 @@ def _record(texts: Texts, settings: dict[str, Any]) -> JobRecord:
     files = stable_versions(texts.versions)
     about = {**settings, "files": files, "kind": texts.kind, "column": texts.column, "strict": texts.strict}
     return JobRecord(hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
-
-
-class _Bar:
-    """A bar on the terminal: part of the bytes read, documents and tokens."""
-
-    def __init__(self, size: int) -> None:
-        from rich import progress
-
-        self._bar = progress.Progress(
-            progress.TextColumn("tokenizing"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TextColumn(
-                "{task.fields[documents]:,} documents, {task.fields[tokens]:,} tokens, {task.fields[rate]}"
-            ),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-        )
-        self._task = self._bar.add_task("", total=max(size, 1), documents=0, tokens=0, rate="")
-        self._began = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self, size: int, documents: int, tokens: int) -> None:
-        """Count one block."""
-        rate = f"{tokens / max(time.monotonic() - self._began, 1e-9) / 1e6:.2f} M/s"
-        self._bar.update(self._task, advance=size, documents=documents, tokens=tokens, rate=rate)
