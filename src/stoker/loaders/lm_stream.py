@@ -258,6 +258,7 @@ class LMStream(CloseOnExit):
         for documents in self._read(0):
             self._resumed = None
             yield self._layout.rows(documents, self._marks[-2].document)
+        self._resumed = None  # also where the state left nothing of the epoch
 
     def _joined_or_packed(self, resumed: Mapping[str, Any] | None) -> Iterator[LMBatch]:
         first = 0 if resumed is None else int(resumed.get("document", 0))
