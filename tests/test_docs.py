@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from stoker import cli
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -101,3 +106,25 @@ def test_the_architecture_draws_every_layer_in_order() -> None:
     drawing = (ROOT / "docs" / "architecture.md").read_text().partition("```mermaid")[2].partition("```")[0]
     drawn = [name for label in re.findall(r'\["([^":]+):', drawing) for name in label.split(", ")]
     assert [name for name in drawn if name in folders] == folders
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The arguments of each ``stoker`` command in the shell blocks of a page."""
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    lines = blocks.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("stoker ")]
+
+
+@each_page
+def test_commands_have_these_arguments(page: Path) -> None:
+    for given in commands(page):
+        if any(one.startswith("--help") for one in given):
+            continue
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        import_module(f"stoker.cli.{given[0]}").add(parser.add_subparsers())
+        cli._parse(parser, given)
+
+
+def test_the_command_line_page_lists_every_command() -> None:
+    listed = re.findall(r"^\| `stoker (\w+)", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(cli.COMMANDS)
