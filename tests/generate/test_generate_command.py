@@ -15,7 +15,7 @@ import pytest
 from generated import content
 
 from stoker.generate import DatasetSpec, file_names
-from stoker.generate.marker import MANIFEST
+from stoker.storage.unfinished import MARK
 from support import environ
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on(processes: int, tmp_pat
     spec = DatasetSpec(format="jsonl", content="text", record_bytes=4096, samples_per_file=200, files=3000)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert 3 < len(left) < 3000
-    assert left[0] == MANIFEST
+    assert left[0] == MARK
     assert set(left[1:]) < set(file_names(spec))
     for name in left[1:]:
         assert (tmp_path / name).stat().st_size == (tmp_path / left[1]).stat().st_size

@@ -19,10 +19,11 @@ from generated import SPECS, content, of_directory, of_store, small
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.errors import ConfigError, StorageError, StorageFullError
+from stoker.errors import ConfigError, ObjectNotFoundError, StorageError, StorageFullError
 from stoker.generate import DatasetSpec, file_names, generate
 from stoker.generate.marker import MANIFEST
 from stoker.storage import open_store
+from stoker.storage.unfinished import MARK
 from support import environ
 
 HERE = Path(__file__).parent
@@ -202,12 +203,31 @@ def test_an_error_in_one_thread_ends_all_and_leaves_only_whole_files(tmp_path: P
 
     with pytest.raises(ZeroDivisionError):
         generate(spec, tmp_path, threads=3, progress=fail)
-    left = [path for path in tmp_path.iterdir() if path.name != MANIFEST]
+    left = [path for path in tmp_path.iterdir() if path.name != MARK]
+    with pytest.raises(ObjectNotFoundError, match="are being written, or their writer was stopped"):
+        StreamingDataset(remote=tmp_path, format="npy")
     assert 0 < len(left) < 40
     assert all(path.stat().st_size == len(content(spec, 0)) for path in left)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("stoker-generate")]
     report = generate(spec, tmp_path)
     assert (report.kept, report.made) == (len(left), 40 - len(left))
+    assert not (tmp_path / MARK).exists()
+
+
+def test_the_manifest_of_before_of_an_unfinished_data_set_is_completed(tmp_path: Path) -> None:
+    spec = small("npy", files=5)
+    generate(spec, tmp_path)
+    whole = of_directory(tmp_path)
+    told = json.loads((tmp_path / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(
+        json.dumps({"spec": told["spec"], "libraries": told["libraries"], "complete": False})
+    )
+    (tmp_path / file_names(spec)[3]).unlink()
+    with pytest.raises(ConfigError, match="seed is 0, not 1"):
+        generate(dataclasses.replace(spec, seed=1), tmp_path)
+    report = generate(spec, tmp_path)
+    assert (report.kept, report.made, report.complete) == (4, 1, True)
+    assert of_directory(tmp_path) == whole
 
 
 def test_a_full_disk_is_told_as_such(tmp_path: Path) -> None:
@@ -221,7 +241,7 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
+    assert [path.name for path in tmp_path.iterdir()] == [MARK]
 
 
 @pytest.mark.processes
@@ -281,7 +301,7 @@ def test_files_of_several_parts_reach_s3_whole_or_not_at_all(bucket: Bucket) -> 
     with pytest.raises(ZeroDivisionError):
         generate(spec, bucket.url, storage_options=options, threads=1, progress=fail)
     store = open_store(bucket.url, options)
-    assert [item.key for item in store.list()] == [MANIFEST]
+    assert [item.key for item in store.list()] == [MARK]
     generate(spec, bucket.url, storage_options=options)
     for number, name in enumerate(file_names(spec)):
         assert store.get(name, max_bytes=1 << 30) == content(spec, number)

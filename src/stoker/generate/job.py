@@ -18,6 +18,7 @@ from stoker.generate.formats.base import layout_of
 from stoker.generate.making import FileBuilder, GeneratedFile, file_size
 from stoker.generate.marker import (
     check_destination,
+    mark_unfinished,
     read_shares,
     remove_shares,
     write_manifest,
@@ -113,6 +114,8 @@ def generate(
     share = [out for out in outputs(spec) if out.number % host[1] == host[0]]
     missing = [out for out in share if not _is_there(spec, out, there)]
     made: dict[str, GeneratedFile] = {}
+    if missing or not whole:
+        mark_unfinished(store, spec)
     if missing:
         made = _make(spec, store, missing, processes, threads, progress)
     complete = (whole and not missing) or _finish(spec, store, made, host, processes, threads)

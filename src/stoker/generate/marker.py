@@ -14,8 +14,17 @@ from stoker.generate.names import Output
 from stoker.generate.spec import DatasetSpec
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store
+from stoker.storage.unfinished import MARK, UnfinishedOutput, read_mark
 
-__all__ = ["MANIFEST", "check_destination", "read_shares", "remove_shares", "write_manifest", "write_share"]
+__all__ = [
+    "MANIFEST",
+    "check_destination",
+    "mark_unfinished",
+    "read_shares",
+    "remove_shares",
+    "write_manifest",
+    "write_share",
+]
 
 MANIFEST: Final = "_generated.json"
 """Hidden from readers of directories, as its name begins with an underscore."""
@@ -25,35 +34,32 @@ _MOST_BYTES: Final = 1 << 30
 
 
 def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
-    """See that the place is empty, or holds the begin of this data set; then it is marked as this data set's.
+    """See that the place is empty, or holds this data set or the beginning of it.
 
     Returns:
-        Whether the data set is whole already.
+        Whether the data set is complete already.
 
     Raises:
         ConfigError: there is something else.
     """
     where = store.url_of(MANIFEST)
     mine = _described(spec)
-    try:
-        found = json.loads(store.get(MANIFEST, max_bytes=_MOST_BYTES))
-        theirs = {key: found[key] for key in mine}
-        complete = bool(found["complete"])
-    except ObjectNotFoundError:
+    began = _began(store, mine)
+    if began is None:
         for item in store.list():
             if not item.key.startswith(("_", ".")):
-                if store.exists(MANIFEST):  # another host has begun in between
+                if _began(store, mine) is not None:  # another host has begun in between
                     return check_destination(store, spec, resume=resume)
                 raise ConfigError(
                     f"{store.url} holds {item.key!r}, which stoker has not generated there: choose an empty place, or clear "
                     "this one"
-                ) from None
-        store.put(MANIFEST, json.dumps({**mine, "complete": False}).encode())
+                )
         return False
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"{where} is damaged: clear the place, or choose another") from None
+    theirs, complete = began
+    if not complete:
+        where = store.url
     if not resume:
-        raise ConfigError(f"{where} exists: choose another place, clear this one, or resume")
+        raise ConfigError(f"{where} is generated already, or in part: choose another place, clear this one, or resume")
     if theirs != mine:
         other = [
             f"{name} is {was!r}, not {now!r}"
@@ -64,6 +70,24 @@ def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
             f"{store.url} holds another data set ({'; '.join(other)[:500]}): choose another place, or clear this one"
         )
     return complete
+
+
+def mark_unfinished(store: Store, spec: DatasetSpec) -> None:
+    """Say that files of the data set are missing: until :func:`write_manifest` nobody reads the others as all of it."""
+    store.put(MARK, UnfinishedOutput(_described(spec)).to_json())
+
+
+def _began(store: Store, mine: Mapping[str, Any]) -> tuple[dict[str, Any], bool] | None:
+    """Spec and libraries of the data set that lies there, and whether it is complete; ``None`` if there is none."""
+    try:
+        found = json.loads(store.get(MANIFEST, max_bytes=_MOST_BYTES))
+        return {key: found[key] for key in mine}, bool(found["complete"])
+    except ObjectNotFoundError:
+        pass
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{store.url_of(MANIFEST)} is damaged: clear the place, or choose another") from None
+    mark = read_mark(store)
+    return (dict(mark.identity), False) if mark is not None and mark.identity.keys() == mine.keys() else None
 
 
 def _differences(theirs: Any, mine: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -116,6 +140,7 @@ def write_manifest(store: Store, spec: DatasetSpec, files: Iterable[tuple[Output
     told = [{"name": out.name, "bytes": facts.size, "hashes": facts.hashes} for out, facts in known]
     manifest = {**_described(spec), "complete": True, "samples": spec.samples, "files": told}
     store.put(MANIFEST, json.dumps(manifest).encode())
+    store.delete(MARK)
 
 
 def _entry(layout: MDSLayout, name: str, facts: GeneratedFile) -> dict[str, Any]:
