@@ -211,9 +211,6 @@ def _images(kind: str) -> Callable[[range], dict[str, bytes]]:
     return lambda numbers: {f"class {n % 5}/{n:03}.{kind}": tiny_image(n, kind) for n in numbers}
 
 
-# Of formats whose files are found by listing them. What they write is read with format=; see tests/writing/test_file_sets.py.
-LISTED: dict[str, str] = {"megatron": "MegatronShardWriter", "parquet": "ParquetWriter"}
-
 OTHERS: dict[str, Others] = {
     "arrow": Others(each(_arrow, ".arrow"), lambda s: int(s["id"]), "`.arrow`, `.feather`, `.ipc`"),
     "csv": Others(each(_csv(","), ".csv"), lambda s: int(s["id"]), "`.csv`¹"),
@@ -264,11 +261,9 @@ def table() -> list[str]:
     """The lines of the table."""
     lines = ["| format | a shard | written by | read as they are | as views | needs |", "|---|---|---|---|---|---|"]
     for name in format_names():
-        made = WRITTEN.get(name)
         others = OTHERS.get(name)
-        writer = made.make.__name__ if made else LISTED.get(name, "")
-        writer = f"`{writer}`" if writer else ""
         form = get_format(name)
+        writer = f"`{form.writer.partition(':')[2]}`" if form.writer else ""
         cells = [f"`{name}`", form.shard, writer, others.suffixes if others else "", form.views]
         lines.append("| " + " | ".join([*cells, f"`stoker[{form.extra}]`" if form.extra else ""]) + " |")
     return lines

@@ -14,11 +14,9 @@ from format_table import sample_of as plain_sample
 from PIL import Image
 
 from packed_cases import ANY, FIXED, sample_of, tiny_image
-from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, TSVWriter, XSVWriter
+from stoker import StreamingDataset
 from stoker.formats.registry import format_names
 from stoker.testing import FormatTests, WrittenFormatTests
-from stoker.writing.image_folders import JPEGWriter, PNGWriter
-from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -37,38 +35,38 @@ class _Written(WrittenFormatTests):
 
 
 class TestArrow(_Written):
-    format, writer, columns, options = "arrow", ArrowWriter, ANY, {"size_limit": 4000}
+    format, columns, options = "arrow", ANY, {"size_limit": 4000}
 
 
 class TestHDF5(_Written):
-    format, writer, columns, options = "hdf5", HDF5Writer, FIXED, {"size_limit": 700}
+    format, columns, options = "hdf5", FIXED, {"size_limit": 700}
 
 
 class TestMDS(_Written):
-    format, writer, columns, options = "mds", MDSWriter, ANY, {"size_limit": 4000}
+    format, columns, options = "mds", ANY, {"size_limit": 4000}
 
 
 class TestNPY(_Written):
-    format, writer, columns, options = "npy", NPYWriter, {"id": "int"}, {"size_limit": 150}
+    format, columns, options = "npy", {"id": "int"}, {"size_limit": 150}
 
 
 class TestNPYRows(_Written):
-    format, writer, columns, options = "npy", NPYWriter, {"row": "ndarray:float32:5"}, {"size_limit": 300}
+    format, columns, options = "npy", {"row": "ndarray:float32:5"}, {"size_limit": 300}
 
     def number(self, sample: Mapping[str, Any]) -> int:
         return int(sample["row"][0])
 
 
 class TestNPZ(_Written):
-    format, writer, columns, options = "npz", NPZWriter, FIXED, {"size_limit": 700}
+    format, columns, options = "npz", FIXED, {"size_limit": 700}
 
 
 class TestTar(_Written):
-    format, writer, columns, options = "tar", TarWriter, ANY, {"size_limit": 100_000}
+    format, columns, options = "tar", ANY, {"size_limit": 100_000}
 
 
 class TestTFRecord(_Written):
-    format, writer, columns, options = "tfrecord", TFRecordWriter, ANY, {"size_limit": 9000}
+    format, columns, options = "tfrecord", ANY, {"size_limit": 9000}
     checksums = True
 
 
@@ -80,19 +78,19 @@ class _Lines(WrittenFormatTests):
 
 
 class TestCSV(_Lines):
-    format, writer, options = "csv", CSVWriter, {"size_limit": 200}
+    format, options = "csv", {"size_limit": 200}
 
 
 class TestJSON(_Lines):
-    format, writer, options = "json", JSONWriter, {"size_limit": 500}
+    format, options = "json", {"size_limit": 500}
 
 
 class TestTSV(_Lines):
-    format, writer, options = "tsv", TSVWriter, {"size_limit": 200}
+    format, options = "tsv", {"size_limit": 200}
 
 
 class TestXSV(_Lines):
-    format, writer, options = "xsv", XSVWriter, {"size_limit": 200, "separator": "|"}
+    format, options = "xsv", {"size_limit": 200, "separator": "|"}
 
 
 class _Images(WrittenFormatTests):
@@ -121,11 +119,11 @@ class _Images(WrittenFormatTests):
 
 
 class TestJPEG(_Images):
-    format, writer, columns = "jpeg", JPEGWriter, {"image": "jpeg", "label": "int"}
+    format, columns = "jpeg", {"image": "jpeg", "label": "int"}
 
 
 class TestPNG(_Images):
-    format, writer, columns = "png", PNGWriter, {"image": "png", "label": "str"}
+    format, columns = "png", {"image": "png", "label": "str"}
     checksums = True
 
 

@@ -83,7 +83,7 @@ def _renamed(
 ) -> tuple[ColumnPlan, ...]:
     """The columns that are written without a transform, as the format calls them."""
     names = {name: name for name in chosen}
-    if settings.format in ("jpeg", "png"):
+    if settings.single:
         names = _image_columns(opened, settings.format, chosen, selected)
     # What the caller decides is not found out.
     types = sample_types(opened, [source for source, name in names.items() if name not in columns])
@@ -94,7 +94,7 @@ def _renamed(
             reading = said.reading if said.reading == "file" else "plain"
             plans.append(ColumnPlan(name, source, columns[name], reading, None, True, opened.folder))
             continue
-        if name == "image" and settings.format in ("jpeg", "png"):
+        if name == "image" and settings.single:
             plans.append(ColumnPlan(name, source, settings.format, said.reading, None, True, opened.folder))
             continue
         encoding = encoding_for(settings, name, said.encoding)

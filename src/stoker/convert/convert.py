@@ -19,7 +19,6 @@ from stoker.convert.report import ConvertReport
 from stoker.convert.runners.local import Processes, run_here, run_processes
 from stoker.convert.runners.ray import run_on_ray
 from stoker.convert.settings import Engine, check_work, parts_of, settings_of, target_of
-from stoker.convert.sinks import check_columns
 from stoker.convert.task import totals
 from stoker.convert.transform import Transform, identity_of, load_transform
 from stoker.convert.work import FILES, begin, done_before, finish, unfinished
@@ -154,7 +153,7 @@ def convert(
             transform=function,
             decode=decode,
         )
-        check_columns(settings, outputs)
+        settings.writer.check_columns({plan.name: plan.encoding for plan in outputs})
         about = {
             "version": _VERSION,
             "source": opened.source.identity,

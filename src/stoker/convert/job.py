@@ -127,7 +127,7 @@ def bounds_of(samples: int, size: int, settings: ShardSettings) -> Ids:
     """
     if not samples:
         return np.zeros(1, np.int64)
-    if settings.format in ("jpeg", "png"):
+    if settings.single:
         tasks = min(_TASKS, -(-size // (16 << 20)))
     elif settings.shard_samples is not None:
         shards = -(-samples // settings.shard_samples)

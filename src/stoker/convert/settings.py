@@ -8,9 +8,8 @@ from fractions import Fraction
 from typing import Final, Literal, get_args
 
 from stoker.convert.detect import Url
-from stoker.convert.sinks import LISTED, ShardSettings
-from stoker.errors import ConfigError, FormatError
-from stoker.formats.common.compression import parse_compression
+from stoker.convert.sinks import ShardSettings, writer_of
+from stoker.errors import ConfigError
 from stoker.formats.registry import format_name
 from stoker.storage import is_local
 from stoker.writing.base import check_hash_names, check_size_limit
@@ -52,12 +51,7 @@ def settings_of(
     if limit is None or limit > _LARGEST:
         raise ConfigError(f"size_limit={size_limit!r}: above 0, and at most 1 GiB, as shards are made in memory")
     to = format_name(to)
-    if compression is not None and to != "parquet":
-        try:
-            parse_compression(compression)
-        except FormatError as error:
-            raise ConfigError(str(error)) from None
-    names = () if hashes is None and to in LISTED else tuple(check_hash_names(hashes))
+    names = () if hashes is None and not writer_of(to).indexed else tuple(check_hash_names(hashes))
     return ShardSettings(to, compression, names, limit, shard_samples)
 
 

@@ -9,53 +9,26 @@ from typing import Any, Final, Unpack
 
 from stoker.convert.values import ColumnPlan
 from stoker.errors import ConfigError
+from stoker.formats.registry import format_names, get_format, load
 from stoker.storage import Store
 from stoker.storage.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.types import Batch
-from stoker.writing import image_folders as folders
-from stoker.writing import shard_formats as shards
 from stoker.writing.base import Writer, WriterOptions
 from stoker.writing.destination import Begun, Destination
 from stoker.writing.file_sets import size_of
-from stoker.writing.megatron_parts import tokens_of
-from stoker.writing.megatron_writer import MegatronShardWriter
 from stoker.writing.output_files import OutputFiles
-from stoker.writing.parquet_parts import check_compression
 from stoker.writing.parquet_writer import ParquetWriter
 
 __all__ = [
-    "LISTED",
-    "TARGETS",
     "ShardSettings",
     "SampleSink",
-    "check_columns",
     "encoding_for",
     "file_sizes",
     "open_sink",
+    "writer_of",
 ]
 
-_WRITERS: Final[dict[str, Any]] = {
-    "arrow": shards.ArrowWriter,
-    "csv": shards.CSVWriter,
-    "hdf5": shards.HDF5Writer,
-    "jpeg": folders.JPEGWriter,
-    "json": shards.JSONWriter,
-    "mds": shards.MDSWriter,
-    "megatron": MegatronShardWriter,
-    "npy": shards.NPYWriter,
-    "npz": shards.NPZWriter,
-    "png": folders.PNGWriter,
-    "tar": shards.TarWriter,
-    "tfrecord": shards.TFRecordWriter,
-    "tsv": shards.TSVWriter,
-}
-LISTED: Final = ("megatron", "parquet")
-"""Formats whose files are found by listing them, without an index."""
-TARGETS: Final = (*sorted([*_WRITERS, "parquet"]),)
-"""Formats that can be written."""
-
-_LINES: Final = ("csv", "json", "tsv")
 _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 
 
@@ -64,7 +37,7 @@ class ShardSettings:
     """How shards are written.
 
     Attributes:
-        format: one of :data:`TARGETS`.
+        format: the name of a format that :func:`writer_of` knows.
         compression: see :class:`~stoker.writing.base.WriterOptions`, as for ``hashes``.
         hashes: names.
         size_limit: most raw bytes of a shard.
@@ -78,16 +51,36 @@ class ShardSettings:
     shard_samples: int | None
 
     def __post_init__(self) -> None:
-        if self.format not in TARGETS:
-            raise ConfigError(f"to={self.format!r} can not be written; what can: {', '.join(TARGETS)}")
-        if self.format == "parquet":
-            check_compression(self.compression)
-        if self.format == "megatron" and self.compression:
-            raise ConfigError("compression: Megatron's files are read where they lie, and so not compressed")
-        if self.format in LISTED and self.hashes:
+        self.writer.check_compression(self.compression)
+        if not self.writer.indexed and self.hashes:
             raise ConfigError(f"hashes: {self.format} files have no index that they could stand in")
-        if self.format in ("jpeg", "png") and (self.compression or self.shard_samples):
+        if self.single and (self.compression or self.shard_samples):
             raise ConfigError(f"compression and shard_samples mean nothing for {self.format}: a file is a sample")
+
+    @property
+    def writer(self) -> type[Writer]:
+        """The format's writer."""
+        return writer_of(self.format)
+
+    @property
+    def single(self) -> bool:
+        """Whether a file is a sample."""
+        return get_format(self.format).single
+
+
+def writer_of(name: str) -> type[Writer]:
+    """The writer of a format.
+
+    Raises:
+        ConfigError: it has none, or one that must be told more than the columns.
+    """
+    form = get_format(name) if name in format_names() else None
+    if form is None or not form.writer or form.writer_settings:
+        forms = [get_format(one) for one in format_names()]
+        told = ", ".join(one.name for one in forms if one.writer and not one.writer_settings)
+        raise ConfigError(f"to={name!r} can not be written; what can: {told}")
+    writer: type[Writer] = load(form.writer)
+    return writer
 
 
 def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
@@ -96,7 +89,7 @@ def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
     Raises:
         ConfigError: it can not hold it.
     """
-    if settings.format not in _LINES:
+    if not get_format(settings.format).text:
         return encoding
     if encoding in ("str", "int", "float"):
         return encoding
@@ -108,16 +101,6 @@ def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
         f"column {name!r} is {encoding}, and {settings.format} holds text, whole numbers and floats: leave it out with "
         "select=, make it text with transform=, or write another format"
     )
-
-
-def check_columns(settings: ShardSettings, plans: Sequence[ColumnPlan]) -> None:
-    """See that a format can hold the columns together.
-
-    Raises:
-        ConfigError: it can not.
-    """
-    if settings.format == "megatron":
-        tokens_of({plan.name: plan.encoding for plan in plans})
 
 
 def open_sink(
@@ -132,8 +115,9 @@ def open_sink(
         task: its number, which shards are named by; ``None`` for an only task.
         first: number of its first sample, for formats that number them.
     """
-    form = settings.format
-    named = _image_name(task) if form in ("jpeg", "png") else _part_name(task) if form in LISTED else _folder_name(task)
+    named = (
+        _image_name(task) if settings.single else _folder_name(task) if settings.writer.indexed else _part_name(task)
+    )
     return SampleSink(settings, plans, _TaskDestination(store, named, whole=not task), first)
 
 
@@ -187,14 +171,15 @@ def _writer_for(
     settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int
 ) -> Writer:
     options: dict[str, Any] = {"hashes": list(settings.hashes), "max_workers": 1}
-    if settings.format not in ("jpeg", "png"):
-        cut_by_size = settings.shard_samples is None or settings.format in LISTED
+    if not settings.single:
+        cut_by_size = settings.shard_samples is None or not settings.writer.indexed
         options.update(compression=settings.compression, size_limit=settings.size_limit if cut_by_size else None)
-    if settings.format == "tar":
+    if settings.writer.numbers_samples:
         options["first"] = first
     if settings.format == "parquet":
         return _PlannedParquetWriter(plans, destination, **options)
-    writer: Writer = _WRITERS[settings.format]({plan.name: plan.encoding for plan in plans}, destination, **options)
+    make: Any = settings.writer
+    writer: Writer = make({plan.name: plan.encoding for plan in plans}, destination, **options)
     return writer
 
 

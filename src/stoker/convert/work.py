@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from stoker.convert.job import WORK, ConversionJob
-from stoker.convert.sinks import LISTED, file_sizes
+from stoker.convert.sinks import file_sizes
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError, SourceChangedError
 from stoker.index.index import INDEX_NAME, Index
 from stoker.storage import Store, is_local, join_url, open_store
@@ -188,7 +188,7 @@ def finish(
         shards += len(entries)
         files += len(sizes)
         size += sum(sizes.values())
-        if job.settings.format not in LISTED:
+        if job.settings.writer.indexed:
             where = store.url_of(INDEX_NAME)
             index = Index.from_json(json.dumps({"shards": entries, "version": 2}).encode(), where)
             store.put(INDEX_NAME, index.to_json())

@@ -70,6 +70,9 @@ class Format(ABC):
             they mean.
         text: whether shards are lines, which hold text, whole numbers and floats.
         single: whether a file is a sample.
+        writer: module and class that writes the format, ``"module:Class"``, a :class:`stoker.writing.base.Writer`; empty
+            where there is none.
+        writer_settings: what the writer must be told beside columns and destination.
         generated: synthetic files of the format; ``None`` where none are made.
         suffixes: ends of names of files that are read without an index, in lower case.
         beside: ends that replace a file's own, of files that belong to it; the last of them is the one with the data.
@@ -90,6 +93,8 @@ class Format(ABC):
     types: ClassVar[Mapping[str, str]] = {}
     text: ClassVar[bool] = False
     single: ClassVar[bool] = False
+    writer: ClassVar[str] = ""
+    writer_settings: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[GeneratedFiles | None] = None
     suffixes: ClassVar[tuple[str, ...]] = ()
     beside: ClassVar[tuple[str, ...]] = ()

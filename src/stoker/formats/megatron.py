@@ -234,6 +234,7 @@ class MegatronFormat(PackedFormat):
 
     name = "megatron"
     shard = "64 MiB of an indexed data set's tokens"
+    writer = "stoker.writing.megatron_writer:MegatronShardWriter"
     views = "tokens"
     generated = GeneratedFiles(
         "stoker.generate.formats.arrays:MegatronLayout",

@@ -184,6 +184,7 @@ class JPEGFormat(FileFormat):
     name = "jpeg"
     aliases = ("jpg",)
     shard = "a file, which is a sample; its folder is its class"
+    writer = "stoker.writing.image_folders:JPEGWriter"
     views = ""
     extra = "images"
     generated = GeneratedFiles(_LAYOUT, (".jpeg",), one_column=True, image="jpeg")
@@ -195,6 +196,7 @@ class PNGFormat(FileFormat):
 
     name = "png"
     shard = "a file, which is a sample; its folder is its class"
+    writer = "stoker.writing.image_folders:PNGWriter"
     views = ""
     extra = "images"
     generated = GeneratedFiles(_LAYOUT, (".png",), one_column=True, image="png")

@@ -22,6 +22,7 @@ from stoker.formats.registry import get_format, load
 from stoker.loaders.dataset import StreamingDataset
 from stoker.testing.values import check_kind, equal, row_of
 from stoker.types import Ids
+from stoker.writing.base import Writer
 
 __all__ = ["FormatTests", "ShardOnDisk"]
 
@@ -136,6 +137,8 @@ class FormatTests:
         assert self.format in (form.name, *form.aliases)
         assert form.name not in form.aliases
         assert all(one == one.lower() and one.startswith(".") for one in (*form.suffixes, *form.beside))
+        if form.writer:
+            assert issubclass(load(form.writer), Writer)
         if form.generated is not None:
             assert isinstance(load(form.generated.layout), type)
 

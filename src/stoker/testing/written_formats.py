@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from stoker.errors import ConfigError, EncodingError
 from stoker.formats.common.entries import entry_of
 from stoker.formats.common.hashing import hash_hex
+from stoker.formats.registry import load
 from stoker.index.index import load_index
 from stoker.index.merge import merge_index
 from stoker.index.rebuild import rebuild_index
@@ -24,14 +25,12 @@ class WrittenFormatTests(FormatTests):
     """Tests of a format that has a writer with an index. A subclass says what is written, in :meth:`value`.
 
     Attributes:
-        writer: makes a writer, as :class:`stoker.MDSWriter` does.
         columns: column name to encoding.
         options: more for the writer; a ``size_limit`` that makes several shards.
         rebuilt: whether the index can be made anew from the shards.
     """
 
     indexed = True
-    writer: ClassVar[Callable[..., Any]]
     columns: ClassVar[Mapping[str, str]]
     options: ClassVar[Mapping[str, Any]] = {}
     rebuilt: ClassVar[bool] = True
@@ -42,7 +41,9 @@ class WrittenFormatTests(FormatTests):
 
     def open_writer(self, out: Path, **options: Any) -> Any:
         """A writer of the format."""
-        return type(self).writer(columns=self.columns, out=out, **{**self.options, "hashes": ["xxh64"], **options})
+        return load(self.descriptor.writer)(
+            columns=self.columns, out=out, **{**self.options, "hashes": ["xxh64"], **options}
+        )
 
     def write(self, folder: Path, numbers: range, **options: Any) -> None:
         """See :class:`~stoker.testing.formats.FormatTests`."""

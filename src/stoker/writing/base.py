@@ -6,11 +6,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypedDict
+from typing import Any, ClassVar, Final, Self, TypedDict
 
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.checks import MAX_OFFSET
+from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.hashing import check_hash_name
 from stoker.types import StorageOptions
 from stoker.units import parse_bytes
@@ -74,9 +75,16 @@ class Writer(ABC):
         waiting: how many files may wait for each upload thread.
         on_failed: called from a thread when an upload has failed.
 
+    Attributes:
+        indexed: whether the dataset has an ``index.json``. Else its files are found by listing them.
+        numbers_samples: whether the writer takes ``first``, the number of its first sample.
+
     Raises:
         ConfigError: an argument makes no sense, or what is at the destination is in the way; says what to do.
     """
+
+    indexed: ClassVar[bool] = True
+    numbers_samples: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -108,6 +116,27 @@ class Writer(ABC):
             ).start()
         self._uploads = UploadPool(threads, threads * waiting, on_failed)
         reset_in_children(self)
+
+    @classmethod
+    def check_compression(cls, compression: str | None) -> None:
+        """See that files can be compressed so, before a writer is made.
+
+        Raises:
+            ConfigError: they can not.
+        """
+        if compression is not None:
+            try:
+                parse_compression(compression)
+            except FormatError as error:
+                raise ConfigError(str(error)) from None
+
+    @classmethod  # noqa: B027 - most formats hold any columns together
+    def check_columns(cls, columns: Mapping[str, str]) -> None:
+        """See that the format can hold these columns together, before a writer is made.
+
+        Raises:
+            ConfigError: it can not.
+        """
 
     @property
     @abstractmethod

@@ -39,6 +39,7 @@ class FileSetWriter(Writer):
 
     stem: ClassVar[str] = "part"
     """What the files' names begin with."""
+    indexed = False
     ends: ClassVar[tuple[str, ...]]
     """What the names of the files of one number end with; the last of them is stored last, and tells of the others."""
 

@@ -51,11 +51,21 @@ class MegatronShardWriter(FileSetWriter):
         remote: str | os.PathLike[str] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        if options.get("compression"):
-            raise ConfigError("compression: Megatron's files are read where they lie, and so not compressed")
+        self.check_compression(options.get("compression"))
         self._column, dtype, _ = tokens_of(columns)
         super().__init__(out, remote, {"dtype": dtype.name}, options, None)
         self._parts = MegatronParts(columns, self._limit, None, lambda _, files, samples: self._put(files, samples))
+
+    @classmethod
+    def check_compression(cls, compression: str | None) -> None:
+        """See :class:`~stoker.writing.base.Writer`."""
+        if compression:
+            raise ConfigError("compression: Megatron's files are read where they lie, and so not compressed")
+
+    @classmethod
+    def check_columns(cls, columns: Mapping[str, str]) -> None:
+        """See :class:`~stoker.writing.base.Writer`."""
+        tokens_of(columns)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a document: the column's name to its tokens, an array of shape ``(n,)``. Other keys are ignored.

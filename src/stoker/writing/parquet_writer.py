@@ -69,6 +69,11 @@ class ParquetWriter(FileSetWriter):
             raise ConfigError("columns is empty: give at least one column")
         self._begin_columns([_Column(name, columns[name]) for name in sorted(columns)], out, remote, options)
 
+    @classmethod
+    def check_compression(cls, compression: str | None) -> None:
+        """See :class:`~stoker.writing.base.Writer`."""
+        check_compression(compression)
+
     def _begin_columns(
         self,
         columns: Sequence[ParquetColumn],

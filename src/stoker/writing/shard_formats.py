@@ -237,6 +237,7 @@ class TarWriter(_PackedWriter):
         **options: see :class:`~stoker.writing.base.WriterOptions`.
     """
 
+    numbers_samples = True
     _encoder_of = ("stoker.formats.tar.writer", "TarEncoder")
 
     @checked(columns=_COLUMNS)

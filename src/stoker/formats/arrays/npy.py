@@ -157,6 +157,7 @@ class NPYFormat(ArrayFormat):
 
     name = "npy"
     shard = "an array"
+    writer = "stoker.writing.shard_formats:NPYWriter"
     views = "runs of rows"
     generated = GeneratedFiles("stoker.generate.formats.arrays:NPYLayout", (".npy",), arrays=True, one_column=True)
     suffixes = (".npy",)

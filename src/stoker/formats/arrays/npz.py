@@ -278,6 +278,7 @@ class NPZFormat(ArrayFormat):
 
     name = "npz"
     shard = "an archive of arrays"
+    writer = "stoker.writing.shard_formats:NPZWriter"
     views = "runs of rows"
     generated = GeneratedFiles(
         "stoker.generate.formats.arrays:NPZLayout", (".npz",), arrays=True, compressions=("zip",)

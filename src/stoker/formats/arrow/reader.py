@@ -269,6 +269,7 @@ class ArrowFormat(PackedFormat):
 
     name = "arrow"
     shard = "a file or stream of record batches"
+    writer = "stoker.writing.shard_formats:ArrowWriter"
     views = "bytes"
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
     generated = GeneratedFiles(

@@ -199,6 +199,7 @@ class HDF5Format(ArrayFormat):
     name = "hdf5"
     aliases = ("h5",)
     shard = "a file of datasets"
+    writer = "stoker.writing.shard_formats:HDF5Writer"
     views = "runs of rows"
     extra = "hdf5"
     generated = GeneratedFiles(

@@ -19,6 +19,7 @@ class MDSFormat(Format):
 
     name = "mds"
     shard = "a file"
+    writer = "stoker.writing.shard_formats:MDSWriter"
     views = "bytes"
     generated = GeneratedFiles(
         "stoker.generate.formats.mds:MDSLayout", (".mds",), compressions=("zstd", "gz"), compressed_whole=True

@@ -25,6 +25,7 @@ class ParquetFormat(Format):
 
     name = "parquet"
     shard = "a row group"
+    writer = "stoker.writing.parquet_writer:ParquetWriter"
     views = "runs of rows"
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
     generated = GeneratedFiles(

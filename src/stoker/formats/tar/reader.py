@@ -317,6 +317,7 @@ class TarFormat(PackedFormat):
     name = "tar"
     aliases = ("webdataset",)
     shard = "an archive, as WebDataset has it"
+    writer = "stoker.writing.shard_formats:TarWriter"
     views = "bytes"
     generated = GeneratedFiles("stoker.generate.formats.records:TarLayout", (".tar",), extensions=True)
     suffixes = (".tar",)

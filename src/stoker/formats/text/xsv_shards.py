@@ -73,6 +73,8 @@ class XSVFormat(Format):
 
     name = "xsv"
     shard = "lines, as `csv`, of any separator"
+    writer = "stoker.writing.shard_formats:XSVWriter"
+    writer_settings: ClassVar[tuple[str, ...]] = ("separator",)
     roles = ("data", "meta")
     text = True
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
@@ -138,6 +140,8 @@ class CSVFormat(XSVFormat):
 
     name = "csv"
     shard = "lines, quoted as RFC 4180 has it"
+    writer = "stoker.writing.shard_formats:CSVWriter"
+    writer_settings = ()
     implied = ("separator",)
     generated = GeneratedFiles(
         "stoker.generate.formats.lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True
@@ -151,6 +155,8 @@ class TSVFormat(XSVFormat):
 
     name = "tsv"
     shard = "lines, as `csv`"
+    writer = "stoker.writing.shard_formats:TSVWriter"
+    writer_settings = ()
     implied = ("separator",)
     suffixes = (".tsv",)
     separator = "\t"
