@@ -11,15 +11,16 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from servers import redis_server, stop_outside_of_writes
 
-from stoker.coordination import EngineReplacedError, Replay, open_store
+from stoker.coordination import CoordinationStore, EngineReplacedError, Replay, open_store
 from stoker.coordination.run import RunRecords
+from stoker.testing import EngineTests
 from support import start_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -186,14 +187,14 @@ def test_over_redis() -> None:
             print(_through_thick_and_thin(crew, server.url, restart))
 
 
-@pytest.fixture
-def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, str, str]]:
-    """Ray, started for one test; a folder with a short path; and the address."""
+@pytest.fixture(scope="module")
+def ray_folder() -> Iterator[tuple[Any, str, str]]:
+    """Ray, started once; a folder with a short path; and the address."""
     ray = pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(prefix="st") as folder:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="st") as folder:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         context = ray.init(
             num_cpus=2,
             include_dashboard=False,
@@ -206,6 +207,15 @@ def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, str, str]
             yield ray, folder, context.address_info["gcs_address"]
         finally:
             ray.shutdown()
+
+
+class TestRay(EngineTests):
+    @pytest.fixture(autouse=True)
+    def _place(self, ray_folder: tuple[Any, str, str]) -> None:
+        self.url = f"ray://tests?path={ray_folder[1]}/tests.db"
+
+    def open(self) -> CoordinationStore:
+        return open_store(self.url, timeout=60)
 
 
 def test_over_ray(ray_folder: tuple[Any, str, str]) -> None:
@@ -222,17 +232,18 @@ def test_over_ray(ray_folder: tuple[Any, str, str]) -> None:
 
 def test_an_actor_that_comes_back_without_its_file_is_an_error(ray_folder: tuple[Any, str, str]) -> None:
     ray, folder, _ = ray_folder
-    url = f"ray://emptied?path={folder}/run.db"
+    url = f"ray://emptied?path={folder}/emptied.db"
     store = open_store(url, timeout=60)
     version = store.create("a", b"1") or 0
-    for file in Path(folder).glob("run.db*"):
+    for file in Path(folder).glob("emptied.db*"):
         file.unlink()
     with pytest.raises(EngineReplacedError, match="was deleted"):
         store.get(["a"])
     ray.kill(ray.get_actor("emptied", namespace="stoker"), no_restart=False)
     fresh = None
-    while fresh is None:  # until the actor is there again
-        fresh = open_store(url, timeout=60).create("a", b"3")
+    while fresh is None:  # until the actor is there again; the old one may still answer
+        with suppress(EngineReplacedError):
+            fresh = open_store(url, timeout=60).create("a", b"3")
     with pytest.raises(EngineReplacedError, match="was lost and made anew"):
         store.swap("a", b"2", version)
     with pytest.raises(EngineReplacedError, match="was lost and made anew"):

@@ -1,4 +1,4 @@
-"""Engines: all pass the same checks; one that is down, unsafe or of something else says so, and nothing hangs."""
+"""Engines: all pass the same tests; one that is down, unsafe or of something else says so, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from servers import RedisServer, redis_server
 
-from stoker.coordination.conformance import CHECKS, Opener
 from stoker.coordination.engines import sqlite as sqlite_engine
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import EngineError, EngineReplacedError
 from stoker.errors import ConfigError, MissingPackageError
+from stoker.testing import EngineTests
 
 
 @pytest.fixture(scope="session")
@@ -31,21 +31,25 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture
-def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    kind: str = request.param
-    if kind == "sqlite":
-        return lambda: open_store(f"sqlite://{tmp_path}/run.db")
-    if kind == "memory":
-        return lambda: open_store(f"memory://{tmp_path}")
-    server: RedisServer = request.getfixturevalue("redis")
-    return lambda: open_store(server.url)
+class TestMemory(EngineTests):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.url = f"memory://{tmp_path}"
+
+    def open(self) -> CoordinationStore:
+        return open_store(self.url)
 
 
-@pytest.mark.parametrize("opener", ["memory", "sqlite", "redis"], indirect=True)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_an_engine_does_what_an_engine_must(check: Callable[[Opener], None], opener: Opener) -> None:
-    check(opener)
+class TestSqlite(TestMemory):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.url = f"sqlite://{tmp_path}/run.db"
+
+
+class TestRedis(TestMemory):
+    @pytest.fixture(autouse=True)
+    def _place(self, redis: RedisServer) -> None:
+        self.url = redis.url
 
 
 class _Broken:
@@ -78,12 +82,17 @@ class _Unsorted(_Broken):
 
 @pytest.mark.parametrize("fault", [_Blind, _Twice, _Unsorted])
 def test_the_checks_find_engines_that_do_not(fault: type[_Broken], tmp_path: Path) -> None:
+    class Faulty(EngineTests):
+        def open(self) -> CoordinationStore:
+            return fault(open_store(f"memory://{tmp_path}"))  # type: ignore[return-value]
+
     failed = 0
-    for check in CHECKS:
-        try:
-            check(lambda: fault(open_store(f"memory://{tmp_path}")))  # type: ignore[arg-type, return-value]
-        except AssertionError:
-            failed += 1
+    for name in dir(Faulty):
+        if name.startswith("test_"):
+            try:
+                getattr(Faulty(), name)()
+            except AssertionError:
+                failed += 1
     assert failed
 
 

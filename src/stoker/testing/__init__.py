@@ -1,10 +1,12 @@
-"""Conformance tests that a third party subclasses: for a shard format or a loader, what stoker's own are tested by.
+"""Conformance tests that a third party subclasses, for a shard format, a loader or a coordination engine.
 
-The classes need no test framework to be imported. pytest runs a subclass whose name begins with ``Test``.
+They are the tests of stoker's own. The classes need no test framework to be imported. pytest runs a subclass whose name
+begins with ``Test``.
 """
 
+from stoker.testing.engines import EngineTests
 from stoker.testing.formats import FormatTests
 from stoker.testing.loaders import LoaderTests
 from stoker.testing.written_formats import WrittenFormatTests
 
-__all__ = ["FormatTests", "LoaderTests", "WrittenFormatTests"]
+__all__ = ["EngineTests", "FormatTests", "LoaderTests", "WrittenFormatTests"]
