@@ -174,7 +174,7 @@ def prepare(way: str) -> Any:
 
         return MDSWriter, way.endswith("jpeg")
     if way.startswith("stoker"):
-        from stoker.convert import convert
+        from stoker.conversion import convert
 
         return convert, 1 if "1 process" in way else None
     return None

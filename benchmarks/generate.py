@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.generate import DatasetSpec, generate
-from stoker.generate.noise import BLOCK, noise_of
+from stoker.generation import DatasetSpec, generate
+from stoker.generation.noise import BLOCK, noise_of
 from stoker.storage.local import write_all
 
 GIB = 1 << 30
@@ -183,7 +183,7 @@ def peers(folder: Path, turns: int) -> None:
 
 MEMORY = """
 import resource, sys
-from stoker.generate import DatasetSpec, generate
+from stoker.generation import DatasetSpec, generate
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 made = generate(DatasetSpec(format=sys.argv[1], samples_per_file={rows}, record_bytes={width}), sys.argv[2], threads=1)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -22,7 +22,7 @@ from typing import Any
 
 from stoker.catalog.unindexed import header_walk as stepping
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.generate import DatasetSpec, generate
+from stoker.generation import DatasetSpec, generate
 from stoker.storage import Store, open_store
 
 MIB = 1 << 20

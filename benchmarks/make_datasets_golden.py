@@ -1,6 +1,6 @@
 """Makes golden/saved_by_datasets with Hugging Face's own library: run it where ``datasets`` and Pillow are installed.
 
-benchmarks/.venvs/hf/bin/python tests/convert/make_hf_golden.py
+benchmarks/.venvs/hf/bin/python tests/conversion/make_hf_golden.py
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import datasets
 from PIL import Image
 
-HERE = Path(__file__).resolve().parents[1] / "tests" / "convert" / "golden" / "saved_by_datasets"
+HERE = Path(__file__).resolve().parents[1] / "tests" / "conversion" / "golden" / "saved_by_datasets"
 
 
 def row(number: int) -> dict[str, object]:

@@ -21,7 +21,7 @@ import stoker
 from stoker import Encoding, KeepIds, MDSWriter, RoundRobin, Stream, StreamingDataset, World
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.mds.encodings import registry
-from stoker.generate import DatasetSpec
+from stoker.generation import DatasetSpec
 from stoker.tokens import MegatronWriter, Ragged
 
 OUT = "the place of what is written"
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.rebuild_index": (_at("url", exist_ok=True), nothing),
     "stoker.register_encoding": (_of(name="mine", encoding=Mine, replace=True), nothing),
     "stoker.train_validation_split": (_of(), nothing),
-    "stoker.convert.convert": (
+    "stoker.conversion.convert": (
         lambda root: {"source": root / "data", "destination": OUT, "processes": 1},
         nothing,
     ),
@@ -160,8 +160,8 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.writing.shard_formats.TFRecordWriter": (_folder("int"), _abort),
     "stoker.writing.shard_formats.TarWriter": (_folder("int"), _abort),
     "stoker.coordination.CoordinationSettings": (_of(), nothing),
-    "stoker.generate.DatasetSpec": (_of(format="npy", files=1, samples_per_file=2, record_bytes=8), nothing),
-    "stoker.generate.generate": (
+    "stoker.generation.DatasetSpec": (_of(format="npy", files=1, samples_per_file=2, record_bytes=8), nothing),
+    "stoker.generation.generate": (
         lambda root: {"spec": DatasetSpec(format="npy", record_bytes=8), "url": OUT},
         nothing,
     ),
@@ -236,7 +236,7 @@ def _parameters(target: Any) -> dict[str, Any]:
 def test_the_table_has_all_that_is_public() -> None:
     public = {name for name in stoker.__all__ if not name.startswith("_")}
     assert {name.split(".")[1] for name in CASES if name.count(".") == 1} | OTHERS == public
-    for name in ("convert", "generate", "tokens", "inspection"):
+    for name in ("conversion", "generation", "tokens", "inspection"):
         module = import_module(f"stoker.{name}")
         functions = {
             one

@@ -24,7 +24,7 @@ from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import read_workload
 from stoker.bench.settings.workload import Stage
 from stoker.errors import ConfigError
-from stoker.generate import generate
+from stoker.generation import generate
 from stoker.storage import open_store
 
 TINY = (

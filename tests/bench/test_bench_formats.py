@@ -23,7 +23,7 @@ from stoker.bench.results.results import collect, schema
 from stoker.bench.settings.sources import read_workload
 from stoker.cluster import World
 from stoker.formats.registry import format_name, get_format
-from stoker.generate.spec import generated_formats
+from stoker.generation.spec import generated_formats
 
 FILES, SAMPLES = 4, 6
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stoker.generate
+import stoker.generation
 from s3server import Bucket
 from stoker.bench.loaders import get_loader
 from stoker.bench.loaders.base import LoaderJob
@@ -364,13 +364,13 @@ def test_threads_of_generation_are_shared_by_the_ranks_of_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    made = stoker.generate.generate
+    made = stoker.generation.generate
 
     def noted(spec: Any, place: str, *, threads: int, **more: Any) -> Any:
         asked.append(threads)
         return made(spec, place, threads=threads, **more | {"host": (0, 1)})
 
-    monkeypatch.setattr(stoker.generate, "generate", noted)
+    monkeypatch.setattr(stoker.generation, "generate", noted)
     monkeypatch.setattr(generation, "processors", lambda: 6)
     for count, here in ((1, 1), (2, 2), (8, 2), (8, 8)):  # the last two are of 8 ranks in all, on 4 hosts and on one
         make_data(workload(), str(tmp_path), World(0, count, here))

@@ -15,7 +15,7 @@ import pytest
 from stoker import MDSWriter, StreamingDataset, merge_index, rebuild_index
 from stoker.cache.directory import is_cache_directory
 from stoker.catalog.detect import detect
-from stoker.convert import convert
+from stoker.conversion import convert
 from stoker.errors import ObjectNotFoundError
 from stoker.tokens.tokenize.texts import find_texts
 

@@ -16,11 +16,11 @@ from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset
 from stoker.catalog.splits import refuse_splits
 from stoker.cli import main
-from stoker.convert import convert
+from stoker.conversion import convert
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import open_store
 
-SAVED = Path(__file__).parents[1] / "convert" / "golden" / "saved_by_datasets"
+SAVED = Path(__file__).parents[1] / "conversion" / "golden" / "saved_by_datasets"
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

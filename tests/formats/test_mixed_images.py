@@ -12,7 +12,7 @@ from PIL import Image
 from packed_cases import tiny_image
 from stoker import StreamingDataset
 from stoker.catalog.detect import Detected, detect
-from stoker.convert import convert
+from stoker.conversion import convert
 from stoker.errors import CorruptDataError
 from stoker.inspection import inspect, verify
 

@@ -22,7 +22,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import open_store
 from stoker.streams.features import DecodeImages, class_names
 
-GOLDEN = Path(__file__).parents[1] / "convert" / "golden"
+GOLDEN = Path(__file__).parents[1] / "conversion" / "golden"
 SOURCES: dict[str, dict[str, Any]] = {
     "saved": {"remote": GOLDEN / "saved_by_datasets", "format": "arrow"},
     "parquet": {"remote": GOLDEN / "saved_by_datasets.parquet", "format": "parquet"},

@@ -105,9 +105,9 @@ def run(chosen: argparse.Namespace) -> None:
     """Convert, and say what was done.
 
     Raises:
-        StokerError: see :func:`stoker.convert.convert`.
+        StokerError: see :func:`stoker.conversion.convert`.
     """
-    from stoker.convert import convert
+    from stoker.conversion import convert
 
     with (
         on_interrupt("what is done stays, and the index is not written: the same command goes on from there"),

@@ -78,9 +78,9 @@ def run(chosen: argparse.Namespace) -> None:
     """Make the data set, and say what was done.
 
     Raises:
-        StokerError: see :func:`stoker.generate.generate`.
+        StokerError: see :func:`stoker.generation.generate`.
     """
-    from stoker.generate import DatasetSpec, generate
+    from stoker.generation import DatasetSpec, generate
 
     spec = DatasetSpec(
         format=chosen.format,
@@ -143,8 +143,8 @@ def run(chosen: argparse.Namespace) -> None:
 
 def _sizes(spec: Any) -> dict[str, Any]:
     """Bytes of all files: exact where all are alike or few, else from 64 of them."""
-    from stoker.generate.making import FileBuilder, file_size
-    from stoker.generate.names import output
+    from stoker.generation.making import FileBuilder, file_size
+    from stoker.generation.names import output
 
     total = (spec.files + spec.valid_files) * len(spec.form.suffixes)
     some = range(total) if total <= 64 else [total * k // 64 for k in range(64)]
@@ -174,7 +174,7 @@ def _sizes(spec: Any) -> dict[str, Any]:
 
 
 def _show_plan(chosen: argparse.Namespace, spec: Any, sizes: dict[str, Any]) -> None:
-    from stoker.generate.names import output
+    from stoker.generation.names import output
 
     names = [output(spec, place).name for place in sorted({0, min(1, sizes["files"] - 1), sizes["files"] - 1})]
     columns = {column.name: _type(column) for column in spec.fields}

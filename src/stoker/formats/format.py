@@ -24,11 +24,11 @@ __all__ = ["Format", "GeneratedFiles"]
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFiles:
-    """The synthetic files that ``stoker.generate`` makes of a format, and what these can hold.
+    """The synthetic files that ``stoker.generation`` makes of a format, and what these can hold.
 
     Attributes:
         layout: module and class that lays out a file, ``"module:Class"``; a
-            :class:`stoker.generate.formats.base.GeneratedLayout`.
+            :class:`stoker.generation.formats.base.GeneratedLayout`.
         suffixes: ends of the names of the files that a number of the dataset stands for; one, or two.
         arrays: they hold values of one size only, as arrays.
         one_column: and of one column.
@@ -38,7 +38,7 @@ class GeneratedFiles:
         compressions: names of compressions.
         levels: whether a compression may have a level (``zstd:7``).
         compressed_whole: whether a compression is of whole files, and not of their parts.
-        settings: fields of :class:`stoker.generate.DatasetSpec` that only some formats have.
+        settings: fields of :class:`stoker.generation.DatasetSpec` that only some formats have.
     """
 
     layout: str

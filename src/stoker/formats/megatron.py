@@ -237,7 +237,7 @@ class MegatronFormat(PackedFormat):
     writer = "stoker.writing.megatron_writer:MegatronShardWriter"
     views = "tokens"
     generated = GeneratedFiles(
-        "stoker.generate.formats.arrays:MegatronLayout",
+        "stoker.generation.formats.arrays:MegatronLayout",
         (".bin", ".idx"),
         arrays=True,
         one_column=True,

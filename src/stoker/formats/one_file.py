@@ -134,7 +134,7 @@ class FileShard:
         return _read([self], np.zeros(len(rows), np.int64), rows, columns)
 
 
-_LAYOUT: Final = "stoker.generate.formats.files:FileLayout"
+_LAYOUT: Final = "stoker.generation.formats.files:FileLayout"
 
 
 class FileFormat(Format):

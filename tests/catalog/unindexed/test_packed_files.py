@@ -20,7 +20,7 @@ from s3server import Bucket
 from stoker import StreamingDataset
 from stoker.cache import decompress as unpacking
 from stoker.catalog.detect import Detected, detect
-from stoker.convert import convert
+from stoker.conversion import convert
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.registry import get_format
 from stoker.inspection import inspect, verify

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from packed_cases import opened
 from stoker import MDSWriter, StreamingDataset
-from stoker.convert import convert
+from stoker.conversion import convert
 from stoker.errors import ConfigError, CorruptDataError, EncodingError, IndexFileError
 from stoker.formats.base import ReadOptions
 from stoker.writing.shard_formats import TarWriter

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.generate.noise import BLOCK, noise_of
+from stoker.generation.noise import BLOCK, noise_of
 
 __all__ = ["PART", "CheckpointContent", "draw_seed"]
 

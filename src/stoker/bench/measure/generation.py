@@ -1,4 +1,4 @@
-"""The stage ``generate``: a workload's data set as a specification of :mod:`stoker.generate`, and its making."""
+"""The stage ``generate``: a workload's data set as a specification of :mod:`stoker.generation`, and its making."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, StorageTimeoutError
 from stoker.storage import open_store
 
 if TYPE_CHECKING:
-    from stoker.generate import DatasetSpec
+    from stoker.generation import DatasetSpec
 
 __all__ = ["await_listing", "check_spec", "make_data", "spec_of"]
 
@@ -27,7 +27,7 @@ def spec_of(workload: Workload) -> DatasetSpec:
     Raises:
         ConfigError: the data set can not be generated; says why.
     """
-    from stoker.generate import Column, DatasetSpec
+    from stoker.generation import Column, DatasetSpec
 
     dataset = workload.dataset
     settings: dict[str, Any] = dict(dataset.settings)
@@ -80,7 +80,7 @@ def check_spec(workload: Workload) -> None:
         ConfigError: it can not; says why.
         MissingPackageError: the format's library is not installed.
     """
-    from stoker.generate import iterate_file
+    from stoker.generation import iterate_file
 
     iterate_file(spec_of(workload), 0)
 
@@ -105,10 +105,10 @@ def make_data(
 
     Raises:
         StorageTimeoutError: the store does not list what was written, after ``storage.settle_seconds``.
-        StokerError: see :func:`stoker.generate.generate`.
+        StokerError: see :func:`stoker.generation.generate`.
         RankFailedError: of another rank.
     """
-    from stoker.generate import generate
+    from stoker.generation import generate
 
     spec = spec_of(workload)
     world = World() if world is None else world
@@ -149,7 +149,7 @@ def await_listing(workload: Workload, url: str) -> float:
     Raises:
         StorageTimeoutError: it does not.
     """
-    from stoker.generate import file_names
+    from stoker.generation import file_names
 
     limit = workload.storage.settle_seconds
     if not limit:

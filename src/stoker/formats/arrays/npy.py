@@ -159,7 +159,7 @@ class NPYFormat(ArrayFormat):
     shard = "an array"
     writer = "stoker.writing.shard_formats:NPYWriter"
     views = "runs of rows"
-    generated = GeneratedFiles("stoker.generate.formats.arrays:NPYLayout", (".npy",), arrays=True, one_column=True)
+    generated = GeneratedFiles("stoker.generation.formats.arrays:NPYLayout", (".npy",), arrays=True, one_column=True)
     suffixes = (".npy",)
     settings = ("axis", "column")
 

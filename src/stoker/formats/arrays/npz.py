@@ -281,7 +281,7 @@ class NPZFormat(ArrayFormat):
     writer = "stoker.writing.shard_formats:NPZWriter"
     views = "runs of rows"
     generated = GeneratedFiles(
-        "stoker.generate.formats.arrays:NPZLayout", (".npz",), arrays=True, compressions=("zip",)
+        "stoker.generation.formats.arrays:NPZLayout", (".npz",), arrays=True, compressions=("zip",)
     )
     suffixes = (".npz",)
     settings = ("axis", "columns")

@@ -273,7 +273,7 @@ class ArrowFormat(PackedFormat):
     views = "bytes"
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
     generated = GeneratedFiles(
-        "stoker.generate.formats.arrow:ArrowLayout",
+        "stoker.generation.formats.arrow:ArrowLayout",
         (".arrow",),
         compressions=("lz4", "zstd"),
         levels=False,

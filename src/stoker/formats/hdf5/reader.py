@@ -203,7 +203,7 @@ class HDF5Format(ArrayFormat):
     views = "runs of rows"
     extra = "hdf5"
     generated = GeneratedFiles(
-        "stoker.generate.formats.arrays:HDF5Layout", (".hdf5",), arrays=True, settings=("hdf5_chunks",)
+        "stoker.generation.formats.arrays:HDF5Layout", (".hdf5",), arrays=True, settings=("hdf5_chunks",)
     )
     suffixes = (".h5", ".hdf5", ".he5")
     settings = ("columns",)

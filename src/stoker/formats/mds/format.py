@@ -22,7 +22,7 @@ class MDSFormat(Format):
     writer = "stoker.writing.shard_formats:MDSWriter"
     views = "bytes"
     generated = GeneratedFiles(
-        "stoker.generate.formats.mds:MDSLayout", (".mds",), compressions=("zstd", "gz"), compressed_whole=True
+        "stoker.generation.formats.mds:MDSLayout", (".mds",), compressions=("zstd", "gz"), compressed_whole=True
     )
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:

@@ -29,7 +29,7 @@ class ParquetFormat(Format):
     views = "runs of rows"
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
     generated = GeneratedFiles(
-        "stoker.generate.formats.parquet:ParquetLayout",
+        "stoker.generation.formats.parquet:ParquetLayout",
         (".parquet",),
         compressions=("snappy", "zstd", "gzip", "lz4"),
         settings=("row_group_size",),

@@ -319,7 +319,7 @@ class TarFormat(PackedFormat):
     shard = "an archive, as WebDataset has it"
     writer = "stoker.writing.shard_formats:TarWriter"
     views = "bytes"
-    generated = GeneratedFiles("stoker.generate.formats.records:TarLayout", (".tar",), extensions=True)
+    generated = GeneratedFiles("stoker.generation.formats.records:TarLayout", (".tar",), extensions=True)
     suffixes = (".tar",)
     packed = True
     whole = True

@@ -92,7 +92,7 @@ class JSONFormat(Format):
     roles = ("data", "meta")
     text = True
     generated = GeneratedFiles(
-        "stoker.generate.formats.lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True
+        "stoker.generation.formats.lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True
     )
     suffixes = (".jsonl", ".ndjson", ".json")
     packed = True

@@ -144,7 +144,7 @@ class CSVFormat(XSVFormat):
     writer_settings = ()
     implied = ("separator",)
     generated = GeneratedFiles(
-        "stoker.generate.formats.lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True
+        "stoker.generation.formats.lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True
     )
     suffixes = (".csv",)
     separator = ","

@@ -231,7 +231,7 @@ class TFRecordFormat(PackedFormat):
     name = "tfrecord"
     shard = "a file of `tf.train.Example`, or of plain bytes"
     writer = "stoker.writing.shard_formats:TFRecordWriter"
-    generated = GeneratedFiles("stoker.generate.formats.records:TFRecordLayout", (".tfrecord",))
+    generated = GeneratedFiles("stoker.generation.formats.records:TFRecordLayout", (".tfrecord",))
     suffixes = (".tfrecord", ".tfrecords", ".tfrec")
     whole = True
     steps = True

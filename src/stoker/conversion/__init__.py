@@ -1,0 +1,8 @@
+"""Conversion of any format to any other, in parallel; see :func:`convert`."""
+
+from __future__ import annotations
+
+from stoker.conversion.convert import convert
+from stoker.conversion.report import ConvertReport
+
+__all__ = ["ConvertReport", "convert"]

@@ -1,0 +1,201 @@
+"""Which columns are read and written, as what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from stoker.conversion.open_source import OpenedSource, head, sample_types, spread
+from stoker.conversion.schema import ColumnType, of_values
+from stoker.conversion.sinks import ShardSettings, encoding_for
+from stoker.conversion.source import ConversionSource, FileSource
+from stoker.conversion.task import items
+from stoker.conversion.transform import Transform, apply
+from stoker.conversion.values import ColumnPlan, adapted, check_encoding, without_nulls
+from stoker.errors import ConfigError
+from stoker.formats.common.values import UnfitValueError
+from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.one_file import CLASS, LABEL
+from stoker.types import Ids, Sample
+
+__all__ = ["Columns", "plan_columns"]
+
+Columns = tuple[tuple[ColumnPlan, ...], tuple[ColumnPlan, ...], tuple[str, ...]]
+"""Columns that are read, columns that are written, and names of images that a transform gets decoded."""
+
+_ENOUGH = 16
+
+
+def plan_columns(
+    opened: OpenedSource,
+    settings: ShardSettings,
+    *,
+    columns: Mapping[str, str],
+    select: Sequence[str] | None,
+    fill: Mapping[str, Any],
+    transform: Transform | None,
+    decode: bool,
+) -> Columns:
+    """Decide on the columns.
+
+    Args:
+        opened: the source.
+        settings: of the destination.
+        columns: encodings that the caller chose.
+        select: columns of the source to read, default all.
+        fill: value for the nulls of a column.
+        transform: maps samples.
+        decode: hand decoded images to the transform.
+
+    Raises:
+        ConfigError: an unknown column or encoding, a type that can not be told, or that the format can not hold.
+    """
+    for name, encoding in columns.items():
+        check_encoding(name, encoding)
+    there = opened.source.columns
+    chosen = there if select is None else tuple(select)
+    for name in chosen:
+        if name not in there:
+            raise ConfigError(f"{opened.source.name} has no column {name!r}; it has {', '.join(there)}")
+    if not chosen:
+        raise ConfigError(f"{opened.source.name}: no columns to convert")
+    if decode and transform is None:
+        raise ConfigError("decode=True hands images to a transform, and there is none")
+    if transform is None:
+        plans = _renamed(opened, settings, chosen, columns, select is not None)
+        known = {plan.name for plan in plans}
+        for name in (*columns, *fill):
+            if name not in known:
+                raise ConfigError(f"there is no column {name!r}; there are {', '.join(sorted(known))}")
+        return plans, plans, ()
+    types = sample_types(opened, chosen)
+    inputs = tuple(
+        ColumnPlan(name, name, types[name].encoding, types[name].reading, folder=opened.folder) for name in chosen
+    )
+    decoded = tuple(name for name in chosen if types[name].encoding in ("jpeg", "png")) if decode else ()
+    outputs = _of_transform(opened, settings, inputs, columns, fill, transform, decoded)
+    return inputs, outputs, decoded
+
+
+def _renamed(
+    opened: OpenedSource, settings: ShardSettings, chosen: Sequence[str], columns: Mapping[str, str], selected: bool
+) -> tuple[ColumnPlan, ...]:
+    """The columns that are written without a transform, as the format calls them."""
+    names = {name: name for name in chosen}
+    if settings.single:
+        names = _image_columns(opened, settings.format, chosen, selected)
+    # What the caller decides is not found out.
+    types = sample_types(opened, [source for source, name in names.items() if name not in columns])
+    plans = []
+    for source, name in names.items():
+        said = types.get(source) or opened.types.get(source) or ColumnType("")
+        if name in columns:
+            reading = said.reading if said.reading == "file" else "plain"
+            plans.append(ColumnPlan(name, source, columns[name], reading, None, True, opened.folder))
+            continue
+        if name == "image" and settings.single:
+            plans.append(ColumnPlan(name, source, settings.format, said.reading, None, True, opened.folder))
+            continue
+        encoding = encoding_for(settings, name, said.encoding)
+        keep = said.arrow if settings.format == "parquet" and said.reading != "file" else None
+        plans.append(ColumnPlan(name, source, encoding, said.reading, keep, encoding != said.encoding, opened.folder))
+    return tuple(plans)
+
+
+def _image_columns(opened: OpenedSource, kind: str, chosen: Sequence[str], selected: bool) -> dict[str, str]:
+    """Columns of the source to ``image`` and ``label``; the folder that an image is in is its label."""
+    images = [name for name in chosen if name == "image"] or [
+        name for name in chosen if opened.types.get(name, ColumnType("")).encoding in ("jpeg", "png")
+    ]
+    if len(images) != 1:
+        raise ConfigError(f"to={kind!r} needs a column 'image', or one that is {kind}: there are {', '.join(chosen)}")
+    label = next((name for name in (CLASS, LABEL) if name in chosen), None)
+    names = {images[0]: "image", **({label: LABEL} if label else {})}
+    left_out = [name for name in chosen if name not in names]
+    if left_out and not (isinstance(opened.source, FileSource) and not selected):
+        raise ConfigError(
+            f"a file holds an image, and its folder tells the label: leave {', '.join(left_out)} out with select="
+        )
+    return names
+
+
+def _of_transform(
+    opened: OpenedSource,
+    settings: ShardSettings,
+    inputs: Sequence[ColumnPlan],
+    columns: Mapping[str, str],
+    fill: Mapping[str, Any],
+    transform: Transform,
+    decoded: Sequence[str],
+) -> tuple[ColumnPlan, ...]:
+    """The columns of what the transform returns for the first samples."""
+    made = _first_made(opened, inputs, fill, transform, decoded)
+    if not made:
+        if not columns:
+            raise ConfigError(
+                "the transform left out all samples that were tried first: say what it returns for others with columns="
+            )
+        return tuple(ColumnPlan(name, name, encoding, chosen=True) for name, encoding in sorted(columns.items()))
+    names = list(made[0])
+    for name in (*columns, *fill):
+        if name not in names and name not in (plan.name for plan in inputs):
+            raise ConfigError(f"there is no column {name!r}: the transform returns {', '.join(map(repr, names))}")
+    before = {plan.name: plan.encoding for plan in inputs}
+    plans = []
+    for name in names:
+        if name in columns:
+            plans.append(ColumnPlan(name, name, columns[name], chosen=True))
+            continue
+        values = [sample[name] for sample in made if sample.get(name) is not None]
+        same = before.get(name)
+        if same is not None and name not in decoded and _fits(same, values):
+            said = ColumnType(same)
+        else:
+            said = of_values(values, name)
+        encoding = encoding_for(settings, name, said.encoding)
+        plans.append(ColumnPlan(name, name, encoding, said.reading, chosen=encoding != said.encoding))
+    return tuple(plans)
+
+
+def _first_made(
+    opened: OpenedSource,
+    inputs: Sequence[ColumnPlan],
+    fill: Mapping[str, Any],
+    transform: Transform,
+    decoded: Sequence[str],
+) -> list[Sample]:
+    for some in (head, spread):
+        source = opened.source
+        shards, rows = some(source.sizes)
+        raw = source.read(shards, rows, [plan.source for plan in inputs])
+
+        def where(row: int, source: ConversionSource = source, shards: Ids = shards, rows: Ids = rows) -> str:
+            return source.where(int(shards[row]), int(rows[row]))
+
+        try:
+            batch = {plan.name: adapted(raw[plan.source], plan) for plan in inputs}
+        except UnfitValueError as error:
+            raise ConfigError(f"{where(error.row or 0)}: column {error.column!r}: {error}") from error
+        batch, _ = without_nulls(batch, fill, drop=False, allowed=batch)
+        values = items(batch, decoded, where)
+        made: list[Sample] = []
+        for number, row in enumerate(zip(*values.values(), strict=True)):
+            sample = dict(zip(values, row, strict=True))
+            made += apply(transform, sample, partial(where, number))
+            if len(made) >= _ENOUGH:
+                break
+        if made:
+            return made
+    return []
+
+
+def _fits(encoding: str, values: Sequence[Any]) -> bool:
+    """Whether values that a transform returned are still of the type that the column had."""
+    if not values:
+        return False
+    try:
+        get_encoding(encoding).encode_column(list(values))
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,268 @@
+"""Samples of any source to shards of any format, in parallel, in tasks that are done once or again, never by halves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+from stoker.arguments import checked
+from stoker.conversion.columns import plan_columns
+from stoker.conversion.detect import Url
+from stoker.conversion.job import Arrangement, ConversionJob, bounds_of, digest
+from stoker.conversion.open_source import OpenedSource, open_source
+from stoker.conversion.report import ConvertReport
+from stoker.conversion.runners.local import Processes, run_here, run_processes
+from stoker.conversion.runners.ray import run_on_ray
+from stoker.conversion.settings import Engine, check_work, parts_of, settings_of, target_of
+from stoker.conversion.task import totals
+from stoker.conversion.transform import Transform, identity_of, load_transform
+from stoker.conversion.work import FILES, begin, done_before, finish, unfinished
+from stoker.errors import ConfigError
+from stoker.order.shuffle.shuffle import SHUFFLES
+from stoker.storage.job_record import check_unchanged, stable_versions
+from stoker.types import StorageOptions
+
+__all__ = ["convert"]
+
+_VERSION: Final = 2
+
+
+@checked
+def convert(
+    source: Url | Sequence[Url],
+    destination: Url,
+    *,
+    to: str = "mds",
+    format: str | None = None,  # noqa: A002
+    columns: Mapping[str, str] | None = None,
+    select: Sequence[str] | None = None,
+    transform: Transform | str | None = None,
+    decode: bool = False,
+    fill: Mapping[str, Any] | None = None,
+    drop_nulls: bool = False,
+    shuffle: bool | str = False,
+    seed: int = 9176,
+    split: Mapping[str, float | Fraction] | None = None,
+    size_limit: int | str = 1 << 26,
+    shard_samples: int | None = None,
+    compression: str | None = None,
+    hashes: str | Sequence[str] | None = None,
+    processes: int | None = None,
+    engine: Engine = "local",
+    resume: bool = True,
+    allow_unsafe_types: bool = False,
+    source_options: StorageOptions | None = None,
+    storage_options: StorageOptions | None = None,
+    format_options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ConvertReport:
+    """Convert a data set from any format to any other.
+
+    The work is cut into tasks, by the source and the settings alone. A task writes its shards and then a note that they are
+    complete, in ``_convert/`` at the destination; the index comes last, and the notes go. So a run that is killed is
+    completed by calling this again, with any number of processes; no sample is lost or comes twice. The output is the same
+    for any number of processes and either engine, if the transform returns the same for the same sample.
+
+    Shards of several tasks lie in a folder each, named by the task's number; one index names them all. Parquet and
+    Megatron's files have no index: on a local disk they appear together at the end, in an object store one by one, and stoker
+    reads none of them before all are there.
+
+    Processes are spawned, so a script that calls this needs ``if __name__ == "__main__"``.
+
+    Args:
+        source: a directory or URL with an ``index.json`` or with files of one format below it, folders of images, what
+            Hugging Face's ``datasets`` saved by ``save_to_disk``, a file, a pattern, or a list of files.
+        destination: an empty directory or URL prefix.
+        to: ``arrow``, ``csv``, ``hdf5``, ``jpeg``, ``json``, ``mds``, ``megatron``, ``npy``, ``npz``, ``parquet``, ``png``,
+            ``tar``, ``tfrecord`` or ``tsv``.
+        format: the source's, where its files' names do not tell; ``files`` for any files, a sample each.
+        columns: encodings for some columns, as :class:`~stoker.MDSWriter` names them; values are made to fit where nothing
+            is lost. Others keep their type, or get the one of their first values.
+        select: columns of the source to read; default all.
+        transform: a function from a sample to a sample, a list of samples, or ``None`` for none; or
+            ``"package.module:function"``. Its samples' keys are the columns.
+        decode: hand images to the transform as Pillow's; otherwise it gets the bytes of their files.
+        fill: value for the nulls of a column. Other nulls are an error, except from Parquet or Arrow to Parquet.
+        drop_nulls: leave out samples with nulls.
+        shuffle: true, or an algorithm of :class:`~stoker.StreamingDataset`, to write in another order. True is
+            ``"global"``, which reads samples one by one; ``"block"`` reads a few shards at a time.
+        seed: of the shuffle and the split.
+        split: name of each part to its share, such as ``{"train": 0.9, "valid": 0.1}``. Each becomes a dataset in a
+            sub-directory; which sample is in which is as :class:`~stoker.HashSplit` has it.
+        size_limit: most raw bytes of a shard, as a number or like ``"64MB"``.
+        shard_samples: most samples of a shard, instead of its bytes.
+        compression: ``"zstd"``, ``"zstd:7"``, ...
+        hashes: names of hashes of every file to put in the index; default as for the writers, ``()`` for none.
+        processes: default one a processor; 1 works in this process. With Ray: most tasks at once.
+        engine: ``"ray"`` for the tasks of a Ray cluster.
+        resume: go on from what an unfinished run left; otherwise remove that, and begin anew.
+        allow_unsafe_types: decode pickled columns, which can run code from the data.
+        source_options: credentials and settings of the source, by obstore's names; default those of the destination.
+        storage_options: of the destination.
+        format_options: what the source's format understands, such as ``{"separator": ";"}`` of ``csv``.
+        progress: called with samples done and samples in all.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ConfigError: an argument makes no sense, the destination is not empty, or holds another conversion.
+        SourceChangedError: files of the source were changed since an unfinished run began, or while they were read; names
+            them. Nothing is overwritten.
+        EncodingError: a sample does not fit, or the transform failed at it; names it. What is done stays.
+        ObjectNotFoundError, FormatError: the source is missing or damaged.
+        MissingPackageError: a package that a format or the engine needs is not installed.
+    """
+    began = time.monotonic()
+    check_work(engine, processes, shard_samples)
+    settings = settings_of(to, compression, hashes, size_limit, shard_samples)
+    parts = parts_of(split)
+    order: str = "global" if shuffle is True else shuffle or "none"
+    if order not in SHUFFLES:
+        raise ConfigError(f"shuffle={order!r} is unknown; known: {', '.join(SHUFFLES)}")
+    function = load_transform(transform)
+    target = target_of(source, destination)
+    fresh = not unfinished(target, storage_options) or not resume
+    workers = Processes((processes or len(os.sched_getaffinity(0))) if engine == "local" else 1)
+    with contextlib.closing(workers):
+        opened = open_source(
+            source,
+            format,
+            whole=order != "none",
+            allow_unsafe_types=allow_unsafe_types,
+            storage_options=storage_options if source_options is None else source_options,
+            format_options=dict(format_options or {}),
+            job=target,
+            fresh=fresh,
+            on_listing=workers.start,
+        )
+        arrangement = Arrangement(opened.source.sizes, order, seed, parts)
+        if not arrangement.total:
+            raise ConfigError(f"{opened.source.name} has no samples: there is nothing to convert")
+        inputs, outputs, decoded = plan_columns(
+            opened,
+            settings,
+            columns=dict(columns or {}),
+            select=select,
+            fill=dict(fill or {}),
+            transform=function,
+            decode=decode,
+        )
+        settings.writer.check_columns({plan.name: plan.encoding for plan in outputs})
+        about = {
+            "version": _VERSION,
+            "source": opened.source.identity,
+            "format": opened.kind,
+            "format_options": repr(sorted((format_options or {}).items())),
+            "samples": arrangement.total,
+            "to": settings.format,
+            "columns": {plan.name: plan.encoding for plan in outputs},
+            "select": sorted(plan.name for plan in inputs),
+            "transform": identity_of(function),
+            "decode": decode,
+            "fill": repr(sorted((fill or {}).items())),
+            "drop_nulls": drop_nulls,
+            "shuffle": order,
+            "seed": seed,
+            "split": {name: [str(low), str(high)] for name, low, high in parts},
+            "size_limit": settings.size_limit,
+            "shard_samples": shard_samples,
+            "compression": compression,
+            "hashes": list(settings.hashes),
+        }
+        job = ConversionJob(
+            opened.source,
+            inputs,
+            outputs,
+            decoded,
+            function,
+            dict(fill or {}),
+            drop_nulls,
+            arrangement,
+            bounds_of(arrangement.total, opened.source.bytes, settings),
+            settings,
+            target,
+            storage_options,
+            digest(about),
+        )
+        versions = stable_versions(opened.versions)
+        about[FILES] = digest(list(versions.items()))
+        resumed, retried = job.tasks, 0
+        told = done_before(job, about, resume=resume)
+        if told is None:
+            notes = begin(job, about, versions, resume=resume)
+            resumed = len(notes)
+            retried = _run(job, notes, workers, engine, processes, progress)
+            check_unchanged(
+                opened.versions,
+                opened.source.versions(),
+                opened.source.name,
+                f"what was made of them at {target} does not belong together. Convert anew with resume=False (--restart)",
+            )
+            told = finish(job, about, notes, lambda shards, size: _told(job, notes, shards, size))
+    opened.source.close()
+    _forget(opened)
+    return ConvertReport(**told, resumed=resumed, retried=retried, seconds=time.monotonic() - began)
+
+
+def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: int, size: int) -> dict[str, Any]:
+    """What is told of a conversion that is done, whoever did what of it when."""
+    read, written = totals(notes)
+    return {
+        "samples_read": read,
+        "samples": sum(written.values()),
+        "splits": written,
+        "shards": shards,
+        "bytes": size,
+        "columns": {plan.name: plan.encoding for plan in job.outputs},
+        "format": job.settings.format,
+        "tasks": job.tasks,
+    }
+
+
+def _run(
+    job: ConversionJob,
+    notes: dict[int, dict[str, Any]],
+    workers: Processes,
+    engine: Engine,
+    processes: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Do the tasks that are not done yet; how many were begun again."""
+    done = sum(note["read"] for note in notes.values())
+    retried = 0
+
+    def advance(samples: int) -> None:
+        nonlocal done
+        done += samples
+        if progress is not None:
+            progress(done, job.arrangement.total)
+
+    def killed() -> None:
+        nonlocal retried
+        retried += 1
+
+    advance(0)
+    tasks = [number for number in range(job.tasks) if number not in notes]
+    if not tasks:
+        return 0
+    if engine == "ray":
+        running = run_on_ray(job, tasks, processes, advance)
+    elif workers.count == 1 or len(tasks) == 1:
+        running = run_here(job, tasks, advance)
+    else:
+        running = run_processes(job, tasks, workers, advance, killed)
+    with contextlib.closing(running):
+        notes.update(running)
+    return retried
+
+
+def _forget(opened: OpenedSource) -> None:
+    """Remove what was fetched of a remote source."""
+    if opened.cache is not None:
+        shutil.rmtree(opened.cache, ignore_errors=True)

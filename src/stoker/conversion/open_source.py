@@ -1,0 +1,292 @@
+"""Opening a source: what it is, where it is read from, and what its columns are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.cache.base import CacheSettings
+from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
+from stoker.catalog.unindexed.found_files import source_of
+from stoker.catalog.unindexed.listing import find_format_files
+from stoker.catalog.unindexed.open_files import open_unindexed
+from stoker.catalog.unindexed.open_parquet import open_parquet
+from stoker.conversion.detect import FILES, HUGGING_FACE, IMAGES, INDEX, DetectedSource, Url, detect
+from stoker.conversion.schema import ColumnType, of_arrow, of_values
+from stoker.conversion.source import ConversionSource, FileSource, ShardSource, verbatim_images
+from stoker.errors import ConfigError, StokerError
+from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import ByteSourceFile, check_range
+from stoker.formats.one_file import SUFFIXES, content_column
+from stoker.formats.parquet.columns import KEY
+from stoker.formats.parquet.footer.schema import declared_array
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.storage import Store, is_local, open_store
+from stoker.storage.job_record import file_version
+from stoker.types import Ids, StorageOptions
+
+__all__ = ["OpenedSource", "head", "open_source", "sample_types", "spread"]
+
+_HUGGING_FACE_KEY: Final = b"huggingface"
+_FIRST_ROWS, _LAST_ROWS, _SPREAD = 32, 8, 256
+_WORDS: Final = {"str": "str", "int": "int", "float": "float64", "bool": "bool", "json": "json"}
+_FEATURE_FILES: Final = ("Image", "Audio", "Video", "Pdf")
+_CACHE: Final = CacheSettings(limit=8 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSource:
+    """A source that is open.
+
+    Attributes:
+        source: its samples.
+        kind: see :class:`~stoker.conversion.detect.DetectedSource`.
+        types: of its columns, as far as they are declared.
+        versions: of the source's files when it was opened, by name.
+        folder: directory that paths inside of samples are relative to; empty where there is none.
+        cache: directory that remote files come to, which goes when the conversion is done; ``None`` for none.
+    """
+
+    source: ConversionSource
+    kind: str
+    types: Mapping[str, ColumnType]
+    versions: Mapping[str, str]
+    folder: str = ""
+    cache: Path | None = None
+
+
+def open_source(
+    given: Url | Sequence[Url],
+    format: str | None,  # noqa: A002
+    *,
+    whole: bool,
+    allow_unsafe_types: bool,
+    storage_options: StorageOptions | None,
+    format_options: Mapping[str, Any],
+    job: str,
+    fresh: bool,
+    on_listing: Callable[[], None] = lambda: None,
+) -> OpenedSource:
+    """Open a source.
+
+    Args:
+        given: see :func:`~stoker.conversion.convert.convert`, as for the others.
+        format: of the source, or ``None`` to find out.
+        whole: keep all of a remote source in the cache, as it is read in no order.
+        allow_unsafe_types: decode pickled columns.
+        storage_options: of the source's store.
+        format_options: what the source's format understands.
+        job: names the job that reads it; what is fetched for one job is not used by another.
+        fresh: use nothing that an earlier run of the job has fetched: the source may have changed since.
+        on_listing: called when files are about to be listed.
+
+    Raises:
+        StokerError: it can not be found, told or read.
+    """
+    found = detect(given, format, storage_options)
+    name = str(given) if isinstance(given, str | os.PathLike) else f"{given[0]} and {len(given) - 1} more"
+    if found.kind in (IMAGES, FILES):
+        on_listing()
+        source, versions = _files(name, found, storage_options)
+        kind = _kind_of_images(source.keys) if found.kind == IMAGES else "bytes"
+        return OpenedSource(source, found.kind, {source.content: ColumnType(kind)}, versions)
+    first = _first(found.given)
+    root = os.path.realpath(first) if is_local(first) is not None else first
+    fetched = default_cache(os.fspath(root), storage_options, f"convert\n{job}")
+    if fresh:
+        shutil.rmtree(fetched, ignore_errors=True)
+    place, cache = _open(found, fetched, whole=whole, storage_options=storage_options, format_options=format_options)
+    types = _declared(place)
+    place, encodings = verbatim_images(place)
+    if found.kind == INDEX:
+        types.update({name: ColumnType(_WORDS.get(kind, kind)) for name, kind in encodings.items()})
+    folder = is_local(_first(found.given)) if found.kind == HUGGING_FACE else None
+    shards = ShardSource(name, place, ReadOptions(allow_unsafe_types=allow_unsafe_types))
+    return OpenedSource(shards, found.kind, types, shards.versions(), os.fspath(folder.parent) if folder else "", cache)
+
+
+def sample_types(opened: OpenedSource, columns: Sequence[str]) -> dict[str, ColumnType]:
+    """The types of some columns, by their values where nothing declares them.
+
+    Raises:
+        ConfigError: a type can not be told; says so.
+    """
+    types = {name: opened.types[name] for name in columns if name in opened.types}
+    unsure = [name for name in columns if name not in types or (not types[name].encoding)]
+    if unsure:
+        batch = opened.source.read(*head(opened.source.sizes), unsure)
+        for name in unsure:
+            said = types.get(name)
+            values = batch[name]
+            if said is not None and not isinstance(values, np.ndarray) and all(value is None for value in values):
+                types[name] = ColumnType("bytes", said.reading, said.arrow)  # declared binary, or files
+                continue
+            if said is not None and said.reading == "file":
+                values = [value["bytes"] if isinstance(value, dict) else value for value in values]
+                values = [value for value in values if value is not None] or [b""]
+            seen = of_values(values, name)
+            types[name] = ColumnType(seen.encoding, said.reading, said.arrow) if said is not None else seen
+    return types
+
+
+def head(sizes: Ids) -> tuple[Ids, Ids]:
+    """Shards and rows of a few samples: the first ones, and some of the last shard. It may be few or one, but not none."""
+    first = np.arange(min(_FIRST_ROWS, int(sizes.sum())), dtype=np.int64)
+    end, last = int(sizes.sum()), int(sizes[np.flatnonzero(sizes)[-1]])
+    return _located(sizes, np.union1d(first, np.arange(max(end - _LAST_ROWS, end - last), end)))
+
+
+def spread(sizes: Ids) -> tuple[Ids, Ids]:
+    """Shards and rows of some hundred samples from all over the source."""
+    total = int(sizes.sum())
+    count = min(_SPREAD, total)
+    return _located(sizes, np.arange(count, dtype=np.int64) * total // count)
+
+
+def _located(sizes: Ids, ids: Ids) -> tuple[Ids, Ids]:
+    return ShardTable(sizes).locate(ids)
+
+
+def _first(given: Url | Sequence[Url]) -> Url:
+    return given if isinstance(given, str | os.PathLike) else given[0]
+
+
+def _files(name: str, found: DetectedSource, options: StorageOptions | None) -> tuple[FileSource, dict[str, str]]:
+    suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"]) if found.kind == IMAGES else ()
+    where = source_of(found.given)
+    local = is_local(where.root)
+
+    def open_root(root: str) -> Store:
+        return open_store(root, options if local is None else None)
+
+    _, store, files, *_ = find_format_files(where, open_root, suffixes, found.kind)
+    source = FileSource.of(name, content_column("png" if found.kind == IMAGES else FILES), store, files)
+    return source, {file.key: file_version(file.size, file.version) for file in files}
+
+
+def _kind_of_images(keys: Sequence[str]) -> str:
+    kinds = {kind for kind in ("jpeg", "png") for key in keys if key.lower().endswith(SUFFIXES[kind])}
+    return kinds.pop() if len(kinds) == 1 else "bytes"
+
+
+def _open(
+    found: DetectedSource,
+    cache: Path,
+    *,
+    whole: bool,
+    storage_options: StorageOptions | None,
+    format_options: Mapping[str, Any],
+) -> tuple[DatasetLocation, Path | None]:
+    """The dataset, and the directory that its remote files come to for as long as they are converted."""
+    first = _first(found.given)
+    remote = is_local(first) is None
+    options = storage_options if remote else None
+    settings = _CACHE if remote and not whole else CacheSettings()
+    local = cache if remote else None
+    if found.kind == INDEX:
+        if format_options:
+            raise ConfigError(
+                f"format_options={dict(format_options)}: a dataset with an index.json says all of that itself"
+            )
+        place = open_indexed(first, local, None, settings=settings, storage_options=options)
+        if not remote and place.cache.store is not None:  # compressed: decompressed elsewhere, for a while
+            place, local = open_indexed(first, cache, None, settings=settings), cache
+        return place, local
+    if found.kind == "parquet":
+        given = found.given
+        place = open_parquet(given, local, settings=settings, storage_options=options, **format_options)
+        return place, local
+    name = "arrow" if found.kind == HUGGING_FACE else found.kind
+    given = found.given
+    place = open_unindexed(
+        given, name, local, settings=settings, storage_options=options, unpack_into=cache, **format_options
+    )
+    return place, None if place.cache.store is None else cache
+
+
+def _declared(place: DatasetLocation) -> dict[str, ColumnType]:
+    """Types of columns that the source itself tells."""
+    shards = place.index.shards
+    if not shards or "columns" not in shards[0].spec:
+        return {}
+    words: Mapping[str, str] = shards[0].spec["columns"]
+    form = shards[0].format
+    if form in ("parquet", "arrow"):
+        return _of_schema(_arrow_schema(place, shards[0]), place.index.columns, arrays=form == "parquet")
+    if form in ("json", "csv", "tsv", "xsv"):
+        return {name: ColumnType(_WORDS[word]) for name, word in words.items() if word in _WORDS}
+    if form == "tfrecord":
+        lists = {name: word[:-2] for name, word in words.items() if word.endswith("[]")}
+        return {name: ColumnType(f"ndarray:{word}", "array") for name, word in lists.items() if word != "bytes"}
+    return {}
+
+
+def _of_schema(schema: Any, columns: Sequence[str], *, arrays: bool) -> dict[str, ColumnType]:
+    """By an Arrow schema, what stoker wrote beside it, and the features of Hugging Face's ``datasets``."""
+    metadata = schema.metadata or {}
+    ours = _object(metadata.get(KEY)).get("columns")
+    features = _object(_object(metadata.get(_HUGGING_FACE_KEY)).get("info")).get("features")
+    types: dict[str, ColumnType] = {}
+    for field in schema:
+        if field.name not in columns:
+            continue
+        feature = features.get(field.name) if isinstance(features, dict) else None
+        if isinstance(ours, dict) and isinstance(ours.get(field.name), str):
+            types[field.name] = ColumnType(ours[field.name], "decode", field.type)
+        elif isinstance(feature, dict) and feature.get("_type") in _FEATURE_FILES:
+            types[field.name] = ColumnType("", "file")
+        else:
+            types[field.name] = of_arrow(field.type, field.name, declared_array(field) if arrays else None)
+    return types
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if isinstance(value, bytes):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+class _Reading:
+    """A file of a store by place; see :class:`stoker.formats.common.byte_source.ByteSource`."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.where = store.url_of(key)
+        self.size = store.head(key).size
+        self._store, self._key = store, key
+
+    def read(self, start: int, end: int) -> bytes:
+        check_range(self, start, end)
+        return self._store.get_range(self._key, start, end) if end > start else b""
+
+
+def _arrow_schema(place: DatasetLocation, shard: ShardInfo) -> Any:
+    """The schema of the first file."""
+    import pyarrow as pa
+
+    store = place.cache.store or open_store(place.cache.root)
+    key = shard.raw[0].part.key if shard.raw[0].part is not None else shard.raw[0].basename
+    file = ByteSourceFile(_Reading(store, key))
+    try:
+        if shard.format == "parquet":
+            import pyarrow.parquet as pq
+
+            return pq.ParquetFile(pa.PythonFile(file, "r")).schema_arrow
+        import pyarrow.ipc as ipc
+
+        head = _Reading(store, key).read(0, 6)
+        opener = ipc.open_file if head == b"ARROW1" else ipc.open_stream
+        return opener(pa.PythonFile(file, "r")).schema
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(file.failure, StokerError):
+            raise file.failure from None
+        raise ConfigError(f"{store.url_of(key)}: its schema can not be read: {error}") from None

@@ -1,0 +1,97 @@
+"""Arguments of a conversion, checked before anything is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Final, Literal, get_args
+
+from stoker.conversion.detect import Url
+from stoker.conversion.sinks import ShardSettings, writer_of
+from stoker.errors import ConfigError
+from stoker.formats.registry import format_name
+from stoker.storage import is_local
+from stoker.writing.base import check_hash_names, check_size_limit
+
+__all__ = ["Engine", "check_work", "parts_of", "settings_of", "target_of"]
+
+Engine = Literal["local", "ray"]
+
+_LARGEST: Final = 1 << 30
+
+
+def check_work(engine: str, processes: int | None, shard_samples: int | None) -> None:
+    """See that there can be work.
+
+    Raises:
+        ConfigError: an unknown engine, or numbers below 1.
+    """
+    if engine not in get_args(Engine):
+        raise ConfigError(f"engine={engine!r} is unknown; known: {', '.join(get_args(Engine))}")
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes={processes}: at least 1")
+    if shard_samples is not None and shard_samples < 1:
+        raise ConfigError(f"shard_samples={shard_samples}: at least 1")
+
+
+def settings_of(
+    to: str,
+    compression: str | None,
+    hashes: str | Sequence[str] | None,
+    size_limit: int | str,
+    shard_samples: int | None,
+) -> ShardSettings:
+    """How shards are written; see :func:`~stoker.conversion.convert.convert`.
+
+    Raises:
+        ConfigError: they can not be.
+    """
+    limit = check_size_limit(size_limit)
+    if limit is None or limit > _LARGEST:
+        raise ConfigError(f"size_limit={size_limit!r}: above 0, and at most 1 GiB, as shards are made in memory")
+    to = format_name(to)
+    names = () if hashes is None and not writer_of(to).indexed else tuple(check_hash_names(hashes))
+    return ShardSettings(to, compression, names, limit, shard_samples)
+
+
+def parts_of(split: Mapping[str, float | Fraction] | None) -> tuple[tuple[str, Fraction, Fraction], ...]:
+    """Name and bounds of each part of a split; one part without a name where there is none.
+
+    Raises:
+        ConfigError: a name that is no directory's, or shares that do not make 1.
+    """
+    if split is None:
+        return (("", Fraction(0), Fraction(1)),)
+    parts: list[tuple[str, Fraction, Fraction]] = []
+    low = Fraction(0)
+    for name, share in split.items():
+        if not name or not name.strip("._") or "/" in name or name.startswith((".", "_")):
+            raise ConfigError(f"split: {name!r} can not be the name of a directory")
+        try:
+            exact = share if isinstance(share, Fraction) else Fraction(str(share))
+        except (ValueError, ZeroDivisionError):
+            raise ConfigError(f"split: {name!r} has the share {share!r}: expected a number above 0") from None
+        if exact <= 0:
+            raise ConfigError(f"split: {name!r} has the share {share!r}: expected a number above 0")
+        parts.append((name, low, low + exact))
+        low += exact
+    if low != 1:
+        raise ConfigError(f"split: the shares make {float(low):g}, not 1")
+    return tuple(parts)
+
+
+def target_of(source: Url | Sequence[Url], destination: Url) -> str:
+    """The destination, absolute.
+
+    Raises:
+        ConfigError: it lies in the source.
+    """
+    local = is_local(destination)
+    target = os.path.abspath(local) if local is not None else os.fspath(destination).rstrip("/")
+    for one in [source] if isinstance(source, str | os.PathLike) else source:
+        folder = is_local(one)
+        root = os.path.abspath(folder) if folder is not None else os.fspath(one).rstrip("/")
+        if target == root or target.startswith(f"{root}/"):
+            raise ConfigError(f"the destination {target} lies in the source: convert to another place")
+    return target

@@ -1,0 +1,268 @@
+"""Where the samples of one task go: the shards of a writer, which nobody finds before the dataset's index names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
+
+from stoker.conversion.values import ColumnPlan
+from stoker.errors import ConfigError
+from stoker.formats.registry import format_names, get_format, load
+from stoker.storage import Store
+from stoker.storage.staged_file import StagedFile
+from stoker.storage.types import PutData
+from stoker.types import Batch
+from stoker.writing.base import Writer, WriterOptions
+from stoker.writing.destination import Begun, Destination
+from stoker.writing.file_sets import size_of
+from stoker.writing.output_files import OutputFiles
+from stoker.writing.parquet_writer import ParquetWriter
+
+__all__ = [
+    "ShardSettings",
+    "SampleSink",
+    "encoding_for",
+    "file_sizes",
+    "open_sink",
+    "writer_of",
+]
+
+_FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """How shards are written.
+
+    Attributes:
+        format: the name of a format that :func:`writer_of` knows.
+        compression: see :class:`~stoker.writing.base.WriterOptions`, as for ``hashes``.
+        hashes: names.
+        size_limit: most raw bytes of a shard.
+        shard_samples: most samples of a shard; ``None`` for no limit.
+    """
+
+    format: str
+    compression: str | None
+    hashes: tuple[str, ...]
+    size_limit: int
+    shard_samples: int | None
+
+    def __post_init__(self) -> None:
+        self.writer.check_compression(self.compression)
+        if not self.writer.indexed and self.hashes:
+            raise ConfigError(f"hashes: {self.format} files have no index that they could stand in")
+        if self.single and (self.compression or self.shard_samples):
+            raise ConfigError(f"compression and shard_samples mean nothing for {self.format}: a file is a sample")
+
+    @property
+    def writer(self) -> type[Writer]:
+        """The format's writer."""
+        return writer_of(self.format)
+
+    @property
+    def single(self) -> bool:
+        """Whether a file is a sample."""
+        return get_format(self.format).single
+
+
+def writer_of(name: str) -> type[Writer]:
+    """The writer of a format.
+
+    Raises:
+        ConfigError: it has none, or one that must be told more than the columns.
+    """
+    form = get_format(name) if name in format_names() else None
+    if form is None or not form.writer or form.writer_settings:
+        forms = [get_format(one) for one in format_names()]
+        told = ", ".join(one.name for one in forms if one.writer and not one.writer_settings)
+        raise ConfigError(f"to={name!r} can not be written; what can: {told}")
+    writer: type[Writer] = load(form.writer)
+    return writer
+
+
+def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
+    """The encoding with which a format holds a column of another encoding.
+
+    Raises:
+        ConfigError: it can not hold it.
+    """
+    if not get_format(settings.format).text:
+        return encoding
+    if encoding in ("str", "int", "float"):
+        return encoding
+    if encoding.lstrip("u").startswith("int") or encoding in ("bool", "str_int"):
+        return "int"
+    if encoding in _FLOATS or encoding == "str_float":
+        return "float"
+    raise ConfigError(
+        f"column {name!r} is {encoding}, and {settings.format} holds text, whole numbers and floats: leave it out with "
+        "select=, make it text with transform=, or write another format"
+    )
+
+
+def open_sink(
+    settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
+) -> SampleSink:
+    """A sink.
+
+    Args:
+        settings: how shards are written.
+        plans: the columns.
+        store: the destination of the dataset.
+        task: its number, which shards are named by; ``None`` for an only task.
+        first: number of its first sample, for formats that number them.
+    """
+    named = (
+        _image_name(task) if settings.single else _folder_name(task) if settings.writer.indexed else _part_name(task)
+    )
+    return SampleSink(settings, plans, _TaskDestination(store, named, whole=not task), first)
+
+
+class _TaskDestination(Destination):
+    """Puts a writer's files where the task's belong, and keeps its index to itself. A task writes the same again.
+
+    Attributes:
+        index: the writer's index, once it is finished.
+        sizes: bytes of each file, by its name.
+    """
+
+    def __init__(self, store: Store, named: Callable[[str], str], *, whole: bool) -> None:
+        super().__init__([store])
+        self.named = named
+        self.whole = whole
+        self.index: bytes | None = None
+        self.sizes: dict[str, int] = {}
+
+    def begin(
+        self,
+        files: OutputFiles,
+        *,
+        append: bool = False,  # noqa: ARG002
+        resume: bool = False,  # noqa: ARG002
+        exist_ok: bool = False,  # noqa: ARG002
+    ) -> Begun:
+        """See :class:`Destination`. The job looks at what is there, and marks it as unfinished."""
+        self._staged, self._marked = not files.indexed, True
+        return Begun()
+
+    def put(self, key: str, data: PutData | StagedFile) -> None:
+        """See :class:`Destination`."""
+        self.sizes[self.named(key)] = size_of(data)
+        super().put(self.named(key), data)
+
+    def commit(self, index: bytes | None = None) -> None:
+        """See :class:`Destination`. The job commits."""
+        self.index = index
+
+
+class _PlannedParquetWriter(ParquetWriter):
+    """Writes Parquet columns of Arrow types that the source has."""
+
+    def __init__(
+        self, plans: Sequence[ColumnPlan], destination: _TaskDestination, **options: Unpack[WriterOptions]
+    ) -> None:
+        self._begin_columns(plans, destination, None, options)
+
+
+def _writer_for(
+    settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int
+) -> Writer:
+    options: dict[str, Any] = {"hashes": list(settings.hashes), "max_workers": 1}
+    if not settings.single:
+        cut_by_size = settings.shard_samples is None or not settings.writer.indexed
+        options.update(compression=settings.compression, size_limit=settings.size_limit if cut_by_size else None)
+    if settings.writer.numbers_samples:
+        options["first"] = first
+    if settings.format == "parquet":
+        return _PlannedParquetWriter(plans, destination, **options)
+    make: Any = settings.writer
+    writer: Writer = make({plan.name: plan.encoding for plan in plans}, destination, **options)
+    return writer
+
+
+class SampleSink:
+    """Takes the samples of one task for one dataset.
+
+    Attributes:
+        samples: taken so far.
+    """
+
+    def __init__(
+        self, settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int
+    ) -> None:
+        self._destination = destination
+        self._writer = _writer_for(settings, plans, destination, first)
+        self._limit = settings.shard_samples
+        self._in_shard = 0
+        self.samples = 0
+
+    def write(self, batch: Batch) -> None:
+        """Add samples.
+
+        Raises:
+            EncodingError: a value does not fit its column; names it and the sample's number here.
+        """
+        count = len(next(iter(batch.values())))
+        if self._limit is None:
+            self._writer.write_batch(batch)
+            self.samples += count
+            return
+        done = 0
+        while done < count:
+            some = min(count - done, self._limit - self._in_shard)
+            self._writer.write_batch({name: values[done : done + some] for name, values in batch.items()})
+            done, self._in_shard, self.samples = done + some, self._in_shard + some, self.samples + some
+            if self._in_shard == self._limit:
+                self._writer.end_shard()
+                self._in_shard = 0
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Store what is left; the entries of the index, or ``{"file", "bytes"}`` where there is none."""
+        self._writer.finish()
+        if self._destination.index is None:
+            return [{"file": name, "bytes": size} for name, size in sorted(self._destination.sizes.items())]
+        entries: list[dict[str, Any]] = json.loads(self._destination.index)["shards"]
+        for entry in entries:
+            for key, value in entry.items():
+                if key.startswith(("raw_", "zip_")) and isinstance(value, dict):
+                    value["basename"] = self._destination.named(value["basename"])
+        return entries
+
+    def abort(self) -> None:
+        """Stop."""
+        self._writer.abort()
+
+
+def _part_name(task: int | None) -> Callable[[str], str]:
+    return lambda key: key.replace("part-", f"part-{task or 0:05}-", 1)
+
+
+def _folder_name(task: int | None) -> Callable[[str], str]:
+    return lambda key: key if task is None else f"{task:05}/{key}"
+
+
+def _image_name(task: int | None) -> Callable[[str], str]:
+    """The folder is the image's label, so the task goes into the file's name."""
+
+    def named(key: str) -> str:
+        folder, slash, name = key.rpartition("/")
+        return key if task is None else f"{folder}{slash}{task:05}-{name}"
+
+    return named
+
+
+def file_sizes(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Name and bytes of the files that a sink stored, by its entries."""
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        if "file" in entry:
+            sizes[entry["file"]] = entry["bytes"]
+            continue
+        packed = any(entry[key] for key in entry if key.startswith("zip_"))
+        for key, value in entry.items():
+            if key.startswith("zip_" if packed else "raw_"):
+                sizes[value["basename"]] = value["bytes"]
+    return sizes

@@ -1,0 +1,272 @@
+"""Values as a reader hands them out, to values that the column's encoding takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.conversion.schema import Reading
+from stoker.errors import ConfigError, FormatError
+from stoker.formats.common.container_writer import fixed_kind
+from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.mds.encodings import get_encoding
+from stoker.storage.files import read_regular
+from stoker.types import Array, Batch, Column
+
+__all__ = ["ColumnPlan", "adapted", "check_encoding", "is_missing", "taken", "without_nulls"]
+
+_WHOLE: Final = "int", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "str_int"
+_FLOATS: Final = "float16", "float32", "float64", "str_float"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """A column, from the source to the destination.
+
+    Attributes:
+        name: in the destination.
+        source: in the source.
+        encoding: as an MDS index names it.
+        reading: what is done to the values that the reader hands out.
+        arrow: the ``pyarrow.DataType`` of the source, kept where the destination is Parquet.
+        chosen: whether the encoding was chosen by the caller, so that values are made to fit it.
+        folder: of the source, where paths of files begin; only for ``"file"``.
+    """
+
+    name: str
+    source: str
+    encoding: str
+    reading: Reading = "plain"
+    arrow: Any = None
+    chosen: bool = False
+    folder: str = ""
+
+
+def adapted(values: Column, plan: ColumnPlan) -> Column:
+    """The values of a column, as its encoding takes them; ``None`` stays.
+
+    Raises:
+        UnfitValueError: a value can not be made what it should be; ``row`` and ``column`` say which.
+    """
+    if plan.arrow is not None:
+        return values
+    if plan.reading == "text":
+        values = _texts(values)
+    elif plan.reading == "file":
+        values = _each(values, plan, lambda value: _file(value, plan.folder))
+    elif plan.reading == "decode":
+        values = _decoded(values, plan)
+    if plan.chosen or plan.reading == "array":
+        values = _cast(values, plan)
+    return values
+
+
+def is_missing(values: Column) -> bool:
+    """Whether any value is null."""
+    return not isinstance(values, np.ndarray) and any(value is None for value in values)
+
+
+def without_nulls(
+    batch: Batch, fill: Mapping[str, Any], *, drop: bool, allowed: Collection[str]
+) -> tuple[Batch, Array | None]:
+    """Nulls filled, or the samples that have any left out.
+
+    Args:
+        batch: the columns.
+        fill: value for the nulls of a column.
+        drop: leave out samples that have nulls in other columns.
+        allowed: columns that may have nulls, unless they are filled or dropped.
+
+    Returns:
+        The batch, and which rows are left (int64), or ``None`` for all.
+
+    Raises:
+        UnfitValueError: a null remains; ``row`` and ``column`` say which.
+    """
+    kept: Array | None = None
+    made: Batch = {}
+    for name, values in batch.items():
+        made[name] = values
+        if not is_missing(values):
+            continue
+        if name in fill:
+            made[name] = [fill[name] if value is None else value for value in values]
+            continue
+        missing = np.array([value is None for value in values])
+        if drop:
+            kept = ~missing if kept is None else kept & ~missing
+        elif name not in allowed:
+            raise UnfitValueError(
+                f"it is null: fill={{{name!r}: ...}} gives nulls a value, drop_nulls=True leaves such samples out",
+                row=int(missing.argmax()),
+                column=name,
+            )
+    if kept is None:
+        return made, None
+    rows = np.flatnonzero(kept)
+    return {name: taken(values, rows) for name, values in made.items()}, rows
+
+
+def taken(values: Column, rows: Array) -> Column:
+    """The values of some rows."""
+    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
+
+
+def _each(values: Column, plan: ColumnPlan, make: Callable[[Any], Any]) -> list[Any]:
+    made: list[Any] = []
+    for row, value in enumerate(values):
+        try:
+            made.append(None if value is None else make(value))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise UnfitValueError(str(error), row=row, column=plan.name) from error
+    return made
+
+
+def _texts(values: Column) -> list[Any]:
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind == "m":
+            return [None if text == "NaT" else text for text in values.astype(str).tolist()]
+        return [None if text == "NaT" else text for text in np.datetime_as_string(values).tolist()]
+    return [
+        None
+        if value is None
+        else value
+        if isinstance(value, str)
+        else value.isoformat()
+        if hasattr(value, "isoformat")
+        else str(value)
+        for value in values
+    ]
+
+
+def _file(value: Any, folder: str) -> bytes:
+    """The bytes of an image or a sound as Hugging Face's ``datasets`` keep them."""
+    if isinstance(value, bytes):
+        return value
+    data, path = value.get("bytes"), value.get("path")
+    if data is not None:
+        return bytes(data)
+    if not path:
+        raise UnfitValueError("it has neither bytes nor a path")
+    if "://" in path:
+        raise UnfitValueError(f"its bytes are not in the dataset, but at {path!r}: download them into it first")
+    try:
+        return read_regular(os.path.join(folder, path))
+    except OSError as error:
+        raise UnfitValueError(
+            f"its bytes are not in the dataset, but in a file that can not be read: {error}"
+        ) from None
+
+
+def _decoded(values: Column, plan: ColumnPlan) -> Column:
+    """Values of a Parquet file that stoker wrote, which names each column's encoding."""
+    encoding = get_encoding(plan.encoding)
+    if encoding.size is not None:
+        dtype, shape = fixed_kind(encoding)
+        if isinstance(values, np.ndarray) and values.dtype != object:
+            return values.astype(dtype, copy=False).reshape(len(values), *shape)
+        return _each(values, plan, lambda value: np.asarray(value, dtype).reshape(shape))
+    if encoding.verbatim or plan.encoding in ("jpeg", "png", "str") or plan.encoding.startswith("ndarray:"):
+        return values
+    return _each(
+        values, plan, lambda value: encoding.decode(value.encode() if isinstance(value, str) else bytes(value))
+    )
+
+
+def _cast(values: Column, plan: ColumnPlan) -> Column:
+    """Values made to fit an encoding, where nothing of them is lost by that."""
+    name = plan.encoding
+    if name.startswith("ndarray:"):
+        _, dtype, *rest = name.split(":")
+        if dtype == "bfloat16":
+            return values
+        shape = tuple(int(size) for size in rest[0].split(",")) if rest else None
+        if isinstance(values, np.ndarray) and values.ndim > 1:
+            values = _exact(values, dtype)
+            return (
+                values.reshape(len(values), *shape) if shape and values.size == _count(shape, len(values)) else values
+            )
+        return _each(values, plan, lambda value: _array(value, dtype, shape))
+    if isinstance(values, np.ndarray):
+        if name in _WHOLE and values.dtype.kind == "f" and not np.array_equal(values, np.trunc(values)):
+            row = int(np.flatnonzero(values != np.trunc(values))[0])
+            raise UnfitValueError(f"{values[row]} is no whole number", row=row, column=plan.name)
+        if name in _WHOLE and values.dtype.kind in "fbmM":
+            return values.astype(np.int64)
+        return [str(value) for value in values.tolist()] if name == "str" else values
+    if name in _WHOLE:
+        return _each(values, plan, _whole)
+    if name in _FLOATS:
+        return _each(values, plan, float)
+    if name == "str":
+        return _each(values, plan, _text)
+    if name in ("jpeg", "png"):
+        return _each(values, plan, lambda value: _image(value, name))
+    if name == "bytes":
+        return _each(values, plan, lambda value: value.encode() if isinstance(value, str) else value)
+    return values
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if not isinstance(value, str) and number != value:
+        raise ValueError(f"{value!r} is no whole number")
+    return number
+
+
+def _text(value: Any) -> str:
+    return bytes(value).decode() if isinstance(value, bytes | bytearray | memoryview) else str(value)
+
+
+def _image(value: Any, kind: str) -> bytes:
+    """The file of an image; one of another kind is decoded, and encoded as this one."""
+    encoding = get_encoding(kind)
+    try:
+        return encoding.encode(value)
+    except UnfitValueError:
+        return encoding.encode(encoding.decode(bytes(value)))
+
+
+def _array(value: Any, dtype: str, shape: Sequence[int] | None) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError("a list of lists of different lengths is no array: declare the column json") from None
+    if not array.size:
+        array = array.astype(dtype)
+    elif array.dtype.kind not in "biuf":
+        raise ValueError(f"expected an array of {dtype}, got {describe(value)}")
+    array = _exact(array, dtype)
+    return array.reshape(shape) if shape is not None and array.size == _count(shape, 1) else array
+
+
+def _exact(array: Array, dtype: str) -> Array:
+    """The array in another dtype; floats may be rounded, whole numbers not changed."""
+    wanted = np.dtype(dtype)
+    if array.dtype == wanted:
+        return array
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = array.astype(wanted)
+    if wanted.kind in "iub" and not np.array_equal(made, array):
+        raise UnfitValueError(f"its numbers do not fit {dtype}")
+    return made
+
+
+def _count(shape: Sequence[int], rows: int) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * rows
+
+
+def check_encoding(name: str, encoding: str) -> None:
+    """See that an encoding exists.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    try:
+        get_encoding(encoding)
+    except FormatError as error:
+        raise ConfigError(f"columns: {name!r}: {error}") from None

@@ -1,0 +1,51 @@
+"""What the layout of each format provides: a file of the data set as pieces."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import lru_cache
+
+from stoker.formats.registry import load
+from stoker.generation.pieces import Piece
+from stoker.generation.spec import DatasetSpec
+
+__all__ = ["GeneratedLayout", "layout_of"]
+
+
+class GeneratedLayout(ABC):
+    """How files of a data set look. Threads share it.
+
+    Args:
+        spec: the data set.
+
+    Raises:
+        ConfigError: the format can not hold files of this spec.
+        MissingPackageError: the format's library is not installed.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def size(self, number: int) -> int | None:
+        """Bytes of a file, before it is compressed as a whole; ``None`` where only making it tells."""
+
+    @abstractmethod
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """A file.
+
+        Args:
+            number: its place in :func:`~stoker.generation.file_names`.
+        """
+
+    def versions(self) -> dict[str, str]:
+        """Libraries whose version the bytes depend on, and that version."""
+        return {}
+
+
+@lru_cache(maxsize=8)
+def layout_of(spec: DatasetSpec) -> GeneratedLayout:
+    """The layout of a data set."""
+    made: GeneratedLayout = load(spec.form.layout)(spec)
+    return made

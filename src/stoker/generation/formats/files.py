@@ -1,0 +1,29 @@
+"""A file a sample: images, or bytes of any other kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.generation.content import FileContent
+from stoker.generation.formats.base import GeneratedLayout
+from stoker.generation.pieces import Piece
+from stoker.generation.ragged import cells, image_versions, sizes
+
+__all__ = ["FileLayout"]
+
+
+class FileLayout(GeneratedLayout):
+    """The bytes of one value."""
+
+    def size(self, number: int) -> int:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        return int(sizes(FileContent(self.spec, number), 0, 1)[0])
+
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        ((cell,),) = cells(FileContent(self.spec, number), 1)
+        yield from cell.pieces
+
+    def versions(self) -> dict[str, str]:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        return image_versions(self.spec)

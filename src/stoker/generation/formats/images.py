@@ -1,0 +1,204 @@
+"""Images of natural size that decode, at the speed of copying bytes.
+
+A few pictures with the spectrum of photographs are made and encoded once, in strips that decode on their own: in JPEG between
+restart markers (ITU-T T.81, section E.1.4), in PNG as deflated data that ends at a full flush (RFC 1950 to 1952). An image is
+a header, strips drawn from all pictures, and an end. So no two images are alike, all have natural sizes, and each costs a
+copy; but strips come again in other images, which a store that looks for duplicates at any offset would find.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import MissingPackageError
+from stoker.generation.noise import BLOCK, Noise, noise_of
+
+__all__ = ["Strips", "draws_per_image", "strips_of"]
+
+_ROWS: Final = 16
+_PICTURES: Final = 8
+_STREAM: Final = 255
+_FILE: Final = (1 << 32) - 1
+_ADLER: Final = 65521
+
+
+def _pillow() -> ModuleType:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise MissingPackageError(f"images need Pillow ({error}): pip install 'stoker[images]'") from error
+
+
+def draws_per_image(shape: tuple[int, ...]) -> int:
+    """Random bytes that an image takes: 2 for its height, 2 for each strip, in a multiple of 8."""
+    return -(-2 * (1 + -(-shape[0] // _ROWS)) // 8) * 8
+
+
+@dataclass(frozen=True)
+class Strips:
+    """What images are put together of.
+
+    Attributes:
+        kind: ``jpeg`` or ``png``.
+        height, width: most pixels.
+        head: what an image begins with.
+        strips: pixels of 16 rows, encoded.
+        sizes: bytes of each strip; int64, shape ``(n,)``.
+        sums: of PNG: Adler-32 of each strip, and the bytes that it is of.
+        place: of JPEG: where in the head the height is.
+    """
+
+    kind: str
+    height: int
+    width: int
+    head: bytes
+    strips: list[bytes]
+    sizes: NDArray[np.int64]
+    sums: list[tuple[int, int]]
+    place: int
+
+    def plan(self, draws: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Heights, strips and sizes of images.
+
+        Args:
+            draws: random; shape ``(n, draws_per_image // 2)``.
+
+        Returns:
+            Pixels of height, shape ``(n,)``, three quarters of the most to the most; numbers of strips, shape ``(n, most)``,
+            of which an image has as many as its height needs; bytes, shape ``(n,)``.
+        """
+        most = -(-self.height // _ROWS) if self.kind == "jpeg" else max(1, self.height // _ROWS)
+        heights = self.height - draws[:, 0].astype(np.int64) % (self.height // 4 + 1)
+        if self.kind == "png":
+            heights = np.maximum(1, heights // _ROWS) * _ROWS
+        chosen = draws[:, 1 : 1 + most].astype(np.int64) % len(self.strips)
+        used = np.arange(most) < (-(-heights // _ROWS))[:, None]
+        each = 2 if self.kind == "jpeg" else 0  # the marker behind a strip
+        end = 0 if self.kind == "jpeg" else _PNG_END
+        sizes = len(self.head) + end + ((self.sizes[chosen] + each) * used).sum(axis=1)
+        return heights, chosen, sizes
+
+    def image(self, height: int, chosen: list[int]) -> list[bytes]:
+        """An image as pieces."""
+        count = -(-height // _ROWS)
+        if self.kind == "jpeg":
+            pieces = [self.head[: self.place] + height.to_bytes(2, "big") + self.head[self.place + 2 :]]
+            for number, strip in enumerate(chosen[:count]):
+                end = b"\xff\xd9" if number == count - 1 else b"\xff" + bytes((0xD0 + number % 8,))
+                pieces += [self.strips[strip], end]
+            return pieces
+        size = struct.pack(">2I5B", self.width, height, 8, 2, 0, 0, 0)
+        low, high = 1, 0
+        for strip in chosen[:count]:
+            adler, length = self.sums[strip]
+            high = (high + (adler >> 16) + length * (low - 1)) % _ADLER
+            low = (low + (adler & 0xFFFF) - 1) % _ADLER
+        end = _png_chunk(b"IDAT", b"\3\0" + struct.pack(">2H", high, low)) + _png_chunk(b"IEND", b"")
+        head = _SIGNATURE + _png_chunk(b"IHDR", size) + _png_chunk(b"IDAT", b"\x78\x9c")
+        return [head, *[self.strips[strip] for strip in chosen[:count]], end]
+
+
+_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_PNG_END: Final = 12 + 6 + 12
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@lru_cache(maxsize=4)
+def strips_of(kind: str, shape: tuple[int, ...], quality: int, seed: int) -> Strips:
+    """The strips of a column's images; takes a tenth of a second or so.
+
+    Raises:
+        MissingPackageError: Pillow is not installed.
+    """
+    pictures = _pictures(noise_of(seed), *shape)
+    if kind == "jpeg":
+        return _jpeg_strips(pictures, quality)
+    strips: list[bytes] = []
+    sums: list[tuple[int, int]] = []
+    for picture in pictures:
+        rows = len(picture) // _ROWS * _ROWS
+        pixels = picture[:rows] if rows else np.resize(picture, (_ROWS, *picture.shape[1:]))
+        before = np.zeros_like(pixels)
+        before[:, 1:] = pixels[:, :-1]
+        lines = np.ones((len(pixels), 1 + pixels[0].size), np.uint8)  # 1: each byte less that of the pixel on its left
+        lines[:, 1:] = (pixels - before).reshape(len(pixels), -1)
+        for first in range(0, len(lines), _ROWS):
+            raw = lines[first : first + _ROWS].tobytes()
+            packer = zlib.compressobj(4, zlib.DEFLATED, -15)
+            packed = packer.compress(raw) + packer.flush(zlib.Z_FULL_FLUSH)
+            strips.append(_png_chunk(b"IDAT", packed))
+            sums.append((zlib.adler32(raw), len(raw)))
+    head = 8 + 25 + 14
+    sizes = np.fromiter(map(len, strips), np.int64, len(strips))
+    return Strips("png", shape[0], shape[1], bytes(head), strips, sizes, sums, 0)
+
+
+def _jpeg_strips(pictures: list[NDArray[np.uint8]], quality: int) -> Strips:
+    pillow = _pillow()
+    head = b""
+    strips: list[bytes] = []
+    place = 0
+    for picture in pictures:
+        out = io.BytesIO()
+        pillow.fromarray(picture).save(out, "JPEG", quality=quality, subsampling="4:2:0", restart_marker_rows=1)
+        data = out.getvalue()
+        start, place = _scan(data)
+        head = data[:start]
+        at = start
+        while (end := data.find(b"\xff", at)) >= 0:
+            if data[end + 1] == 0:
+                at = end + 2
+                continue
+            strips.append(data[start:end])
+            start = at = end + 2
+            if data[end + 1] == 0xD9:
+                break
+    height, width = pictures[0].shape[:2]
+    sizes = np.fromiter(map(len, strips), np.int64, len(strips))
+    return Strips("jpeg", height, width, head, strips, sizes, [], place)
+
+
+def _scan(data: bytes) -> tuple[int, int]:
+    """Where the coded pixels of a JPEG file begin, and where its height is told."""
+    at, place = 2, 0
+    while True:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == 0xC0:
+            place = at + 5
+        at += 2 + length
+        if marker == 0xDA:
+            return at, place
+
+
+def _pictures(noise: Noise, height: int, width: int) -> list[NDArray[np.uint8]]:
+    """Sums of random grids, each twice as fine as the one before and half as strong: spectra like those of photographs."""
+    pillow = _pillow()
+    made: list[NDArray[np.uint8]] = []
+    block = 0
+    for _ in range(_PICTURES):
+        total: NDArray[Any] = np.zeros((height, width, 3), np.float32)
+        cells, weight = 3, 0.5
+        while cells < 2 * max(height, width):
+            rows, columns = min(cells, height), min(cells, width)
+            grid = np.empty(rows * columns * 3, np.uint8)
+            for first in range(0, len(grid), BLOCK):
+                noise.fill(grid[first : first + BLOCK], _FILE, _STREAM, block)
+                block += 1
+            fine = pillow.fromarray(grid.reshape(rows, columns, 3)).resize((width, height), pillow.Resampling.BICUBIC)
+            total += weight * (np.asarray(fine, np.float32) - 128)
+            cells, weight = cells * 2, weight * 0.8
+        made.append(np.clip(total + 128, 0, 255).astype(np.uint8))
+    return made

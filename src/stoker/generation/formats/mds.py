@@ -1,0 +1,88 @@
+"""MDS shards: a table of offsets, and records of all columns."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from stoker.errors import ConfigError
+from stoker.formats.common.checks import MAX_OFFSET
+from stoker.formats.mds.encoder import MDSEncoder
+from stoker.generation.columns import Column
+from stoker.generation.content import FileContent
+from stoker.generation.formats.base import GeneratedLayout
+from stoker.generation.pieces import Piece, rows_of
+from stoker.generation.ragged import cells, image_versions, one_value, sizes
+from stoker.generation.spec import DatasetSpec
+from stoker.types import Ids
+
+__all__ = ["MDSLayout"]
+
+
+class MDSLayout(GeneratedLayout):
+    """A shard; its index is written by :mod:`stoker.generation.index`."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        super().__init__(spec)
+        self._fixed = all(column.width is not None for column in spec.fields)
+
+    @cached_property
+    def encoder(self) -> MDSEncoder:
+        """What the header and the index say of columns."""
+        columns = {column.name: _encoding(column) for column in self.spec.fields}
+        settings: dict[str, Any] = {
+            "compression": self.spec.compression,
+            "hashes": list(self.spec.hashes),
+            "size_limit": None,
+        }
+        return MDSEncoder(columns, settings)
+
+    def size(self, number: int) -> int:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        ends = self._ends(number)
+        return 8 + 4 * len(ends) + len(self.encoder.config) + (int(ends[-1]) if len(ends) else 0)
+
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        ends = self._ends(number)
+        encoder, rows = self.encoder, self.spec.samples_per_file
+        first = 4 + 4 * (rows + 1) + len(encoder.config)
+        if first + int(ends[-1]) > MAX_OFFSET:
+            raise ConfigError(
+                f"samples_per_file={rows:,}: an MDS shard of {first + int(ends[-1]):,} bytes, where {MAX_OFFSET:,} are the "
+                "most; make more files of fewer samples"
+            )
+        content = FileContent(self.spec, number)
+        yield encoder.offsets(first, ends) + encoder.config
+        sized = [place for place, column in enumerate(self.spec.fields) if not column.numeric]
+        pack = struct.Struct(f"<{len(sized)}I").pack
+        if self._fixed:
+            head = pack(*[self.spec.fields[place].size for place in sized])
+            yield from rows_of([head, *[one_value(content, column) for column in self.spec.fields]], rows)
+            return
+        for row in cells(content, rows):
+            yield pack(*[row[place].size for place in sized])
+            for cell in row:
+                yield from cell.pieces
+
+    def versions(self) -> dict[str, str]:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        return image_versions(self.spec)
+
+    def _ends(self, number: int) -> Ids:
+        content, rows = FileContent(self.spec, number), self.spec.samples_per_file
+        heads = 4 * sum(not column.numeric for column in self.spec.fields)
+        return np.cumsum(heads + sizes(content, 0, rows))
+
+
+def _encoding(column: Column) -> str:
+    """The MDS encoding of a column."""
+    if not column.numeric:
+        return column.dtype
+    if not column.shape:
+        return column.dtype
+    return f"ndarray:{column.dtype}:{','.join(map(str, column.shape))}"

@@ -1,0 +1,200 @@
+"""Parquet files laid out page by page: values as they lie in memory, between headers that are known beforehand.
+
+Columns are required, values are in the PLAIN encoding, and there are neither dictionaries nor statistics: random values
+have no use for them, and pages are then the values themselves. Arrays and ``bytes`` of one size are of the type
+FIXED_LEN_BYTE_ARRAY, for lists of bytes would take a level, and an integer of four bytes, for each. Token ids are lists.
+Source: ``parquet.thrift`` and ``Encodings.md`` of Apache Parquet.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from stoker.errors import ConfigError
+from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.footer import thrift_writer as compact
+from stoker.formats.parquet.footer.facts import MAGIC
+from stoker.formats.parquet.footer.schema import ARROW_KEY
+from stoker.generation.columns import Column
+from stoker.generation.content import FileContent, mean_width
+from stoker.generation.formats.base import GeneratedLayout
+from stoker.generation.formats.parquet_pages import (
+    PLAIN,
+    RLE,
+    arrow_schema,
+    is_list,
+    page_header,
+    page_size,
+    page_values,
+    physical_type,
+    row_width,
+    schema_elements,
+)
+from stoker.generation.pieces import Piece, gather
+from stoker.generation.ragged import BATCH, column_sizes, image_versions
+from stoker.generation.spec import DatasetSpec
+
+__all__ = ["ParquetLayout"]
+
+_ROW_GROUP: Final = 64 << 20
+_MOST_PAGE: Final = (1 << 31) - (1 << 16)
+_CODECS: Final = {"snappy": 1, "gzip": 2, "zstd": 6, "lz4": 7}
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A column of a row group."""
+
+    column: Column
+    start: int
+    values: int
+    raw: int = 0
+    stored: int = 0
+
+
+class ParquetLayout(GeneratedLayout):
+    """Row groups of as many rows, each column in pages of about ``page_bytes``."""
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        super().__init__(spec)
+        width = sum(mean_width(column) for column in spec.fields)
+        rows = max(1, _ROW_GROUP // max(1, width))
+        # Whole pages of the widest column: what is left over would be a small page of each column.
+        page = self._page_rows(max((row_width(column) or 0 for column in spec.fields), default=0))
+        self._rows = min(spec.samples_per_file, spec.row_group_size or (rows // page * page or rows))
+        self._codec: Any = None
+        if spec.compression is not None:
+            name, _, level = spec.compression.partition(":")
+            # One for each page: they are not shared by threads.
+            arrow = "lz4_raw" if name == "lz4" else name
+            self._codec = lambda: pyarrow().Codec(arrow, compression_level=int(level) if level else None)
+        self._compression = _CODECS[spec.compression.partition(":")[0]] if spec.compression else 0
+        self._fixed = spec.compression is None and all(row_width(column) is not None for column in spec.fields)
+        self._footer_once = lru_cache(maxsize=1)(self._fixed_footer)
+        self._schema = schema_elements(spec.fields)
+        for column in spec.fields:
+            if (row_width(column) or 0) > _MOST_PAGE:
+                raise ConfigError(f"column {column.name!r}: a value is larger than a Parquet page can be")
+
+    def size(self, number: int) -> int | None:  # noqa: ARG002 - all are alike
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        return self._footer_once()[1] if self._fixed else None
+
+    def pieces(self, number: int) -> Iterator[Piece]:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        content = FileContent(self.spec, number)
+        groups: list[tuple[int, list[_Chunk]]] = []
+        at = len(MAGIC)
+        yield MAGIC
+        for first in range(0, self.spec.samples_per_file, self._rows):
+            rows = min(self._rows, self.spec.samples_per_file - first)
+            chunks: list[_Chunk] = []
+            for column in self.spec.fields:
+                chunk = _Chunk(column, at, rows * (math.prod(column.shape) if is_list(column) else 1))
+                for start, count in self._cuts(content, column, first, rows):
+                    page = page_values(content, column, start, count)
+                    raw = sum(map(len, page))
+                    stored = raw
+                    if self._codec is not None:
+                        packed = self._codec().compress(gather(page), asbytes=True)
+                        page, stored = [packed], len(packed)
+                    header = page_header(count * (math.prod(column.shape) if is_list(column) else 1), raw, stored)
+                    yield header
+                    yield from page
+                    chunk.raw += len(header) + raw
+                    chunk.stored += len(header) + stored
+                at += chunk.stored
+                chunks.append(chunk)
+            groups.append((rows, chunks))
+        yield self._footer_once()[0] if self._fixed else self._footer(groups)
+
+    def versions(self) -> dict[str, str]:
+        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
+        packed = {"pyarrow": pyarrow().__version__} if self.spec.compression else {}
+        return {**packed, **image_versions(self.spec)}
+
+    def _page_rows(self, width: int) -> int:
+        """Rows of a page; values take 1/8 of a byte where the width is 0, for booleans."""
+        return max(1, self.spec.page_bytes // width if width else 8 * self.spec.page_bytes)
+
+    def _cuts(self, content: FileContent, column: Column, first: int, rows: int) -> Iterator[tuple[int, int]]:
+        """First row and rows of each page of a column chunk."""
+        width = row_width(column)
+        if width is not None:
+            step = self._page_rows(width)
+            for start in range(first, first + rows, step):
+                yield start, min(step, first + rows - start)
+            return
+        start, size = first, 0
+        for begin in range(first, first + rows, BATCH):
+            sizes = column_sizes(content, column, begin, min(BATCH, first + rows - begin)) + 4
+            for row, one in enumerate(sizes.tolist(), begin):
+                if size and size + one > self.spec.page_bytes:
+                    yield start, row - start
+                    start, size = row, 0
+                size += one
+        if first + rows > start:
+            yield start, first + rows - start
+
+    def _fixed_footer(self) -> tuple[bytes, int]:
+        """The footer of all files alike, and their size."""
+        groups: list[tuple[int, list[_Chunk]]] = []
+        at = len(MAGIC)
+        content = FileContent(self.spec, 0)
+        for first in range(0, self.spec.samples_per_file, self._rows):
+            rows = min(self._rows, self.spec.samples_per_file - first)
+            chunks: list[_Chunk] = []
+            for column in self.spec.fields:
+                each = math.prod(column.shape) if is_list(column) else 1
+                chunk = _Chunk(column, at, rows * each)
+                for _, count in self._cuts(content, column, first, rows):
+                    raw = page_size(column, count)
+                    chunk.raw += len(page_header(count * each, raw, raw)) + raw
+                chunk.stored = chunk.raw
+                at += chunk.raw
+                chunks.append(chunk)
+            groups.append((rows, chunks))
+        footer = self._footer(groups)
+        return footer, at + len(footer)
+
+    def _footer(self, groups: list[tuple[int, list[_Chunk]]]) -> bytes:
+        metadata = compact.struct(
+            (1, compact.binary(ARROW_KEY)), (2, compact.binary(base64.b64encode(arrow_schema(self.spec))))
+        )
+        footer = compact.struct(
+            (1, compact.integer(2, wide=False)),
+            (2, compact.list_of(self._schema)),
+            (3, compact.integer(sum(rows for rows, _ in groups))),
+            (4, compact.list_of(self._group(rows, chunks) for rows, chunks in groups)),
+            (5, compact.list_of([metadata])),
+            (6, compact.binary(b"stoker")),
+        )[1]
+        return footer + len(footer).to_bytes(4, "little") + MAGIC
+
+    def _group(self, rows: int, chunks: list[_Chunk]) -> tuple[int, bytes]:
+        members = []
+        for chunk in chunks:
+            column = chunk.column
+            path = [column.name, "list", "element"] if is_list(column) else [column.name]
+            encodings = (PLAIN, RLE) if is_list(column) else (PLAIN,)
+            metadata = compact.struct(
+                (1, compact.integer(physical_type(column)[0], wide=False)),
+                (2, compact.list_of(compact.integer(one, wide=False) for one in encodings)),
+                (3, compact.list_of(compact.binary(name.encode()) for name in path)),
+                (4, compact.integer(self._compression, wide=False)),
+                (5, compact.integer(chunk.values)),
+                (6, compact.integer(chunk.raw)),
+                (7, compact.integer(chunk.stored)),
+                (9, compact.integer(chunk.start)),
+            )
+            members.append(compact.struct((2, compact.integer(chunk.start)), (3, metadata)))
+        return compact.struct(
+            (1, compact.list_of(members)),
+            (2, compact.integer(sum(chunk.raw for chunk in chunks))),
+            (3, compact.integer(rows)),
+        )

@@ -1,0 +1,267 @@
+"""Making a data set: all files that are not there yet, by threads or processes, and in the end what tells of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from stoker.arguments import checked
+from stoker.concurrency.processes import in_processes
+from stoker.errors import ConfigError
+from stoker.generation.formats.base import layout_of
+from stoker.generation.making import FileBuilder, GeneratedFile, file_size
+from stoker.generation.marker import (
+    check_destination,
+    mark_unfinished,
+    read_shares,
+    remove_shares,
+    write_manifest,
+    write_share,
+)
+from stoker.generation.names import Output, outputs
+from stoker.generation.spec import DatasetSpec
+from stoker.storage import Store, open_store
+from stoker.storage.job_record import remove_partial_files
+from stoker.types import StorageOptions
+
+__all__ = ["GenerateReport", "generate"]
+
+_TASK: Final = 64
+_AHEAD: Final = 3
+
+Progress = Callable[[int], object]
+"""Is called with numbers of bytes as they are written, by any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateReport:
+    """What was done.
+
+    Attributes:
+        files: of the data set.
+        samples: of the data set.
+        bytes: written now.
+        seconds: it took.
+        made: files that were made now.
+        kept: files that were there already, of those that were this host's to make.
+        complete: whether the data set is whole; with several hosts, the last to be done finds it so.
+    """
+
+    files: int
+    samples: int
+    bytes: int
+    seconds: float
+    made: int
+    kept: int
+    complete: bool
+
+
+@checked
+def generate(
+    spec: DatasetSpec,
+    url: str | os.PathLike[str],
+    *,
+    processes: int | None = None,
+    threads: int | None = None,
+    storage_options: StorageOptions | None = None,
+    progress: Progress | None = None,
+    resume: bool = True,
+    host: tuple[int, int] = (0, 1),
+) -> GenerateReport:
+    """Make a synthetic data set.
+
+    Each file's bytes are a function of the spec and the file's number. So any number of threads, processes and hosts make the
+    same data set, and one that is half made is completed: files that are there, of the right size, are kept. A file appears
+    under its name when it is whole. The manifest ``_generated.json``, and for MDS the index, come last.
+
+    Args:
+        spec: what to make.
+        url: a directory or URL.
+        processes: default 1, this one. Others are spawned, so a script needs ``if __name__ == "__main__"``; they are of use
+            where Python code takes the time: text, small records of different sizes.
+        threads: of each process; default the number of processors where there is one process, else 1.
+        storage_options: see :func:`stoker.storage.open_store`.
+        progress: is called with numbers of bytes as they are written, by any thread.
+        resume: whether to complete what is there; otherwise anything there is an error.
+        host: this host's number from 0, and how many there are: this one makes the files whose number leaves this rest. All
+            need the same versions of the libraries that encode images, HDF5, Arrow and compressed Parquet: a host with others
+            is refused.
+
+    Raises:
+        ConfigError: arguments make no sense, or something else is at the place.
+        StorageError: a file could not be written; those that are whole stay.
+        MissingPackageError: the format's library is not installed.
+    """
+    began = time.monotonic()
+    processes = 1 if processes is None else processes
+    threads = (len(os.sched_getaffinity(0)) if processes == 1 else 1) if threads is None else threads
+    if processes < 1 or threads < 1:
+        raise ConfigError(f"processes={processes}, threads={threads}: at least 1")
+    if not 0 <= host[0] < host[1]:
+        raise ConfigError(f"host={host}: expected a number from 0 and how many hosts there are, such as (0, 4)")
+    layout_of(spec)
+    store = open_store(url, storage_options)
+    whole = check_destination(store, spec, resume=resume)
+    if host[1] == 1:
+        remove_partial_files(store)
+    there = {item.key: item.size for item in store.list()}
+    share = [out for out in outputs(spec) if out.number % host[1] == host[0]]
+    missing = [out for out in share if not _is_there(spec, out, there)]
+    made: dict[str, GeneratedFile] = {}
+    if missing or not whole:
+        mark_unfinished(store, spec)
+    if missing:
+        made = _make(spec, store, missing, processes, threads, progress)
+    complete = (whole and not missing) or _finish(spec, store, made, host, processes, threads)
+    if complete and host[1] > 1:
+        remove_shares(store)
+    written = sum(facts.size for facts in made.values())
+    kept = len(share) - len(missing)
+    total = (spec.files + spec.valid_files) * len(spec.form.suffixes)
+    return GenerateReport(total, spec.samples, written, time.monotonic() - began, len(made), kept, complete)
+
+
+def _is_there(spec: DatasetSpec, out: Output, there: dict[str, int]) -> bool:
+    if out.name not in there:
+        return False
+    wanted = file_size(spec, out)
+    return wanted is None or there[out.name] == wanted
+
+
+def _finish(
+    spec: DatasetSpec, store: Store, made: dict[str, GeneratedFile], host: tuple[int, int], processes: int, threads: int
+) -> bool:
+    """Write what tells of the data set, if all of it is there."""
+    if host[1] > 1:
+        write_share(store, host, made)
+        there = {item.key: item.size for item in store.list()}
+        if not all(_is_there(spec, out, there) for out in outputs(spec)):
+            return False
+        made = {**read_shares(store), **made}
+    unknown = [out for out in outputs(spec) if out.name not in made]
+    if unknown:
+        # What was made before has the same bytes as what would be made now.
+        made = {**made, **_make(spec, None, unknown, processes, threads, None)}
+    write_manifest(store, spec, ((out, made[out.name]) for out in outputs(spec)))
+    return True
+
+
+def _make(
+    spec: DatasetSpec,
+    store: Store | None,
+    missing: Sequence[Output],
+    processes: int,
+    threads: int,
+    progress: Progress | None,
+) -> dict[str, GeneratedFile]:
+    """Make files; without a store, only what is told of them."""
+    processes, threads = min(processes, len(missing)), min(threads, len(missing))
+    if processes == 1:
+        return _by_threads(spec, store, missing, threads, progress)
+    return _by_processes(spec, store, missing, processes, threads, progress)
+
+
+class _Stopped(Exception):  # noqa: N818 - no error, but the end of a thread's work
+    """Another thread has failed, or the user has had enough."""
+
+
+def _by_threads(
+    spec: DatasetSpec, store: Store | None, missing: Iterable[Output], threads: int, progress: Progress | None
+) -> dict[str, GeneratedFile]:
+    made: dict[str, GeneratedFile] = {}
+    failed: list[BaseException] = []
+    lock, stop = threading.Lock(), threading.Event()
+    waiting = iter(missing)
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                with lock:
+                    out = next(waiting, None)
+                if out is None:
+                    return
+                facts = _make_one(spec, store, out, progress, stop)
+                with lock:
+                    made[out.name] = facts
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+            stop.set()
+
+    if threads == 1:
+        work()
+    else:
+        workers = [threading.Thread(target=work, name=f"stoker-generate-{n}", daemon=True) for n in range(threads)]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                worker.join()
+        finally:
+            stop.set()
+            for worker in workers:
+                worker.join()
+    if failed:
+        raise failed[0]
+    return made
+
+
+def _make_one(
+    spec: DatasetSpec, store: Store | None, out: Output, progress: Progress | None, stop: threading.Event
+) -> GeneratedFile:
+    making = FileBuilder(spec, out)
+
+    def chunks() -> Iterator[memoryview]:
+        for chunk in making.chunks():
+            if stop.is_set():
+                raise _Stopped
+            yield chunk
+            if progress is not None:
+                progress(len(chunk))
+
+    if store is None:
+        for _ in chunks():
+            pass
+    else:
+        store.put_stream(out.name, chunks)
+    return making.facts
+
+
+# -- processes -----------------------------------------------------------------------------------------------------------
+
+
+def _task(spec: DatasetSpec, store: Store | None, threads: int, some: list[Output]) -> dict[str, GeneratedFile]:
+    return _by_threads(spec, store, some, threads, None)
+
+
+def _by_processes(
+    spec: DatasetSpec,
+    store: Store | None,
+    missing: Sequence[Output],
+    processes: int,
+    threads: int,
+    progress: Progress | None,
+) -> dict[str, GeneratedFile]:
+    made: dict[str, GeneratedFile] = {}
+    size = max(threads, min(_TASK, len(missing) // (processes * _AHEAD)), 1)
+    waiting = iter(missing)
+    for facts in in_processes(
+        partial(_task, spec, store, threads),
+        iter(lambda: list(islice(waiting, size)), []),
+        processes,
+        ahead=_AHEAD,
+        does="makes files",
+        call="generate()",
+        remedy="Files that are whole stay: the same call goes on",
+    ):
+        made.update(facts)
+        if progress is not None:
+            progress(sum(one.size for one in facts.values()))
+    return made

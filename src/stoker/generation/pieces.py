@@ -1,0 +1,212 @@
+"""A file as pieces: bytes that the format asks for, and runs of values, which are made in their place when they are written.
+
+So a file of any size needs one buffer, and what is written is what was made, without a copy between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.generation.streams import ByteStream
+
+__all__ = ["CHUNK", "NARROW", "Finish", "Piece", "Seal", "StreamBytes", "assemble", "gather", "rows_of"]
+
+CHUNK: Final = 1 << 20
+"""Bytes that are handed on at a time. They stay in the processor's cache from where they are made to the call that writes."""
+
+_SMALL: Final = 1 << 15
+# Bytes before values that are handed on with them.
+_LEAD: Final = 1 << 12
+NARROW: Final = 1 << 17
+"""Records up to this size are made many at a time."""
+
+Tap = Callable[[memoryview], object]
+"""Is shown bytes, for a checksum."""
+
+Seal = Callable[[NDArray[np.uint8], int], object]
+"""Completes records; gets them, as shape ``(n, width)``, and the number of the first in its file."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What makes random bytes values of a type: bits that are cleared, then bits that are set, or a table of bytes.
+
+    Attributes:
+        clear: bits that stay, of one value.
+        set: bits that are set, as many.
+        table: for each byte another, 256 of them; instead of the others.
+    """
+
+    clear: bytes = b""
+    set: bytes = b""
+    table: bytes = b""
+
+    def apply(self, out: NDArray[np.uint8]) -> None:
+        """Change values, which begin with the first byte of ``out``."""
+        if self.table:
+            np.take(self._table, out, out=out, mode="clip")
+            return
+        for pattern, change in ((self.clear, np.bitwise_and), (self.set, np.bitwise_or)):
+            if pattern:
+                _change(change, pattern, out)
+
+    @cached_property
+    def word(self) -> int | None:
+        """Bits that stay of each 8 bytes, where that is all that is changed."""
+        if self.set or self.table or 8 % len(self.clear):
+            return None
+        return int.from_bytes(self.clear * (8 // len(self.clear)), "little")
+
+    @cached_property
+    def _table(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.table, np.uint8)
+
+
+def _change(change: Any, pattern: bytes, out: NDArray[np.uint8]) -> None:
+    if 8 % len(pattern) == 0:
+        word = np.frombuffer(pattern * (8 // len(pattern)), np.uint64)[0]
+        count = len(out) // 8
+        words = out[: 8 * count].view(np.uint64)
+        change(words, word, out=words)
+        rest = out[8 * count :]
+        change(rest, np.frombuffer(pattern * 8, np.uint8)[: len(rest)], out=rest)
+        return
+    whole = len(out) // len(pattern) * len(pattern)
+    values = out[:whole].reshape(-1, len(pattern))
+    change(values, np.frombuffer(pattern, np.uint8), out=values)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBytes:
+    """Bytes that are read from a stream.
+
+    Attributes:
+        size: how many.
+        stream: where from.
+        finish: how they become values; ``None`` where all bytes are values.
+        tap: is shown them once they are made, a part at a time, for a checksum.
+    """
+
+    size: int
+    stream: ByteStream
+    finish: Finish | None = None
+    tap: Tap | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def make(self, out: NDArray[np.uint8]) -> None:
+        """Write the next ``len(out)`` of them; between calls, multiples of a value's size and of 8."""
+        word = None if self.finish is None else self.finish.word
+        self.stream.fill(out, word)
+        if self.finish is not None and word is None:
+            self.finish.apply(out)
+        if self.tap is not None:
+            self.tap(out.data)
+
+
+Piece = bytes | bytearray | memoryview | StreamBytes
+
+
+def assemble(pieces: Iterable[Piece], chunk: int = CHUNK) -> Iterator[memoryview]:
+    """The bytes of pieces that follow each other, in chunks, each of which is valid until the next is asked for."""
+    store = np.empty(chunk + _LEAD + 8, np.uint8)
+    view = store.data
+    begin = at = 0
+    for piece in pieces:
+        size = len(piece)
+        if not size:
+            continue
+        if isinstance(piece, StreamBytes):
+            piece.stream.align()
+            if size >= _SMALL or at + size > len(store):
+                if at - begin > _LEAD:
+                    yield view[begin:at]
+                    begin = at = 0
+                elif shift := -at % 8:
+                    # What comes before moves, so that values are made at an address that is fast to write to.
+                    view[begin + shift : at + shift] = bytes(view[begin:at])
+                    begin, at = begin + shift, at + shift
+            step = chunk if piece.finish is None else _step(piece.finish, chunk)
+            for start in range(0, size, step):
+                count = min(step, size - start)
+                if at + count > len(store):
+                    yield view[begin:at]
+                    begin = at = 0
+                piece.make(store[at : at + count])
+                at += count
+        elif size >= chunk:
+            if at > begin:
+                yield view[begin:at]
+                begin = at = 0
+            yield memoryview(piece).cast("B")
+        else:
+            if at + size > len(store):
+                yield view[begin:at]
+                begin = at = 0
+            view[at : at + size] = piece
+            at += size
+        if at - begin >= chunk:
+            yield view[begin:at]
+            begin = at = 0
+    if at > begin:
+        yield view[begin:at]
+
+
+def gather(pieces: Iterable[Piece]) -> bytes:
+    """All bytes of a few pieces."""
+    return b"".join([bytes(chunk) for chunk in assemble(pieces)])
+
+
+def _step(finish: Finish, chunk: int) -> int:
+    """Most bytes up to a chunk that hold whole values."""
+    width = max(len(finish.clear), len(finish.set), 1)
+    return chunk // (8 * width) * (8 * width)
+
+
+def rows_of(parts: list[Piece], count: int, seal: Seal | None = None) -> Iterator[Piece]:
+    """``count`` records that are alike but for their values.
+
+    Args:
+        parts: of one record: bytes, and values of which ``size`` are in each record.
+        count: number of records.
+        seal: completes records that are made, with what depends on their values or numbers. Records have at most
+            :data:`NARROW` bytes then.
+    """
+    parts = [part for part in parts if len(part)]
+    width = sum(map(len, parts))
+    if width > NARROW and seal is None:
+        for _ in range(count):
+            yield from parts
+        return
+    values = [part for part in parts if isinstance(part, StreamBytes)]
+    if seal is None and len(values) == len(parts) == 1:
+        yield replace(values[0], size=values[0].size * count)
+        return
+    batch = max(1, min(CHUNK // width, count))
+    rows = np.empty((batch, width), np.uint8)
+    scratch = np.empty(rows.size, np.uint8)
+    places: list[tuple[int, StreamBytes]] = []
+    at = 0
+    for part in parts:
+        if isinstance(part, StreamBytes):
+            places.append((at, part))
+        else:
+            rows[:, at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+    for first in range(0, count, batch):
+        here = rows[: min(batch, count - first)]
+        for at, part in places:
+            made = scratch[: len(here) * part.size]
+            part.stream.align()
+            part.make(made)
+            here[:, at : at + part.size] = made.reshape(len(here), part.size)
+        if seal is not None:
+            seal(here, first)
+        yield here.reshape(-1).data
