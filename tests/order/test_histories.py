@@ -23,7 +23,8 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.data_rank import DataRankFinder
-from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
+from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids
 

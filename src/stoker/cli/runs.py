@@ -17,7 +17,7 @@ from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.build_order import OrderOptions, make_order
-from stoker.pipeline.read_ahead import ReadAhead
+from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.state.state import read_state
 from stoker.simulate import Shards
 from stoker.simulate.settings import RankRun
@@ -139,11 +139,9 @@ def _partition(asked: Asked) -> Partition:
 def _lookahead(asked: Asked, index: Index) -> int:
     """Samples of a rank, over all of its workers, as the loader would have it with a remote."""
     workers = max(1, asked.workers)
-    sizing = ReadAhead(
+    sizing = EpochReaderSettings(
         sample_bytes=index.total_bytes // max(1, index.samples),
         shard_bytes=index.total_bytes // max(1, len(index)),
-        near=False,
-        held=False,
         limit=asked.cache_limit,
         sharers=workers * asked.ranks,
         predownload=asked.predownload,

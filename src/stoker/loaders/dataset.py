@@ -30,8 +30,9 @@ from stoker.order.sample_order import EpochPosition
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.build_order import OrderOptions, make_order
 from stoker.pipeline.data_rank import DataRankFinder, Replication
-from stoker.pipeline.epoch_reader import EpochReader, EpochReaderSettings
+from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.order_sources import needed_columns
+from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.streams.agreement import check_agreement

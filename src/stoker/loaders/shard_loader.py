@@ -402,6 +402,4 @@ def _forget(worker: WorkerEngine) -> None:
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
     epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
-    return PoolSource(epoch_reader.pool, epoch_reader.settings, dataset.world.local_world_size), changed_order(
-        epoch_reader.sample_order, config
-    )
+    return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)

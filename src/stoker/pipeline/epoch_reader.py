@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -17,42 +17,15 @@ from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
-from stoker.pipeline.pipeline import Pipeline, PipelineSettings
-from stoker.pipeline.read_ahead import ReadAhead
+from stoker.pipeline.pipeline import Pipeline
+from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.state.resume import ResumeState
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Transform
 
-__all__ = ["EpochReader", "EpochReaderSettings"]
+__all__ = ["EpochReader"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochReaderSettings:
-    """Settings of an :class:`EpochReader`; nothing here changes which samples come when.
-
-    Attributes:
-        columns: columns to read; ``None`` for all.
-        transform: applied to each sample.
-        predownload: samples ahead of the current one whose shards are fetched; ``None``: as many as make sense.
-        read_threads: threads that read ahead; ``None``: some if there is a transform.
-        sample_bytes: bytes of an average sample.
-        shard_bytes: bytes of an average shard.
-        near: whether shards are read where they are.
-        held: whether they are held in memory.
-        limit: bytes that the cache may take.
-    """
-
-    columns: Sequence[str] | None = None
-    transform: Transform | None = None
-    predownload: int | None = None
-    read_threads: int | None = None
-    sample_bytes: int = 1
-    shard_bytes: int = 1
-    near: bool = False
-    held: bool = False
-    limit: int | None = None
 
 
 class EpochReader:
@@ -77,8 +50,8 @@ class EpochReader:
         self._rank_finder = rank_finder
         self._resume = ResumeState(sample_order)
         self._ring = Ring()
-        # What lies open by id alone must not keep all of a limited cache from eviction.
-        pool.most_open = min(pool.most_open, self._sizing(LoaderWorker()).most_shards)
+        # Readers opened by random access must not pin more of a size-limited cache than iteration may.
+        pool.most_open = min(pool.most_open, replace(settings, sharers=self._sharers(LoaderWorker())).most_shards)
 
     @property
     def sample_order(self) -> SampleOrder:
@@ -97,7 +70,10 @@ class EpochReader:
         skip = point.partial
         threads = self._threads(worker)
         delivery = self._resume.deliver(point, run.plan, begun)
-        for part in self._pipeline(run, worker, threads, begun, one_by_one=not threads).sample_runs():
+        pipeline = self.pipeline(
+            run, worker, sharers=self._sharers(worker), threads=threads, skip=begun, one_by_one=not threads
+        )
+        for part in pipeline.sample_runs():
             delivery.enter(part)
             if skip:
                 # The state was taken inside the first batch; what was delivered of it stays delivered.
@@ -120,7 +96,8 @@ class EpochReader:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
         run = self._run(point, data_rank)
         delivery = self._resume.deliver(point, run.plan, begun)
-        for batch in self._pipeline(run, worker, self._threads(worker), begun).batches():
+        sharers, threads = self._sharers(worker), self._threads(worker)
+        for batch in self.pipeline(run, worker, sharers=sharers, threads=threads, skip=begun).batches():
             delivery.batch()
             yield batch
         delivery.finished = True
@@ -164,32 +141,25 @@ class EpochReader:
         # Gathering takes less time than handing its result over from a thread; a transform may take any time.
         return min(8, os.cpu_count() or 1) if self.settings.transform is not None and worker.token is None else 0
 
-    def _pipeline(
-        self, run: Run, worker: LoaderWorker, threads: int, begun: int, *, one_by_one: bool = False
+    def pipeline(
+        self, run: Run, worker: LoaderWorker, *, sharers: int, threads: int, skip: int = 0, one_by_one: bool = False
     ) -> Pipeline:
-        sizing = self._sizing(worker)
-        size = run.plan.batch_size
-        settings = PipelineSettings(
-            columns=self.settings.columns,
-            transform=_and_load(self.settings.transform) if worker.token is not None else self.settings.transform,
-            lookahead=sizing.lookahead(size),
-            most_shards=sizing.most_shards,
-            chunk=sizing.chunk(size, one_by_one=one_by_one),
-            threads=threads,
-        )
-        return Pipeline(self.pool, run.order, run.plan, settings, worker.number, worker.count, begun)
+        """The samples of a run, as one process or DataLoader worker reads them.
 
-    def _sizing(self, worker: LoaderWorker) -> ReadAhead:
-        settings = self.settings
-        return ReadAhead(
-            sample_bytes=settings.sample_bytes,
-            shard_bytes=settings.shard_bytes,
-            near=settings.near,
-            held=settings.held,
-            limit=settings.limit,
-            sharers=worker.count * self._rank_finder.world.local_world_size,
-            predownload=settings.predownload,
-        )
+        Args:
+            run: the rank's batches.
+            worker: this process.
+            sharers: processes on this node that read through the same cache.
+            threads: threads that read ahead.
+            skip: batches of this worker to leave out at the beginning.
+            one_by_one: whether samples are made as they are asked for.
+        """
+        transform = self.settings.transform if worker.token is None else _and_load(self.settings.transform)
+        settings = replace(self.settings, transform=transform, sharers=sharers, read_threads=threads)
+        return Pipeline(self.pool, run, settings, worker, skip, one_by_one=one_by_one)
+
+    def _sharers(self, worker: LoaderWorker) -> int:
+        return worker.count * self._rank_finder.world.local_world_size
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
+from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import Threads
-from stoker.order.protocols import Order, Plan
+from stoker.order.sample_order import Run
 from stoker.pipeline.columns import split_batch, stack_samples
+from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.types import Batch, Ids, Transform
+from stoker.types import Batch, Ids
 
-__all__ = ["Pipeline", "PipelineSettings"]
+__all__ = ["Pipeline"]
 
 _T = TypeVar("_T")
 
@@ -35,27 +35,6 @@ _GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """How batches are made; nothing here changes which samples come when.
-
-    Attributes:
-        columns: columns to read; ``None`` for all.
-        transform: applied to each sample, on the reading threads.
-        lookahead: samples ahead of the one delivered whose shards are fetched; 0 where shards are at hand.
-        most_shards: most distinct shards to fetch ahead, where the cache is small.
-        chunk: about how many samples are read in one step, as columns.
-        threads: how many steps are read at once, ahead of the consumer; 0 reads in the consumer's thread.
-    """
-
-    columns: Sequence[str] | None = None
-    transform: Transform | None = None
-    lookahead: int = 0
-    most_shards: int = sys.maxsize
-    chunk: int = 1024
-    threads: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class _Chunk:
     """Some batches that are read together: their lengths, and where their samples lie."""
 
@@ -66,45 +45,44 @@ class _Chunk:
 
 
 class Pipeline:
-    """One rank's (or loader worker's) way through an epoch.
+    """The samples of one run, read by one process: located, fetched ahead, read, transformed, in order.
 
     Args:
         pool: the dataset's open shards.
-        order: the epoch's order.
-        plan: the rank's batches.
-        settings: see :class:`PipelineSettings`.
-        worker: number of the loader worker.
-        workers: number of loader workers.
+        run: the rank's batches, and where their samples lie.
+        settings: see :class:`~stoker.pipeline.reader_settings.EpochReaderSettings`.
+        worker: the DataLoader worker that reads; it takes every ``worker.count``-th batch.
         skip: batches of this worker to leave out at the beginning.
+        one_by_one: whether samples are made as they are asked for.
     """
 
     def __init__(
         self,
         pool: ShardPool,
-        order: Order,
-        plan: Plan,
-        settings: PipelineSettings,
-        worker: int = 0,
-        workers: int = 1,
+        run: Run,
+        settings: EpochReaderSettings,
+        worker: LoaderWorker,
         skip: int = 0,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         self._pool = pool
-        self._order = order
-        self._plan = plan
+        self._run = run
         self._settings = settings
         self._worker = worker
-        self._workers = workers
         self._skip = skip
+        batch_size = run.plan.batch_size
+        self._threads = settings.read_threads or 0
+        self._lookahead = settings.lookahead(batch_size)
+        self._chunk = settings.chunk(batch_size, one_by_one=one_by_one)
 
     def sample_runs(self) -> Iterator[SampleRun]:
         """The samples in order, transformed."""
-        if self._settings.threads:
-            return self._run(self._sample_list)
-        return self._run(self._sample_run)
+        return self._chunks(self._sample_list if self._threads else self._sample_run)
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
-        for batches in self._run(self._read_batches):
+        for batches in self._chunks(self._read_batches):
             yield from batches
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
@@ -123,6 +101,27 @@ class Pipeline:
             batch = read_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)
         return split_batch(batch, chunk.lengths)
 
+    def _chunks(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
+        """All chunks in order, read as ``read`` does: here, or on threads ahead of the consumer."""
+        needed: dict[int, int] = {}
+        self._pool.expect(needed.keys())
+        threads = Threads(self._threads, "read") if self._threads else None
+        # One more than there are threads, so that none waits for the consumer to ask.
+        ahead = self._threads + 1 if threads else 0
+        running: deque[tuple[_Chunk, Callable[[], _T]]] = deque()
+        try:
+            for chunk in self._fetched_ahead(needed):
+                take = partial(self._counted, read, chunk)
+                running.append((chunk, take if threads is None else threads.submit(take).result))
+                if len(running) > ahead:
+                    yield from self._deliver(running, needed)
+            while running:
+                yield from self._deliver(running, needed)
+        finally:
+            if threads is not None:
+                threads.close(patience=0.0)
+            self._pool.expect(())
+
     def _counted(self, read: Callable[[_Chunk], _T], chunk: _Chunk) -> _T:
         """Read a chunk, and count what that took."""
         pool, begun = self._pool, time.perf_counter_ns()
@@ -133,43 +132,13 @@ class Pipeline:
         pool.counts.read_step(len(chunk.rows), remote, ready, len(chunk.distinct) - ready, took)
         return found
 
-    def _run(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
-        settings, counts = self._settings, self._pool.counts
-        read = partial(self._counted, read)
-        needed: dict[int, int] = {}
-        self._pool.expect(needed.keys())
-        threads = Threads(settings.threads, "read") if settings.threads else None
-        running: deque[tuple[_Chunk, Future[_T]]] = deque()
-        try:
-            for chunk in self._fetched_ahead(needed):
-                if threads is None:
-                    begun = time.perf_counter_ns()
-                    found = read(chunk)
-                    counts.waited(time.perf_counter_ns() - begun)
-                    yield found
-                    self._let_go(chunk, needed)
-                    continue
-                running.append((chunk, threads.submit(partial(read, chunk))))
-                # One more than there are threads, so that none waits for the consumer to ask.
-                if len(running) > settings.threads + 1:
-                    yield from self._finish(running, needed)
-            while running:
-                yield from self._finish(running, needed)
-        finally:
-            if threads is not None:
-                threads.close(patience=0.0)
-            self._pool.expect(())
-
-    def _finish(self, running: deque[tuple[_Chunk, Future[_T]]], needed: dict[int, int]) -> Iterator[_T]:
-        chunk, future = running.popleft()
+    def _deliver(self, running: deque[tuple[_Chunk, Callable[[], _T]]], needed: dict[int, int]) -> Iterator[_T]:
+        """The first chunk under way; then shards that no chunk ahead needs may be closed."""
+        chunk, take = running.popleft()
         begun = time.perf_counter_ns()
-        found = future.result()
+        found = take()
         self._pool.counts.waited(time.perf_counter_ns() - begun)
         yield found
-        self._let_go(chunk, needed)
-
-    def _let_go(self, chunk: _Chunk, needed: dict[int, int]) -> None:
-        """A chunk has been read and delivered: shards that no chunk ahead needs may be closed."""
         for shard in chunk.distinct:
             needed[shard] -= 1
             if not needed[shard]:
@@ -178,20 +147,16 @@ class Pipeline:
 
     def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[_Chunk]:
         """Chunks in order, the shards of those ahead being fetched meanwhile and counted in ``needed``."""
-        lookahead = self._settings.lookahead
-        source = self._located()
-        if not lookahead:
-            yield from source
-            return
+        lookahead, most_shards = self._lookahead, self._settings.most_shards
         window: deque[_Chunk] = deque()
         ahead, allowed = 0, _FIRST_SAMPLES
 
         def enough() -> bool:
-            if ahead > lookahead or len(needed) > self._settings.most_shards:
+            if ahead > lookahead or len(needed) > most_shards:
                 return True
             return ahead > allowed and (len(needed) >= _FIRST_SHARDS or ahead > _FIRST_SAMPLES_OF_FEW_SHARDS)
 
-        for chunk in source:
+        for chunk in self._located():
             window.append(chunk)
             ahead += len(chunk.rows)
             for shard in chunk.distinct:
@@ -206,22 +171,22 @@ class Pipeline:
             yield window.popleft()
 
     def _located(self) -> Iterator[_Chunk]:
-        settings = self._settings
+        plan, worker = self._run.plan, self._worker
         # Chunks begin with one batch and double, so that the first batch waits for few shards and the rest is efficient.
-        most = max(1, settings.chunk // self._plan.batch_size)
+        most = max(1, self._chunk // plan.batch_size)
         together = 1
         # Locating has a cost a call as well as a cost a sample, so it is done for many chunks at once.
         count = len(self._pool.index)
-        together_located = max(settings.chunk, _LOCATE_SAMPLES)
-        for batches in self._plan.chunks(together_located, self._worker, self._workers, self._skip):
+        together_located = max(self._chunk, _LOCATE_SAMPLES)
+        for batches in plan.chunks(together_located, worker.number, worker.count, self._skip):
             positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
-            shards, rows = self._order.locate(positions)
+            shards, rows = self._run.order.locate(positions)
             start = first = 0
             while first < len(batches):
                 lengths = [len(batch) for batch in batches[first : first + together]]
                 first += together
                 here = slice(start, start + sum(lengths))
                 start = here.stop
-                numbers = tuple(distinct(shards[here], count)[0].tolist()) if settings.lookahead else ()
+                numbers = tuple(distinct(shards[here], count)[0].tolist())
                 yield _Chunk(lengths, shards[here], rows[here], numbers)
                 together = min(2 * together, most)

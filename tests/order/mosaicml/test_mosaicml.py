@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mosaicml_cases import ALGOS, METHODS, mixture_of, plan_of, work_case
 
 from stoker import MDSWriter, StreamingDataset
+from stoker.cluster import LoaderWorker
 from stoker.errors import ConfigError, StateError
 from stoker.order.mixture.weights import Mixture, StreamWeight
 from stoker.order.mosaicml import (
@@ -28,7 +29,7 @@ from stoker.order.mosaicml import (
 )
 from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.order.mosaicml.sampling import choose_units, sample_counts
-from stoker.pipeline import Pipeline, PipelineSettings
+from stoker.order.sample_order import Run
 from stoker.types import Array
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "mosaicml.json").read_text())
@@ -235,7 +236,7 @@ def test_a_plan_drives_the_loader(tmp_path: Path) -> None:
     dataset = StreamingDataset(local=tmp_path)
     mixture = Mixture.resolve([dataset.index.sizes], None, 400)
     plan = MosaicmlPlan(mixture, MosaicmlSettings(7, 2, shuffle=True, shuffle_block_size=90), start=70)
-    pipeline = Pipeline(dataset._epoch_reader.pool, mixture.table(), plan, PipelineSettings(chunk=30))
+    pipeline = dataset.epoch_reader.pipeline(Run(mixture.table(), plan), LoaderWorker(), sharers=1, threads=0)
     assert [np.asarray(batch["id"]).tolist() for batch in pipeline.batches()] == delivered(plan)
     dataset.close()
 

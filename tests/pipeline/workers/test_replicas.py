@@ -13,6 +13,7 @@ import pytest
 
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import open_indexed
+from stoker.cluster import World
 from stoker.concurrency.shared_counters import Count
 from stoker.coordination import Coordination
 from stoker.order.native import NativeOrder
@@ -20,7 +21,9 @@ from stoker.order.partition.partition import Contiguous
 from stoker.order.selection.selection import Everything
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.epoch_reader import EpochReaderSettings
+from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.workers.adaptive import Adaptive, Splits, adaptive_order
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.replicas import Replicas
@@ -76,6 +79,7 @@ def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, 
     pool = ShardPool(place.index, place.cache)
     table = ShardTable(place.index.sizes)
     sample_order = NativeOrder([StreamSource("data", table, Everything(table))], NativeSettings(partition=LEASED.base))
+    reader = EpochReader(pool, sample_order, EpochReaderSettings(), DataRankFinder(World(0, 1)))
     splits = Splits(adaptive_order(sample_order, LEASED), 0, 2)
     url = f"memory://{folder}"
     config = StreamingConfig(2, 0, LEASED, coordinator=url, fault_tolerant=True, replication_factor=2)
@@ -83,7 +87,7 @@ def worker(folder: Path, limit: int | None = None) -> Iterator[tuple[ShardPool, 
     with Coordination(url, "run", rank=0, world_size=2, positions=splits.parts, settings=run) as coordination:
         coordination.begin_epoch(0)
         lane = in_order(splits.locate(splits.parts[0], splits.total)[0])
-        yield pool, lane, lambda: Replicas(PoolSource(pool, EpochReaderSettings()), splits, config, coordination)
+        yield pool, lane, lambda: Replicas(PoolSource(reader), splits, config, coordination)
     pool.close()
 
 

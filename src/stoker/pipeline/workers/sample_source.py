@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -15,12 +16,10 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.order.sample_order import Run
 from stoker.pipeline.columns import stack_samples
-from stoker.pipeline.epoch_reader import EpochReaderSettings
-from stoker.pipeline.pipeline import Pipeline, PipelineSettings
-from stoker.pipeline.read_ahead import ReadAhead
+from stoker.pipeline.epoch_reader import EpochReader
+from stoker.pipeline.pipeline import Pipeline
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import distinct, iterate_samples, read_samples
-from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
 __all__ = ["PoolSource", "SampleSource", "in_order"]
@@ -84,15 +83,15 @@ class PoolSource:
     """Samples of shards.
 
     Args:
-        pool: the open shards.
-        settings: how they are read.
+        reader: has opened the shards, and knows how to read them.
         sharers: processes on this node that read through the same cache.
     """
 
-    def __init__(self, pool: ShardPool, settings: EpochReaderSettings, sharers: int = 1) -> None:
-        self.pool = pool
+    def __init__(self, reader: EpochReader, sharers: int = 1) -> None:
+        self.pool = reader.pool
+        self._reader = reader
         self._sharers = sharers
-        self._settings = settings
+        self._settings = replace(reader.settings, sharers=sharers)
         self._expected: dict[int, None] = {}
 
     @property
@@ -132,8 +131,7 @@ class PoolSource:
 
     def runs(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
         """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
-        threads = self._settings.read_threads or 0
-        for part in self._pipeline(run, threads, one_by_one=not threads).sample_runs():
+        for part in self._pipeline(run, one_by_one=True).sample_runs():
             while True:
                 found = list(islice(part.samples, most))
                 if not found:
@@ -145,11 +143,11 @@ class PoolSource:
 
     def batches(self, run: Run) -> Iterator[Batch]:
         """All batches of a run."""
-        return self._pipeline(run, self._settings.read_threads or 0, one_by_one=False).batches()
+        return self._pipeline(run, one_by_one=False).batches()
 
     def chunk(self, batch_size: int) -> int:
         """About how many samples are best read in one step."""
-        return self._sizing.chunk(batch_size, one_by_one=False)
+        return self._settings.chunk(batch_size, one_by_one=False)
 
     def expect(self, shards: Iterable[int]) -> None:
         """Begin to fetch shards, and keep them; those that were expected before and are not among these may go."""
@@ -158,40 +156,22 @@ class PoolSource:
         for shard in before:
             if shard not in self._expected:
                 self.pool.done_with(shard)
-        self.pool.prefetch(list(self._expected)[: self._sizing.most_shards])
+        self.pool.prefetch(list(self._expected)[: self._settings.most_shards])
 
     def close(self) -> None:
         """Let go of all files."""
         self.pool.close()
 
-    @property
-    def _sizing(self) -> ReadAhead:
-        settings = self._settings
-        return ReadAhead(
-            sample_bytes=settings.sample_bytes,
-            shard_bytes=settings.shard_bytes,
-            near=settings.near,
-            held=settings.held,
-            limit=settings.limit,
-            sharers=self._sharers,
-            predownload=settings.predownload,
-        )
-
-    def _pipeline(self, run: Run, threads: int, *, one_by_one: bool) -> Pipeline:
-        if LoaderWorker.detect().token is not None:
+    def _pipeline(self, run: Run, *, one_by_one: bool) -> Pipeline:
+        worker = LoaderWorker.detect()
+        if worker.token is not None:
             raise ConfigError(
                 "a StreamingShardLoader reads in its own process: do not iterate over it in DataLoader workers"
             )
-        sizing, size = self._sizing, run.plan.batch_size
-        settings = PipelineSettings(
-            columns=self._settings.columns,
-            transform=self._settings.transform,
-            lookahead=sizing.lookahead(size),
-            most_shards=sizing.most_shards,
-            chunk=sizing.chunk(size, one_by_one=one_by_one),
-            threads=threads,
+        threads = self._settings.read_threads or 0
+        return self._reader.pipeline(
+            run, worker, sharers=self._sharers, threads=threads, one_by_one=one_by_one and not threads
         )
-        return Pipeline(self.pool, run.order, run.plan, settings)
 
     def _ready(self, shards: Ids) -> tuple[Sequence[int], int]:
         numbers = distinct(shards, self.shards)[0].tolist()

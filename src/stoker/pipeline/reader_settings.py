@@ -1,45 +1,55 @@
-"""How much is read in one step, and how much is fetched ahead."""
+"""How samples are read: which columns, how many at a time, and how far ahead their shards are fetched."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ReadAhead"]
+from stoker.types import Transform
 
-# What is read in one step: enough that NumPy's per-call costs vanish, little enough to stay in the processor's cache.
+__all__ = ["EpochReaderSettings"]
+
+# Bytes and samples that are read in one step: enough that NumPy's per-call costs vanish, few enough to stay in the
+# processor's cache.
 _CHUNK_BYTES = 2 << 20
 _CHUNK_SAMPLES = 4096
 # Bytes of samples whose shards are fetched ahead, and where the shards are at hand, opened ahead.
 _AHEAD_BYTES = 1 << 30
 _AHEAD_NEAR_BYTES = 1 << 28
-# Where they are held in memory: enough for the shards that are fetched at once. What comes after that is memory used again.
+# Where they are held in memory: enough for the shards that are fetched at once. Beyond that, memory is used again.
 _AHEAD_HELD_BYTES = 1 << 29
 # Small samples are located ahead no further than this: each takes 16 bytes of memory.
 _AHEAD_SAMPLES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAhead:
-    """What the sizes depend on.
+class EpochReaderSettings:
+    """Settings of an :class:`~stoker.pipeline.epoch_reader.EpochReader`; nothing here changes which samples come when.
 
     Attributes:
+        columns: columns to read; ``None`` for all.
+        transform: applied to each sample, on the reading threads.
+        predownload: samples ahead of the current one whose shards are fetched; ``None``: as many as make sense.
+        read_threads: threads that read ahead; 0 reads in the consumer's thread; ``None``: some if there is a transform.
         sample_bytes: bytes of an average sample.
         shard_bytes: bytes of an average shard.
         near: whether shards are read where they are, with nothing to fetch or decompress.
         held: whether they are held in this process's memory.
         limit: bytes that the cache may take, or ``None``.
         sharers: processes on this node that read through the same cache.
-        predownload: samples ahead, where the user says so.
     """
 
-    sample_bytes: int
-    shard_bytes: int
-    near: bool
-    held: bool
-    limit: int | None
-    sharers: int
-    predownload: int | None
+    columns: Sequence[str] | None = None
+    transform: Transform | None = None
+    predownload: int | None = None
+    read_threads: int | None = None
+    sample_bytes: int = 1
+    shard_bytes: int = 1
+    near: bool = False
+    held: bool = False
+    limit: int | None = None
+    sharers: int = 1
 
     @property
     def most_shards(self) -> int:
