@@ -41,8 +41,8 @@ RUN, FORMATS, FAULTS = "bench/test_bench_run.py", "bench/test_bench_formats.py",
 PEERS, RANKS, STEPS = "bench/test_bench_peers.py", "bench/test_bench_ranks.py", "bench/test_bench_steps.py"
 WORKLOAD, DLIO = "bench/test_bench_workload.py", "bench/test_bench_dlio.py"
 CHECKPOINT, SAVING = "bench/test_bench_checkpoint.py", "bench/test_bench_checkpoint_runs.py"
-JOB = "generate/test_generate_job.py"
-CONTENT, KINDS = "generate/test_generated_content.py", "generate/test_generated_formats.py"
+JOB = "generation/test_generate_job.py"
+CONTENT, KINDS = "generation/test_generated_content.py", "generation/test_generated_formats.py"
 STORE, FORK = "storage/test_contract.py", "storage/fork_proxy/test_fork.py"
 
 LESSONS: dict[str, tuple[str, ...]] = {
