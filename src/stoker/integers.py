@@ -1,4 +1,4 @@
-"""Hashes of integers, and concatenated ranges of them.
+"""Hashes of integers, concatenated ranges of them, and integers of variable length.
 
 The hash is SplitMix64's output function (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
 2014). Orders, placements and synthetic values depend on it: what it gives for a number never changes.
@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 
 from stoker.types import Ids
 
-__all__ = ["GOLDEN", "M1", "M2", "MASK", "U64", "finalise", "finalise_array", "mix", "mix_array", "ranges"]
+__all__ = [
+    "GOLDEN",
+    "M1",
+    "M2",
+    "MASK",
+    "U64",
+    "encode_varint",
+    "finalise",
+    "finalise_array",
+    "mix",
+    "mix_array",
+    "ranges",
+]
 
 U64 = NDArray[np.uint64]
 
@@ -21,6 +33,16 @@ MASK: Final = (1 << 64) - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
 M1: Final = 0xBF58476D1CE4E5B9
 M2: Final = 0x94D049BB133111EB
+
+
+def encode_varint(value: int) -> bytes:
+    """An integer of at least 0 as Thrift and Protocol Buffers store it: 7 bits a byte, the lowest first."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def finalise(word: int) -> int:

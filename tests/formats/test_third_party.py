@@ -30,11 +30,11 @@ from stoker.formats.common.inspect_header import HeaderFacts, only_settings
 class ToyShard(PackedShard):
     """Four bytes a sample."""
 
-    def __init__(self, info, data, where, options):
+    def __init__(self, info, files, where, options):
         super().__init__(info, where, options)
-        if len(data) != 4 * info.samples:
-            raise CorruptDataError(f"{where}: {len(data)} bytes for {info.samples} samples of 4")
-        self._values = np.frombuffer(data, "<u4")
+        if len(files[0]) != 4 * info.samples:
+            raise CorruptDataError(f"{where}: {len(files[0])} bytes for {info.samples} samples of 4")
+        self._values = np.frombuffer(files[0], "<u4")
 
     def take(self, name, rows):
         return self._values[rows]
@@ -43,13 +43,11 @@ class ToyShard(PackedShard):
 class ToyFormat(PackedFormat):
     name = "toy"
     suffixes = (".toy",)
+    reader = ToyShard
 
     def inspect_header(self, source, settings):
         only_settings(settings, self.settings, self.name)
         return HeaderFacts(source.size // 4, {"columns": {"value": "uint32"}})
-
-    def open(self, info, files, *, where, options=None):
-        return ToyShard(info, files[0], where, options)
 
 
 class Liar(ToyFormat):

@@ -234,6 +234,7 @@ class MegatronFormat(PackedFormat):
 
     name = "megatron"
     shard = "64 MiB of an indexed data set's tokens"
+    reader = MegatronShard
     writer = "stoker.writing.megatron_writer:MegatronShardWriter"
     views = "tokens"
     generated = GeneratedFiles(
@@ -263,12 +264,6 @@ class MegatronFormat(PackedFormat):
         count = check_count(len(begins), source.where)
         spec = {"columns": {str(settings.get("column", "tokens")): f"tokens:{index.dtype.name}"}, "unit": unit}
         return HeaderFacts(count, spec, _pieces(begins, ends, piece_bytes(settings, _PIECE)))
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> MegatronShard:
-        """See :class:`stoker.formats.format.Format`."""
-        return MegatronShard(info, files, where, options)
 
 
 def _pieces(begins: Ids, ends: Ids, size: int) -> list[ShardSpan]:

@@ -23,7 +23,6 @@ __all__ = ["LARGEST", "preview_files", "preview_shard"]
 LARGEST: Final = 256 << 20
 """More bytes of a remote place than these are not fetched to show samples."""
 
-_LINES: Final = ("csv", "json", "tsv", "xsv")
 _Preview = tuple[list[Mapping[str, Shown]], list[str]]
 
 
@@ -38,7 +37,11 @@ def preview_shard(files: FileReader, info: ShardInfo, count: int) -> _Preview:
     where = files.store.url_of(info.stored[0].basename)
     count = min(count, info.samples)
     try:
-        if not info.zip and info.format in ("mds", *_LINES) and is_local(files.store.url) is None:
+        if (
+            not info.zip
+            and (info.format == "mds" or get_format(info.format).text)
+            and is_local(files.store.url) is None
+        ):
             small, data = _excerpt(files, info, count)
         elif sum(file.bytes for file in info.stored) > LARGEST and is_local(files.store.url) is None:
             return [], [f"no samples are shown: the first shard, {where}, would have to be fetched whole"]

@@ -157,6 +157,7 @@ class NPYFormat(ArrayFormat):
 
     name = "npy"
     shard = "an array"
+    reader = NPYShard
     writer = "stoker.writing.shard_formats:NPYWriter"
     views = "runs of rows"
     generated = GeneratedFiles("stoker.generation.formats.arrays:NPYLayout", (".npy",), arrays=True, one_column=True)
@@ -182,12 +183,6 @@ class NPYFormat(ArrayFormat):
         if not kinds:
             raise CorruptDataError(f"{source.where}: an array without fields")
         return HeaderFacts(check_count(count, source.where), {"columns": kinds, "samples_last": last})
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> NPYShard:
-        """See :class:`stoker.formats.format.Format`."""
-        return NPYShard(info, files, where, options)
 
 
 class NPYEncoder(PackedEncoder):

@@ -278,6 +278,7 @@ class NPZFormat(ArrayFormat):
 
     name = "npz"
     shard = "an archive of arrays"
+    reader = NPZShard
     writer = "stoker.writing.shard_formats:NPZWriter"
     views = "runs of rows"
     generated = GeneratedFiles(
@@ -311,12 +312,6 @@ class NPZFormat(ArrayFormat):
         return HeaderFacts(
             check_count(next(iter(rows.values())), source.where), {"columns": kinds, "samples_last": last}
         )
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> NPZShard:
-        """See :class:`stoker.formats.format.Format`."""
-        return NPZShard(info, files, where, options)
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
         """CRC-32 of each member of an archive, as its directory tells it."""

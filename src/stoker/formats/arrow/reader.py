@@ -269,6 +269,7 @@ class ArrowFormat(PackedFormat):
 
     name = "arrow"
     shard = "a file or stream of record batches"
+    reader = ArrowShard
     writer = "stoker.writing.shard_formats:ArrowWriter"
     views = "bytes"
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
@@ -306,12 +307,6 @@ class ArrowFormat(PackedFormat):
                 raise FormatError(f"{source.where} has no column {name!r}; it has {', '.join(kinds)}")
         kinds = {name: kind for name, kind in kinds.items() if chosen is None or name in chosen}
         return HeaderFacts(check_count(sum(layout.rows), source.where), {"columns": kinds})
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> ArrowShard:
-        """See :class:`stoker.formats.format.Format`."""
-        return ArrowShard(info, files, where, options)
 
     def read_many(
         self, shards: Sequence[ArrowShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None

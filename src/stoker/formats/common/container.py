@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
-from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples
 from stoker.formats.common.merge import read_each
 from stoker.formats.format import Format
@@ -74,15 +74,33 @@ def read_gathered(
     return {name: batch[name] for name in names}
 
 
+class OpenedBy(Protocol):
+    """A class of open shards, which is made of a shard's description, its files, what names it in errors, and options."""
+
+    def __call__(
+        self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions, /
+    ) -> ShardReader: ...
+
+
 class PackedFormat(Format):
     """Base of formats whose shards are single files in a layout that others know, too.
 
     A format of a third party is a subclass with a ``name``, ``suffixes``, ``inspect_header`` (see
-    :class:`~stoker.formats.format.Format`) and ``open``, and an entry point of the group
-    ``stoker.formats`` that leads to it under the same name.
+    :class:`~stoker.formats.format.Format`) and ``reader``, and an entry point of the group ``stoker.formats`` that leads to
+    it under the same name.
+
+    Attributes:
+        reader: the class of open shards.
     """
 
+    reader: ClassVar[OpenedBy]
     roles = ("data", "meta")
+
+    def open(
+        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
+    ) -> ShardReader:
+        """See :class:`stoker.formats.format.Format`."""
+        return type(self).reader(info, files, where, options)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS, and :meth:`parse_more`'s."""

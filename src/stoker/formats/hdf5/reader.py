@@ -199,6 +199,7 @@ class HDF5Format(ArrayFormat):
     name = "hdf5"
     aliases = ("h5",)
     shard = "a file of datasets"
+    reader = HDF5Shard
     writer = "stoker.writing.shard_formats:HDF5Writer"
     views = "runs of rows"
     extra = "hdf5"
@@ -235,12 +236,6 @@ class HDF5Format(ArrayFormat):
                 raise CorruptDataError(f"{source.where}: dataset {name!r} ends past the file's {source.size} bytes")
         kinds = {name: describe_kind(readable[name].dtype, readable[name].shape[1:]) for name in chosen}
         return HeaderFacts(check_count(rows[chosen[0]], source.where), {"columns": kinds})
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> HDF5Shard:
-        """See :class:`stoker.formats.format.Format`."""
-        return HDF5Shard(info, files, where, options)
 
 
 class HDF5Encoder(PackedEncoder):

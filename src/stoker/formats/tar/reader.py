@@ -317,6 +317,7 @@ class TarFormat(PackedFormat):
     name = "tar"
     aliases = ("webdataset",)
     shard = "an archive, as WebDataset has it"
+    reader = TarShard
     writer = "stoker.writing.shard_formats:TarWriter"
     views = "bytes"
     generated = GeneratedFiles("stoker.generation.formats.records:TarLayout", (".tar",), extensions=True)
@@ -366,9 +367,3 @@ class TarFormat(PackedFormat):
             return first
         columns = dict(sorted({**first["columns"], **other["columns"]}.items()))
         return _spec_of(columns)
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> TarShard:
-        """See :class:`stoker.formats.format.Format`."""
-        return TarShard(info, files, where, options)

@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.integers import encode_varint
 from stoker.types import Array
 
 __all__ = [
     "BYTES",
     "FLOATS",
     "INTEGERS",
-    "encode_varint",
     "feature_head",
     "feature_values",
     "pack_integers",
@@ -179,16 +179,6 @@ def _unpack(octets: NDArray[np.uint8]) -> Array:
     parts = (octets & np.uint8(0x7F)).astype(np.uint64) << (7 * place).astype(np.uint64)
     values: Array = np.bitwise_or.reduceat(parts, starts).view(np.int64)
     return values
-
-
-def encode_varint(value: int) -> bytes:
-    """A number of at least 0 in variable length."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def feature_head(name: bytes, kind: int, size: int) -> bytes:

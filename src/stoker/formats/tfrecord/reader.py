@@ -230,6 +230,7 @@ class TFRecordFormat(PackedFormat):
 
     name = "tfrecord"
     shard = "a file of `tf.train.Example`, or of plain bytes"
+    reader = TFRecordShard
     writer = "stoker.writing.shard_formats:TFRecordWriter"
     generated = GeneratedFiles("stoker.generation.formats.records:TFRecordLayout", (".tfrecord",))
     suffixes = (".tfrecord", ".tfrecords", ".tfrec")
@@ -286,12 +287,6 @@ class TFRecordFormat(PackedFormat):
                 raise ConfigError(f"encodings={{{name!r}: ...}}: the feature is {columns[name]}, not bytes")
         used = {name: encoding for name, encoding in encodings.items() if name in columns}
         return HeaderFacts(count, {"columns": columns, "encodings": used, "raw": bool(raw)})
-
-    def open(
-        self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
-    ) -> TFRecordShard:
-        """See :class:`stoker.formats.format.Format`."""
-        return TFRecordShard(info, files, where, options)
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
         """CRC-32C of each record; lengths and theirs are checked when a file is opened."""

@@ -13,8 +13,9 @@ from stoker.formats.common.container_writer import PackedEncoder, fixed_kind
 from stoker.formats.common.records import BytesLike
 from stoker.formats.mds.encodings import Encoding
 from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask, masked
-from stoker.formats.tfrecord.example import INTEGERS, encode_varint, feature_head, pack_integers
+from stoker.formats.tfrecord.example import INTEGERS, feature_head, pack_integers
 from stoker.formats.tfrecord.reader import feature_kind
+from stoker.integers import encode_varint
 from stoker.types import Ids
 
 __all__ = ["TFRecordEncoder"]

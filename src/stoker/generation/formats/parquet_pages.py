@@ -10,12 +10,12 @@ import numpy as np
 
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import thrift_writer as compact
-from stoker.formats.tfrecord.example import encode_varint
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent, finish_of
 from stoker.generation.pieces import Finish, Piece, StreamBytes
 from stoker.generation.ragged import column_cells
 from stoker.generation.spec import DatasetSpec
+from stoker.integers import encode_varint
 
 __all__ = [
     "PLAIN",

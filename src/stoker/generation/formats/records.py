@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from stoker.formats.tar.writer import member_headers
 from stoker.formats.tfrecord.crc32c import crc32c_function, mask
-from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, encode_varint, feature_head
+from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_head
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.pieces import NARROW, Finish, Piece, StreamBytes, rows_of
 from stoker.generation.ragged import BATCH, cells, column_sizes, image_versions, one_value
 from stoker.generation.spec import DatasetSpec
+from stoker.integers import encode_varint
 from stoker.types import Ids
 
 __all__ = ["TFRecordLayout", "TarLayout"]

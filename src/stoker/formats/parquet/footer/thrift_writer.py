@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from stoker.integers import encode_varint
+
 __all__ = ["binary", "integer", "list_of", "struct"]
 
 _I32: Final = 5
@@ -39,25 +41,16 @@ def integer(value: int, *, wide: bool = True) -> tuple[int, bytes]:
 
 def binary(value: bytes) -> tuple[int, bytes]:
     """A string."""
-    return _BINARY, _unsigned(len(value)) + value
+    return _BINARY, encode_varint(len(value)) + value
 
 
 def list_of(values: Iterable[tuple[int, bytes]]) -> tuple[int, bytes]:
     """A list of at least one value, all of one type."""
     items = list(values)
     kind, count = items[0][0], len(items)
-    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + _unsigned(count)
+    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + encode_varint(count)
     return _LIST, head + b"".join(data for _, data in items)
 
 
-def _unsigned(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _zigzag(value: int) -> bytes:
-    return _unsigned((value << 1) ^ (value >> 63))
+    return encode_varint((value << 1) ^ (value >> 63))
