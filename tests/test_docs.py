@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -89,23 +88,6 @@ def test_pages_that_the_code_names_exist() -> None:
 def test_the_glossary_has_fewer_than_twenty_words() -> None:
     rows = re.findall(r"^\| \*\*", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
     assert 0 < len(rows) < 20
-
-
-def test_files_that_the_architecture_names_exist() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    named = re.findall(r"`((?:[\w.]+/)*[\w.]+(?:\.py|/))`", text)
-    assert len(named) > 30
-    roots = (ROOT / "src" / "stoker", ROOT)
-    assert not [name for name in named if not any((root / name).exists() for root in roots)]
-
-
-def test_the_architecture_draws_every_layer_in_order() -> None:
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
-    layers = [one.removeprefix("stoker.") for line in contract for one in line.split(" | ")]
-    folders = [one for one in layers if (ROOT / "src" / "stoker" / one).is_dir()]
-    drawing = (ROOT / "docs" / "architecture.md").read_text().partition("```mermaid")[2].partition("```")[0]
-    drawn = [name for label in re.findall(r'\["([^":]+):', drawing) for name in label.split(", ")]
-    assert [name for name in drawn if name in folders] == folders
 
 
 def commands(page: Path) -> list[list[str]]:
