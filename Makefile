@@ -2,6 +2,7 @@
 # make test   lint, types, layers and all tests
 # make lint   lint, types and layers
 # make format format the code and sort imports
+# make api    docs/api.md of the code
 # make peer   mosaicml-streaming in an environment of its own; with it, make test also compares with it as it runs
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 # torch's plain index build carries several GB of CUDA; this one is what the project is tested with.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint format unit unit-compute unit-rest peer clean
+.PHONY: demo test lint format api unit unit-compute unit-rest peer clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -26,6 +27,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --select I --fix --quiet .
 	$(BIN)/ruff format --quiet .
+
+api: $(STAMP)
+	$(BIN)/python docs/make_api.py
 
 # Two at once, for two processors: what mostly computes, and what starts processes and servers of its own.
 COMPUTE := tests/order tests/simulate tests/formats tests/tokens $(addprefix tests/loaders/test_,lm_stream.py mixtures.py \

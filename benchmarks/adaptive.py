@@ -37,9 +37,10 @@ SETTINGS = {"lease": 3.0, "heartbeat": 1.0, "split": 0.5}
 
 def work(told: dict[str, Any]) -> None:
     """One worker."""
-    from stoker import RoundRobin, StreamingDataset
+    from stoker import StreamingDataset
     from stoker.coordination import CoordinationSettings
     from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
+    from stoker.partitions import RoundRobin
 
     engine = told["engine"]
     if engine is not None and engine.startswith("ray://"):

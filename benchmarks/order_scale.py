@@ -35,12 +35,12 @@ def measure_order(samples: int, shards: int, start: str, partition: str, shuffle
     """Places of a rank's first batch, in a loader worker, from the start or the middle of an epoch."""
     import numpy as np
 
-    from stoker import Contiguous, Elastic, HashBased, RangeBased, RoundRobin
     from stoker.order import ShardTable
     from stoker.order.native import NativeOrder, NativeStart
     from stoker.order.sample_order import DataRank, EpochPosition
     from stoker.order.selection.selection import Everything
     from stoker.order.settings import NativeSettings, StreamSource
+    from stoker.partitions import Contiguous, Elastic, HashBased, RangeBased, RoundRobin
 
     # Uneven shards: one gets what another lacks.
     extra = np.random.default_rng(0).integers(0, samples // shards // 2, shards // 2)

@@ -1,24 +1,75 @@
-"""Stoker feeds training data to accelerators.
+"""Stoker keeps accelerators fed.
 
-Write training data as shards, stream it to any number of nodes, ranks and workers in one deterministic order, and
-resume anywhere. Names are imported when first used, so ``import stoker`` is quick and needs no framework.
+Write training data as shards, stream it to any number of nodes, ranks and workers in one deterministic order, stop and resume
+anywhere. Names are imported when first used, so ``import stoker`` is quick and needs no framework.
+docs/api.md has the signature of each.
+
+Loaders, which all follow the protocol ``Loader``:
+    StreamingDataset        samples, or batches of columns, of any dataset in one order
+    StreamingDataLoader     torch's ``DataLoader`` over a dataset, with a state
+    StreamingShardLoader    one worker's samples: in step, by a plan, or leased
+    StreamingParquetLoader  batches for language models from token files
+    LMStream                batches for language models from any dataset
+    Loader                  iterate, ``len``, ``state_dict``, ``stats``, ``close``
+
+What is read, and how:
+    Stream                  one source of a dataset, with its weight and subset
+    ReadOptions             views, memory for decoded data, threads
+    Where                   samples whose column fulfils a condition
+    HashSplit               a fraction of the samples, by a hash of their ids
+    KeepIds                 samples of these ids alone
+    SkipIds                 all samples but those of these ids
+    train_validation_split  two such fractions that share no sample
+    Schedule                weights of streams that change during training
+
+Ranks and workers:
+    World                   this process's rank and the world size
+    Mesh                    which ranks read the same samples
+    StreamingConfig         settings of a ``StreamingShardLoader``
+    Adaptive                work that a coordinator leases to its workers
+    ShardConfig             rank and seed of a ``StreamingParquetLoader``
+
+What loaders give:
+    LMBatch                 rows of tokens, with labels, masks and positions
+    StreamStats             statistics of loading
+    StokerError             the base of all errors; see ``stoker.errors``
+
+Writing; all writers are in ``stoker.writers``:
+    MDSWriter               samples to MDS shards, in a directory or at a URL
+    CSVWriter               likewise to CSV
+    TSVWriter               likewise to TSV
+    XSVWriter               likewise to text with another separator
+    JSONWriter              likewise to JSON lines
+    merge_index             one index of several datasets
+    rebuild_index           the index of shards that have none
+
+Jobs, as on the command line:
+    convert                 one format to another, in parallel
+    generate                synthetic datasets of any format
+    tokenize                text to files of tokens
+    inspect                 what a dataset holds
+    verify                  whether a dataset is whole
+
+Partitions are in ``stoker.partitions``, token sources in ``stoker.tokens``, errors in ``stoker.errors``, and tests for
+formats, loaders and engines of one's own in ``stoker.testing``.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from stoker.cluster import World
     from stoker.cluster.mesh import Mesh
-    from stoker.coordination import Coordination
+    from stoker.conversion import convert
     from stoker.errors import StokerError
     from stoker.formats.base import ReadOptions
-    from stoker.formats.mds.encodings import Encoding, register_encoding
+    from stoker.generation import generate
     from stoker.index.merge import merge_index
     from stoker.index.rebuild import rebuild_index
+    from stoker.inspection import inspect, verify
     from stoker.loaders.dataloader import StreamingDataLoader
     from stoker.loaders.dataset import StreamingDataset
     from stoker.loaders.lm_stream import LMStream
@@ -26,7 +77,6 @@ if TYPE_CHECKING:
     from stoker.loaders.protocol import Loader
     from stoker.loaders.shard_loader import StreamingShardLoader
     from stoker.order.mixture.schedule import Schedule
-    from stoker.order.partition.partition import Contiguous, Elastic, HashBased, RangeBased, RoundRobin, Stratified
     from stoker.pipeline.stats.stats import StreamStats
     from stoker.pipeline.workers.adaptive import Adaptive
     from stoker.pipeline.workers.config import StreamingConfig
@@ -35,19 +85,14 @@ if TYPE_CHECKING:
     from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, train_validation_split
     from stoker.tokens.batch import LMBatch
     from stoker.tokens.settings import ShardConfig
-    from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
+    from stoker.tokens.tokenize.tokenize import tokenize
     from stoker.writing.shard_formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __version__ = "0.1.0"
 
-_WHERE = {
+_MODULES: Final = {
     "Adaptive": "stoker.pipeline.workers.adaptive",
     "CSVWriter": "stoker.writing.shard_formats",
-    "Contiguous": "stoker.order.partition.partition",
-    "Coordination": "stoker.coordination",
-    "Elastic": "stoker.order.partition.partition",
-    "Encoding": "stoker.formats.mds.encodings",
-    "HashBased": "stoker.order.partition.partition",
     "HashSplit": "stoker.streams.subsets",
     "JSONWriter": "stoker.writing.shard_formats",
     "KeepIds": "stoker.streams.subsets",
@@ -55,17 +100,12 @@ _WHERE = {
     "LMStream": "stoker.loaders.lm_stream",
     "Loader": "stoker.loaders.protocol",
     "MDSWriter": "stoker.writing.shard_formats",
-    "MegatronSource": "stoker.tokens.sources.source",
     "Mesh": "stoker.cluster.mesh",
-    "RangeBased": "stoker.order.partition.partition",
     "ReadOptions": "stoker.formats.base",
-    "RawSource": "stoker.tokens.sources.source",
-    "RoundRobin": "stoker.order.partition.partition",
     "Schedule": "stoker.order.mixture.schedule",
     "ShardConfig": "stoker.tokens.settings",
     "SkipIds": "stoker.streams.subsets",
     "StokerError": "stoker.errors",
-    "Stratified": "stoker.order.partition.partition",
     "Stream": "stoker.streams.streams",
     "StreamStats": "stoker.pipeline.stats.stats",
     "StreamingConfig": "stoker.pipeline.workers.config",
@@ -74,24 +114,32 @@ _WHERE = {
     "StreamingParquetLoader": "stoker.loaders.parquet_loader",
     "StreamingShardLoader": "stoker.loaders.shard_loader",
     "TSVWriter": "stoker.writing.shard_formats",
-    "TokenSource": "stoker.tokens.sources.source",
     "Where": "stoker.streams.conditions",
     "World": "stoker.cluster",
     "XSVWriter": "stoker.writing.shard_formats",
+    "convert": "stoker.conversion",
+    "generate": "stoker.generation",
+    "inspect": "stoker.inspection",
     "merge_index": "stoker.index.merge",
     "rebuild_index": "stoker.index.rebuild",
-    "register_encoding": "stoker.formats.mds.encodings",
+    "tokenize": "stoker.tokens.tokenize.tokenize",
     "train_validation_split": "stoker.streams.subsets",
+    "verify": "stoker.inspection",
 }
+
+_MOVED: Final = {
+    **dict.fromkeys(
+        ("Contiguous", "Elastic", "HashBased", "RangeBased", "RoundRobin", "Stratified"), "stoker.partitions"
+    ),
+    **dict.fromkeys(("MegatronSource", "RawSource", "TokenSource"), "stoker.tokens"),
+    **dict.fromkeys(("Encoding", "register_encoding"), "stoker.formats.mds.encodings"),
+    "Coordination": "stoker.coordination",
+}
+"""Names that are looked for here, and where they are."""
 
 __all__ = [
     "Adaptive",
     "CSVWriter",
-    "Contiguous",
-    "Coordination",
-    "Elastic",
-    "Encoding",
-    "HashBased",
     "HashSplit",
     "JSONWriter",
     "KeepIds",
@@ -99,17 +147,12 @@ __all__ = [
     "LMStream",
     "Loader",
     "MDSWriter",
-    "MegatronSource",
     "Mesh",
-    "RangeBased",
-    "RawSource",
     "ReadOptions",
-    "RoundRobin",
     "Schedule",
     "ShardConfig",
     "SkipIds",
     "StokerError",
-    "Stratified",
     "Stream",
     "StreamStats",
     "StreamingConfig",
@@ -118,15 +161,18 @@ __all__ = [
     "StreamingParquetLoader",
     "StreamingShardLoader",
     "TSVWriter",
-    "TokenSource",
     "Where",
     "World",
     "XSVWriter",
     "__version__",
+    "convert",
+    "generate",
+    "inspect",
     "merge_index",
     "rebuild_index",
-    "register_encoding",
+    "tokenize",
     "train_validation_split",
+    "verify",
 ]
 
 
@@ -142,10 +188,10 @@ if not TYPE_CHECKING and not _has_torch():
 
 
 def __getattr__(name: str) -> Any:
-    try:
-        module = _WHERE[name]
-    except KeyError:
-        raise AttributeError(f"module 'stoker' has no attribute {name!r}") from None
+    module = _MODULES.get(name)
+    if module is None:
+        where = f": it is in {_MOVED[name]}" if name in _MOVED else ""
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}{where}")
     value = getattr(import_module(module), name)
     globals()[name] = value
     return value

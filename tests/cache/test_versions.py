@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import JSONWriter, MDSWriter, Stratified, StreamingDataset, Where, World
+from stoker import JSONWriter, MDSWriter, StreamingDataset, Where, World
 from stoker.cache.base import CacheSettings
 from stoker.cache.directory import is_cache_directory
 from stoker.catalog.location import default_cache, open_indexed
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StateError
+from stoker.partitions import Stratified
 from stoker.storage import Store, open_store
 from stoker.streams.labels import column_labels
 from support import cache_of

@@ -19,7 +19,6 @@ from loader_cases import MemorySource
 
 from stoker import (
     MDSWriter,
-    RoundRobin,
     Stream,
     StreamingConfig,
     StreamingDataset,
@@ -27,6 +26,7 @@ from stoker import (
     StreamingShardLoader,
     World,
 )
+from stoker.partitions import RoundRobin
 
 WORLD, BATCH, STOP = 2, 4, 3
 

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import (
-    Elastic,
     LMStream,
     MDSWriter,
     StreamingConfig,
@@ -21,6 +20,7 @@ from stoker import (
     StreamingShardLoader,
     World,
 )
+from stoker.partitions import Elastic
 from stoker.testing import LoaderTests
 
 PAD = 99

@@ -13,19 +13,14 @@ from typing import Any, Final
 import pytest
 
 from stoker import (
-    Contiguous,
     CSVWriter,
-    HashBased,
     HashSplit,
     JSONWriter,
     KeepIds,
     MDSWriter,
     Mesh,
-    RangeBased,
-    RoundRobin,
     Schedule,
     SkipIds,
-    Stratified,
     Stream,
     StreamingDataset,
     Where,
@@ -33,6 +28,7 @@ from stoker import (
     train_validation_split,
 )
 from stoker.errors import ConfigError, StateError
+from stoker.partitions import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 
 Ids = list[int]
 Weights = dict[str, dict[str, Any]]

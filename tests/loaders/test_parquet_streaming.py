@@ -16,7 +16,6 @@ from s3server import Bucket
 from stoker import (
     KeepIds,
     MDSWriter,
-    Stratified,
     Stream,
     StreamingDataLoader,
     StreamingDataset,
@@ -25,6 +24,7 @@ from stoker import (
     train_validation_split,
 )
 from stoker.errors import ConfigError, StateError, StokerError
+from stoker.partitions import Stratified
 from stoker.storage import open_store
 
 FILES, ROWS, GROUP = 3, 400, 60

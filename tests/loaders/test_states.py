@@ -16,12 +16,9 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker import (
-    Elastic,
-    HashBased,
     KeepIds,
     LMStream,
     MDSWriter,
-    RangeBased,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataset,
@@ -30,6 +27,7 @@ from stoker import (
 )
 from stoker.errors import ConfigError, StateError
 from stoker.order.partition.partition import Partition
+from stoker.partitions import Elastic, HashBased, RangeBased
 from support import PARTITIONS
 
 COUNT: Final = 67

@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker import Contiguous, RoundRobin, StreamingDataset
+from stoker import StreamingDataset
 from stoker.coordination import CoordinationSettings
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
+from stoker.partitions import Contiguous, RoundRobin
 from support import cache_of, check_sample
 
 BASES = {"elastic": None, "contiguous": Contiguous(), "round_robin": RoundRobin()}

@@ -15,11 +15,12 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import HashBased, Stratified, StreamingDataset, Where, World
+from stoker import StreamingDataset, Where, World
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError
+from stoker.partitions import HashBased, Stratified
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.streams.conditions import Condition, chosen_ids
 from stoker.streams.labels import column_labels, label_values

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from s3server import Bucket
-from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, TSVWriter, XSVWriter, register_encoding
+from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, TSVWriter, XSVWriter
 from stoker.errors import ConfigError, EncodingError
-from stoker.formats.mds.encodings import Encoding
+from stoker.formats.mds.encodings import Encoding, register_encoding
 from stoker.storage import open_store
 from stoker.storage.types import PutData
 from stoker.writing.destination import Destination

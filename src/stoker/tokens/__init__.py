@@ -17,6 +17,7 @@ from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.raw import RawTokens
+from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
 from stoker.tokens.tokenize.tokenize import TokenizeReport, tokenize
 
 __all__ = [
@@ -24,10 +25,13 @@ __all__ = [
     "LMBatch",
     "LMSettings",
     "MegatronFile",
+    "MegatronSource",
     "MegatronWriter",
     "Packer",
     "Ragged",
+    "RawSource",
     "RawTokens",
+    "TokenSource",
     "TokenizeReport",
     "best_fit",
     "pad",

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import cases
-from stoker import register_encoding
 from stoker.errors import ConfigError, FormatError, MissingPackageError
-from stoker.formats.mds.encodings import Encoding, UnfitValueError, encoding_names, get_encoding
+from stoker.formats.mds.encodings import Encoding, UnfitValueError, encoding_names, get_encoding, register_encoding
 
 ALL = [*(n for n in encoding_names() if n != "ndarray"), "ndarray", "ndarray:int16", "ndarray:float32:2,3"]
 ALL += ["ndarray:bool", "ndarray:bool:5", "ndarray:bfloat16", "ndarray:bfloat16:4"]

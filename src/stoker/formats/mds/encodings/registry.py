@@ -77,7 +77,7 @@ def get_encoding(name: str) -> Encoding:
     if factory is None or (colon and not config):
         raise FormatError(
             f"{unknown_name('encoding', name, encoding_names())}. "
-            "Register your own with stoker.register_encoding before writing or reading."
+            "Register your own with stoker.formats.mds.encodings.register_encoding before writing or reading."
         )
     try:
         encoding = factory(config)

@@ -1,0 +1,18 @@
+"""How an epoch is divided among ranks: the values of ``partition=`` of a dataset, and of a worker's config.
+
+    from stoker.partitions import RoundRobin
+
+``Elastic``, the default, deals global batches; the others give each rank a part of its own. See docs/order/partitions.md.
+"""
+
+from stoker.order.partition.partition import (
+    Contiguous,
+    Elastic,
+    HashBased,
+    Partition,
+    RangeBased,
+    RoundRobin,
+    Stratified,
+)
+
+__all__ = ["Contiguous", "Elastic", "HashBased", "Partition", "RangeBased", "RoundRobin", "Stratified"]
