@@ -7,6 +7,7 @@ they cost nothing in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
@@ -34,37 +35,12 @@ class Metric(NamedTuple):
     about: str
 
 
-METRICS: Final = (
-    Metric("samples", "samples_loaded", "", True, "Samples read."),
-    Metric("local_samples", "local_samples", "", True, "Samples of shards that were in the cache."),
-    Metric(
-        "remote_samples", "remote_samples", "", True, "Samples of shards that were not in the cache when first wanted."
-    ),
-    Metric("prefetch_hits", "prefetch_hits", "", True, "What was there when it was needed."),
-    Metric("prefetch_misses", "prefetch_misses", "", True, "What was waited for."),
-    Metric("reads", "reads", "", True, "Steps of reading."),
-    Metric("load_time", "mean_load_time", "seconds", False, "Mean time of reading a sample."),
-    Metric("read", "bytes_read", "bytes", True, "Bytes of shard files opened."),
-    Metric("fetched", "bytes_fetched", "bytes", True, "Bytes of shards from remote storage."),
-    Metric("cache_hits", "cache_hits", "", True, "Shards that were in the cache when opened."),
-    Metric("cache_misses", "cache_misses", "", True, "Shards that were not."),
-    Metric("retries", "retries", "", True, "Shards fetched again because they were corrupt."),
-    Metric("checkpoints", "checkpoints", "", True, "Checkpoints written."),
-    Metric("worker_utilization", "worker_utilization", "ratio", False, "Part of the time without waiting for samples."),
-    Metric("waited", "waited", "seconds", True, "Time of waiting for samples."),
-    Metric("leases", "leases", "", True, "Splits leased."),
-    Metric("leases_lost", "leases_lost", "", True, "Leases lost."),
-    Metric(
-        "delivered_again", "delivered_again", "", True, "Samples delivered whose lease was lost before their commit."
-    ),
-    Metric("commits_refused", "commits_refused", "", True, "Ranges of samples whose commit was refused."),
-    Metric("replicated_shards", "replicated_shards", "", True, "Shards cached for others' sake."),
-    Metric("replicated", "replicated_bytes", "bytes", True, "Their bytes."),
-    Metric("token_batches", "token_batches", "", True, "Batches for language models delivered."),
-    Metric("tokens", "tokens", "", True, "Their places that hold tokens."),
-    Metric("token_places", "token_places", "", True, "All their places."),
-    Metric("cut_documents", "cut_documents", "", True, "Documents of which a layout cut something off."),
-    Metric("cut_tokens", "cut_tokens", "", True, "Tokens that were cut off."),
+METRICS: Final = tuple(
+    [
+        Metric(told["name"] or one.name, one.name, told["unit"], told["rises"], told["about"])
+        for one in fields(StreamStats)
+        if (told := one.metadata)
+    ]
 )
 
 _PREFIX: Final = "stoker_"

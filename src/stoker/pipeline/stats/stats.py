@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,24 @@ from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_st
 __all__ = ["PERCENTILES", "StreamStats"]
 
 PERCENTILES: Final = (50, 90, 99)
+_OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)
+_OF_SHARDS: Final = (Count.SHARDS_READY, Count.SHARDS_AWAITED, Count.WAIT_TIME)
 
 
-@dataclass(frozen=True, slots=True)
+def _metric(about: str, count: Count | None = None, *, name: str = "", unit: str = "", rises: bool = True) -> Any:
+    """A field that is exported as a metric.
+
+    Args:
+        about: the metric's description.
+        count: what it counts, where that is all there is to it.
+        name: without prefix and without the endings that a system asks for; default, the field's.
+        unit: its unit by Prometheus' names; empty for a number of things.
+        rises: whether it only ever rises.
+    """
+    return field(metadata={"about": about, "count": count, "name": name, "unit": unit, "rises": rises})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStats:
     """Statistics of a loader: what was loaded, and what it took. ``stats()`` of every loader gives one.
 
@@ -39,14 +54,14 @@ class StreamStats:
         cache_misses: shards that were not.
         retries: shards that were fetched again as they were corrupt.
         checkpoints: checkpoints written.
-        worker_utilization: part of the time since the first read in which whoever takes the samples did not wait for them.
+        worker_utilization: part of the time since the first read in which the consumer did not wait for samples.
         waited: time for which it waited.
         elapsed: time from the first read to the last.
         leases: splits that were leased.
         leases_lost: leases that were lost, as this worker was not seen for too long.
         delivered_again: samples that this worker delivered and that another delivers again, as their lease was lost.
         commits_refused: ranges of samples that this worker delivered and could not commit, as their lease was lost.
-        replicated_shards: shards that were brought into the cache for others' sake.
+        replicated_shards: shards that were brought into the cache for other workers.
         replicated_bytes: their bytes.
         token_batches: batches for language models that were delivered.
         tokens: their places that hold tokens, those of eos counted.
@@ -55,34 +70,38 @@ class StreamStats:
         cut_tokens: tokens that were cut off.
     """
 
-    samples_loaded: int
-    local_samples: int
-    remote_samples: int
-    prefetch_hits: int
-    prefetch_misses: int
-    mean_load_time: float
+    samples_loaded: int = _metric("Samples read.", Count.SAMPLES, name="samples")
+    local_samples: int = _metric("Samples of shards that were in the cache.")
+    remote_samples: int = _metric(
+        "Samples of shards that were not in the cache when first wanted.", Count.REMOTE_SAMPLES
+    )
+    prefetch_hits: int = _metric("What was there when it was needed.")
+    prefetch_misses: int = _metric("What was waited for.")
+    mean_load_time: float = _metric("Mean time of reading a sample.", name="load_time", unit="seconds", rises=False)
     load_percentiles: dict[int, float]
-    reads: int
-    bytes_read: int
-    bytes_fetched: int
-    cache_hits: int
-    cache_misses: int
-    retries: int
-    checkpoints: int
-    worker_utilization: float
-    waited: float
+    reads: int = _metric("Steps of reading.", Count.READS)
+    bytes_read: int = _metric("Bytes of shard files opened.", Count.BYTES_OPENED, name="read", unit="bytes")
+    bytes_fetched: int = _metric(
+        "Bytes of shards from remote storage.", Count.BYTES_FETCHED, name="fetched", unit="bytes"
+    )
+    cache_hits: int = _metric("Shards that were in the cache when opened.", Count.CACHE_HITS)
+    cache_misses: int = _metric("Shards that were not.", Count.CACHE_MISSES)
+    retries: int = _metric("Shards fetched again because they were corrupt.", Count.RETRIES)
+    checkpoints: int = _metric("Checkpoints written.", Count.CHECKPOINTS)
+    worker_utilization: float = _metric("Part of the time without waiting for samples.", unit="ratio", rises=False)
+    waited: float = _metric("Time of waiting for samples.", unit="seconds")
     elapsed: float
-    leases: int = 0
-    leases_lost: int = 0
-    delivered_again: int = 0
-    commits_refused: int = 0
-    replicated_shards: int = 0
-    replicated_bytes: int = 0
-    token_batches: int = 0
-    tokens: int = 0
-    token_places: int = 0
-    cut_documents: int = 0
-    cut_tokens: int = 0
+    leases: int = _metric("Splits leased.", Count.LEASES)
+    leases_lost: int = _metric("Leases lost.", Count.LEASES_LOST)
+    delivered_again: int = _metric("Samples delivered whose lease was lost before their commit.", Count.DELIVERED_AGAIN)
+    commits_refused: int = _metric("Ranges of samples whose commit was refused.", Count.COMMITS_REFUSED)
+    replicated_shards: int = _metric("Shards cached for other workers.", Count.REPLICATED_SHARDS)
+    replicated_bytes: int = _metric("Their bytes.", Count.REPLICATED_BYTES, name="replicated", unit="bytes")
+    token_batches: int = _metric("Batches for language models delivered.", Count.BATCHES)
+    tokens: int = _metric("Their places that hold tokens.", Count.TOKENS)
+    token_places: int = _metric("All their places.", Count.TOKEN_PLACES)
+    cut_documents: int = _metric("Documents of which a layout cut something off.", Count.CUT_DOCUMENTS)
+    cut_tokens: int = _metric("Tokens that were cut off.", Count.CUT_TOKENS)
 
     @property
     def padding_waste(self) -> float:
@@ -103,41 +122,23 @@ class StreamStats:
         def of(what: Count) -> int:
             return int(totals[what])
 
-        samples, remote = of(Count.SAMPLES), of(Count.REMOTE_SAMPLES)
-        hits, misses = (
-            (Count.BUFFER_HITS, Count.BUFFER_MISSES) if buffered else (Count.SHARDS_READY, Count.SHARDS_AWAITED)
-        )
-        waited = of(Count.BUFFER_WAIT if buffered else Count.WAIT_TIME) * 1e-9
+        samples = of(Count.SAMPLES)
+        hits, misses, wait = _OF_BUFFER if buffered else _OF_SHARDS
+        waited = of(wait) * 1e-9
         elapsed = (of(Count.LATEST) - of(Count.BEGUN)) * 1e-9
+        counted: dict[str, Any] = {
+            one.name: of(one.metadata["count"]) for one in fields(cls) if one.metadata.get("count") is not None
+        }
         return cls(
-            samples_loaded=samples,
-            local_samples=samples - remote,
-            remote_samples=remote,
+            local_samples=samples - of(Count.REMOTE_SAMPLES),
             prefetch_hits=of(hits),
             prefetch_misses=of(misses),
             mean_load_time=of(Count.READ_TIME) * 1e-9 / samples if samples else 0.0,
             load_percentiles={percent: percentile(histogram, percent / 100) for percent in PERCENTILES},
-            reads=of(Count.READS),
-            bytes_read=of(Count.BYTES_OPENED),
-            bytes_fetched=of(Count.BYTES_FETCHED),
-            cache_hits=of(Count.CACHE_HITS),
-            cache_misses=of(Count.CACHE_MISSES),
-            retries=of(Count.RETRIES),
-            checkpoints=of(Count.CHECKPOINTS),
             worker_utilization=max(0.0, 1.0 - waited / elapsed) if elapsed > 0 else 0.0,
             waited=waited,
             elapsed=elapsed,
-            leases=of(Count.LEASES),
-            leases_lost=of(Count.LEASES_LOST),
-            delivered_again=of(Count.DELIVERED_AGAIN),
-            commits_refused=of(Count.COMMITS_REFUSED),
-            replicated_shards=of(Count.REPLICATED_SHARDS),
-            replicated_bytes=of(Count.REPLICATED_BYTES),
-            token_batches=of(Count.BATCHES),
-            tokens=of(Count.TOKENS),
-            token_places=of(Count.TOKEN_PLACES),
-            cut_documents=of(Count.CUT_DOCUMENTS),
-            cut_tokens=of(Count.CUT_TOKENS),
+            **counted,
         )
 
     def prometheus(self, **labels: str) -> str:
