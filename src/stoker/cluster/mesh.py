@@ -1,4 +1,4 @@
-"""Which ranks read the same samples: device meshes with dimensions beside data parallelism.
+"""Device meshes: ranks that differ only in dimensions other than data parallelism read the same samples.
 
 Ranks that hold parts of one copy of a model (tensor, sequence or pipeline parallel) need the same samples. To the order they
 are one reader: it sees a world of data-parallel ranks, each of which is several processes.
@@ -20,11 +20,11 @@ __all__ = ["DeviceMesh", "Mesh"]
 
 
 class DeviceMesh(Protocol):
-    """What is used of ``torch.distributed.DeviceMesh``."""
+    """The part of ``torch.distributed.DeviceMesh`` that is used."""
 
     @property
     def mesh(self) -> Any:
-        """An integer tensor of the mesh's shape: the rank at each of its places."""
+        """An integer tensor of the mesh's shape: the rank at each of its coordinates."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Mesh:
         self.data = tuple(name for name in names if name in chosen)
         self._ranks = ranks
         self._whole = whole
-        # Row-major number, over the data dimensions alone, of every place of the mesh.
+        # Row-major number, over the data dimensions alone, of every coordinate of the mesh.
         numbers: Ids = np.zeros(ranks.shape, dtype=np.int64)
         for axis, name in enumerate(names):
             if name in chosen:

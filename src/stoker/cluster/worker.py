@@ -1,4 +1,4 @@
-"""Which of a DataLoader's worker processes this is."""
+"""``LoaderWorker``: the number of this process among a DataLoader's workers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["World", "ranks_of_node"]
 @checked
 @dataclass(frozen=True, slots=True)
 class World:
-    """The place of this process among the processes that read one dataset together.
+    """The rank of this process among the processes that read one dataset together.
 
     Attributes:
         rank: number of this process, in ``[0, world_size)``.

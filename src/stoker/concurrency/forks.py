@@ -1,4 +1,4 @@
-"""What to do in a child process right after a fork: threads of the parent are not there, and its locks may be held."""
+"""Resets objects in a child process after a fork: threads of the parent do not exist there, and its locks may be held."""
 
 from __future__ import annotations
 

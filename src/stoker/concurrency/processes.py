@@ -48,7 +48,7 @@ class WorkerProcess:
 
     @property
     def ends(self) -> tuple[Any, Any]:
-        """What to wait for: a message, or the end of the process."""
+        """The handles to wait for: a message, or the end of the process."""
         return self._pipe, self._process.sentinel
 
     def join(self) -> int | None:

@@ -1,8 +1,8 @@
-"""What reading costs, counted over all processes that share a dataset object.
+"""Counts of reading, over all processes that share a dataset object.
 
-A DataLoader reads in worker processes, and who asks how it goes sits in the main process. So the counts lie in memory that
+A DataLoader reads in worker processes, and its statistics are read in the main process. So the counts lie in memory that
 the processes share (:class:`~stoker.concurrency.shared_file.SharedFile`). Each process adds in a row of its own, so no two
-ever write the same; a sum over rows is the count. Rows of processes that are gone are added up in row 0 when their place is
+ever write the same; a sum over rows is the count. Rows of processes that are gone are added up in row 0 when their row is
 needed.
 
 Counts are kept per shard and per step of reading, never per sample.
@@ -26,7 +26,7 @@ __all__ = ["BUCKETS", "Count", "Counts", "bucket_of", "bucket_start"]
 
 
 class Count(IntEnum):
-    """What is counted. Times are in nanoseconds.
+    """The things that are counted. Times are in nanoseconds.
 
     ``LATEST`` less ``BEGUN``, both summed over processes, is the time for which processes have been reading.
     """

@@ -35,7 +35,7 @@ class SharedFile:
     Pickle it only where :func:`spawning` says so.
 
     Args:
-        name: for whoever looks at the process's descriptors.
+        name: shown among the process's descriptors.
         size: bytes; they are zeros, and take memory when they are written.
     """
 

@@ -62,7 +62,7 @@ class _Work(Future[_T]):
         assert self._action is not None
         try:
             self._outcome = self._action(), None
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - raised where the result is taken
             self._outcome = None, error
         self._action = None  # and what it holds
         return self._outcome

@@ -1,4 +1,4 @@
-"""What one worker does, as a protocol without clock, engine or threads: it leases, commits, renews and looks after others.
+"""One worker's protocol, without clock, engine or threads: it leases, commits, renews, and takes over from lost workers.
 
 :meth:`Agent.run` yields operations and is sent their answers; the consumer's side is plain calls between two steps. The
 same code runs over real engines (:mod:`stoker.coordination.client`) and in simulations with loss, delay and
@@ -128,7 +128,7 @@ class Agent:
                 return self._step(number)
         if self.over and not self._has_said_all:
             return self._renew()  # the numbers of an epoch that is over are right at once
-        looks = not self.over or self.watch.may_watch  # whoever watches does so for the others' health
+        looks = not self.over or self.watch.may_watch  # the watching worker also tells the health of the others
         if now >= self._look_at and looks:
             return self._look()
         until = min(self.member.renew_at, self._glance_at)
@@ -193,11 +193,11 @@ class Agent:
         safe_until = self.member.valid_until
         yield from self.member.renew(self._record())
         if self._clock.now >= safe_until:
-            # Silent for so long that splits may have been taken: nothing goes on before that is known.
+            # Silent for so long that splits may have been taken: nothing continues before that is known.
             self._verify = self.held.lanes
 
     def _record(self) -> WorkerRecord:
-        """What the worker says of itself."""
+        """The worker's record as it is now."""
         held = self.held
         return self.member.record._replace(
             rate=held.rate,
@@ -216,7 +216,7 @@ class Agent:
         self._glance_at = now + min(settings.heartbeat, settings.lease / 8)
         if epoch is None:
             raise EngineRegressedError(
-                f"the engine no longer knows epoch {self.epoch.number}: it has lost its records: go on from a checkpoint"
+                f"the engine no longer knows epoch {self.epoch.number}: it has lost its records: resume from a checkpoint"
             )
         if epoch.incarnation != self.epoch.incarnation:
             self._restart(epoch)
@@ -285,12 +285,12 @@ class Agent:
         if lane.token < self._tokens.get(number, 0):
             raise EngineRegressedError(
                 f"lane {number} of epoch {self.epoch.number} was at lease {self._tokens[number]} and is at "
-                f"{lane.token}: the engine has lost writes that it had acknowledged: go on from a checkpoint"
+                f"{lane.token}: the engine has lost writes that it had acknowledged: resume from a checkpoint"
             )
         self.watch.lanes[number] = entry
         self._tokens[number] = lane.token
         if self._doubts.get(number, entry.version) != entry.version:
-            del self._doubts[number]  # it was written since, by whomever: the write in doubt can not be done any more
+            del self._doubts[number]  # another write has come since: the write in doubt can not be done any more
         if self.held.compare(lane, self.member.rank, self.member.incarnation):
             self._idle_looks = 0
 
@@ -385,7 +385,7 @@ class Agent:
         epoch, member, summary = self.epoch, self.member, self.watch.summary
         home = member.rank % epoch.lanes == lane.number
         if lane.number in self.watch.orphans:
-            home = True  # it goes on where the lane's own worker stopped
+            home = True  # it continues where the lane's own worker stopped
         sharers = max(1.0, epoch.world_size / epoch.lanes)
         if summary is not None and self.held.rate and summary.rate > 0:
             # How many workers as fast as this one all of them are worth.

@@ -1,4 +1,4 @@
-"""What a worker uses: splits to work on, leased ahead; commits, sent in the background; and word of its lease."""
+"""``Coordination``: a worker's interface to its run: splits leased ahead, commits in the background, lost leases."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Coordination:
         commit_every: seconds after which the part of a split that is done is committed.
         patience: seconds without an answer from the engine after which waiting calls raise EngineError.
         lanes: number of lanes; by default as many as workers, so that their writes seldom meet.
-        takes_over: whether this worker, rather than any that has no more work, goes on with a lane whose worker (that with
+        takes_over: whether this worker, rather than any that has no more work, continues a lane whose worker (that with
             the lane's number as rank, where there are as many lanes as ranks) is lost: because it holds the lane's
             shards, say (:func:`~stoker.coordination.replication.holders`). Asked for lost workers' lanes, often.
 
@@ -244,7 +244,7 @@ class Coordination:
     # -- work ------------------------------------------------------------------------------------------------------
 
     def next_split(self, timeout: float | None = None) -> LeasedSplit | None:
-        """The next split to work on; ``None`` when all of the epoch is committed, by whomever.
+        """The next split to work on; ``None`` when all of the epoch is committed, by this or other workers.
 
         While others have all that is left, it waits: their work may become this worker's.
 
@@ -297,7 +297,7 @@ class Coordination:
         )
 
     def wait_finished(self, timeout: float | None = None) -> None:
-        """Wait until the epoch is committed, by whomever; this worker must hold nothing.
+        """Wait until all workers together have committed the epoch; this worker must hold nothing.
 
         Raises:
             StalledError: what is left was set aside; names it.
@@ -320,7 +320,7 @@ class Coordination:
 
     @property
     def incarnation(self) -> int:
-        """How many processes had this rank, this one included; 0 before the first epoch."""
+        """Number of processes that have had this rank, including this one; 0 before the first epoch."""
         return self._member.incarnation
 
     def health(self) -> list[WorkerHealth]:
@@ -328,7 +328,7 @@ class Coordination:
         return self._driver.insist(lambda: self._records.health(self.epoch))
 
     def progress(self) -> EpochProgress:
-        """How far the epoch is, of all workers together."""
+        """The epoch's progress, of all workers together."""
         return self._driver.insist(lambda: self._records.progress(self.epoch))
 
     def checkpoint(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class Driver:
     """A thread that carries out what a protocol asks for.
 
     Attributes:
-        changed: to be held by whoever looks at what the protocol knows, or changes it. It is let go while the engine is
-            asked, and notified after each step.
+        changed: the lock of the protocol's state: hold it to read or change that. It is released during calls of the
+            engine, and notified after each step.
         clock: the protocol's.
         forked: whether this process was forked from that of the driver.
     """
@@ -116,7 +116,7 @@ class Driver:
             self._thread.join(2.0)
 
     def insist(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask the engine something that may be asked again, until it answers.
+        """Call the engine, again until it answers; the call must be one that may be repeated.
 
         Raises:
             EngineError: it has not answered for the driver's patience.

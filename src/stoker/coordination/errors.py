@@ -47,7 +47,7 @@ def stayed_away(url: str, begun: float, patience: float, last: EngineError | Non
 
 
 class EngineRegressedError(StateError):
-    """The engine has forgotten writes that it had acknowledged: go on from a checkpoint."""
+    """The engine has forgotten writes that it had acknowledged: resume from a checkpoint."""
 
 
 class LeaseLostError(StokerError):
@@ -55,7 +55,7 @@ class LeaseLostError(StokerError):
 
 
 class Owner(NamedTuple):
-    """Who has positions of an epoch.
+    """The owner of a range of an epoch's positions.
 
     Attributes:
         begin: first position.
@@ -82,7 +82,7 @@ class RefusedRange(NamedTuple):
     Attributes:
         begin: first position.
         end: one past the last.
-        owners: who had which of them when it was asked.
+        owners: the owners of its parts at the time of asking.
     """
 
     begin: int
@@ -96,7 +96,7 @@ class RefusedRange(NamedTuple):
 class EngineReplacedError(EngineRegressedError):
     """The engine's records are not those that it was opened with: its file was deleted or replaced, or its server emptied.
 
-    Workers that go on with the old records and those that come with the new ones would do the same work twice.
+    Workers that continue with the old records and those that come with the new ones would do the same work twice.
     """
 
 
@@ -137,4 +137,4 @@ class StalledError(StokerError):
 
 
 class WaitTimeoutError(StokerError, TimeoutError):
-    """What was waited for did not come in the time that the caller gave."""
+    """The event that a call waits for did not happen within the caller's time limit."""

@@ -1,8 +1,8 @@
-"""Who is alive, how each worker fares, and whether work is spread unevenly: judged from records, with time handed in.
+"""Judges from records which workers are alive, slow or lost, and whether work is spread unevenly; time is an argument.
 
 No clock is shared. An observer notes, by its own clock, since when it has seen a counter unchanged; that for a lease's time
-means that whoever moves the counter is lost. (The rule is that of Amazon's DynamoDB lock client.) A look is dated by when it
-was sent off if it could end a wait, and by when its answer came if it could begin one: so delay never makes a silence
+means that the worker which moves the counter is lost. (The rule is that of Amazon's DynamoDB lock client.) A look is dated by
+when it was sent if it could end a wait, and by when its answer came if it could begin one: so delay never makes a silence
 seem longer than it was.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Observer", "WorkerState", "imbalance", "judge", "lost", "open_lanes"
 
 
 class WorkerState(StrEnum):
-    """How a worker fares, by its records alone; the value is the letter that stands for it in summaries.
+    """The state of a worker, by its records alone; the value is the letter that stands for it in summaries.
 
     * ``ACTIVE``: it renews and has work.
     * ``IDLE``: it renews and has none.
@@ -48,7 +48,7 @@ class _Seen:
 
 
 class Observer:
-    """What one process has seen of counters, by its own clock."""
+    """The counters that one process has seen, and since when each is unchanged, by its own clock."""
 
     __slots__ = ("_seen",)
 
@@ -100,7 +100,7 @@ class Observer:
 
 
 def lost(split: SplitRecord, worker: WorkerRecord | None, failed: bool) -> bool:
-    """Whether a split's owner will not go on with it.
+    """Whether a split's owner will not continue it.
 
     Args:
         split: a leased split.

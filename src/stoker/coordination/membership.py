@@ -14,7 +14,7 @@ __all__ = ["ProtocolClock", "Membership"]
 
 
 class ProtocolClock:
-    """The time that is handed in: whoever runs a protocol sets ``now`` before each step, from a monotonic clock."""
+    """The time of a protocol: its driver sets ``now`` before each step, from a monotonic clock."""
 
     __slots__ = ("now",)
 
@@ -55,7 +55,7 @@ class Membership:
 
     @property
     def incarnation(self) -> int:
-        """How many processes had the rank, this one included; 0 before it has joined."""
+        """Number of processes that have had the rank, including this one; 0 before it has joined."""
         return self.record.incarnation
 
     def join(self) -> Steps:
@@ -119,7 +119,7 @@ class Membership:
             (found,) = yield Get((self._key,))
             if found is None:
                 raise EngineRegressedError(
-                    f"the engine no longer knows rank {self.rank}, which had joined: it has lost its records: go on from a "
+                    f"the engine no longer knows rank {self.rank}, which had joined: it has lost its records: resume from a "
                     f"checkpoint"
                 )
             other: WorkerRecord = found.value

@@ -1,4 +1,4 @@
-"""What a worker's protocol asks of the world: reads, compare-and-sets, and to be woken later. All of them plain values."""
+"""The operations that a worker's protocol yields, as plain values: reads, compare-and-sets, and sleeps."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ class Keys:
         return f"{self.run}/log/{epoch:08d}.{incarnation}/{lane:06d}/{chunk:08d}"
 
     def summary(self, epoch: Epoch) -> str:
-        """What the watching worker has seen."""
+        """The summary that the watching worker publishes."""
         return f"{self.run}/summary/{epoch.number:08d}.{epoch.incarnation}"

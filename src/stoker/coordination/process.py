@@ -1,4 +1,4 @@
-"""Which process this is, so that others on the same host can tell when it is gone, without waiting for its lease."""
+"""Identifies processes, so that others on the same host can tell when one is gone, without waiting for its lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers keep a shard in their caches, so that another can go on where one failed without downloading anew.
+"""Assigns each shard to workers that keep it in their caches, so that another can continue for one that failed at once.
 
 Rendezvous hashing (D. Thaler, C. Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998): each worker
 scores each shard, and the r best keep it. Whoever knows the names of the workers knows the holders. When one of n

@@ -1,9 +1,9 @@
-"""What may happen to a lane: pure functions from one lane record to the next.
+"""The rules of lanes: pure functions from one lane record to the next.
 
 They know neither clock nor engine. What makes them safe together is that each result replaces the record it was made
 from by compare-and-set, or is thrown away. From these alone it follows that every position is committed exactly once:
 
-* a position is in exactly one place: unleased, in one split, in one piece given back, set aside, or committed;
+* a position is in exactly one of these: unleased, in one split, in one piece given back, set aside, or committed;
 * only :func:`commit` commits, only for the split's owner and token, and only forwards;
 * :func:`give_back` takes the token out of the lane, and tokens only grow, so a commit that shows it is refused for ever.
 """

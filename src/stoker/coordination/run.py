@@ -52,7 +52,7 @@ class WorkerHealth:
 
 @dataclass(frozen=True, slots=True)
 class EpochProgress:
-    """How far an epoch is.
+    """The progress of an epoch.
 
     Attributes:
         total: positions of the epoch.
@@ -148,7 +148,7 @@ class RunRecords:
         return lanes
 
     def progress(self, epoch: Epoch) -> EpochProgress:
-        """How far an epoch is."""
+        """The progress of an epoch."""
         lanes, summary = self.lanes(epoch), self._get(self.keys.summary(epoch))
         left, aside = sum(map(remaining, lanes)), sum(map(set_aside, lanes))
         over = all(finished(lane) or stalled(lane) for lane in lanes)
@@ -220,7 +220,7 @@ class RunRecords:
                 return
 
     def assignment(self, epoch: Epoch) -> list[Entry]:
-        """Who committed what so far: all that holds of the epoch and of incarnations that it was restored from."""
+        """The committed ranges with their workers so far, those of incarnations that the epoch was restored from included."""
         if not epoch.settings.record:
             raise ConfigError(f"run {self.keys.run!r} records no assignment: set CoordinationSettings(record=True)")
         found: list[Entry] = []
@@ -233,7 +233,7 @@ class RunRecords:
         return sorted([*found, *entries_of(lanes, [self._chunks(epoch, lane) for lane in lanes])])
 
     def owners(self, epoch: Epoch, begin: int, end: int) -> tuple[Owner, ...]:
-        """Who has which of the positions ``[begin, end)``, in order; who has committed what only if that is recorded."""
+        """The owners of the positions ``[begin, end)``, in order; of committed ones only if the assignment is recorded."""
         committed = self.assignment(epoch) if epoch.settings.record else []
         owners = [Owner(entry.begin, entry.end, entry.rank, committed=True) for entry in committed]
         for lane in self.lanes(epoch):

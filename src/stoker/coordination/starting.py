@@ -1,4 +1,4 @@
-"""What is checked and worked out before a worker takes part in a run."""
+"""Checks of a worker's arguments, and the lanes of an epoch, before the worker takes part in a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_LANES: Final = 1024
 
 
 def opened(url: str, timeout: float, patience: float) -> CoordinationStore:
-    """The engine, which may just be starting anew: then it is asked again."""
+    """Open the engine, again for ``patience`` seconds if it does not answer, as it may be restarting."""
     begun = time.monotonic()
     while True:
         try:

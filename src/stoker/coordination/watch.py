@@ -243,5 +243,5 @@ class Watch:
         if not mine:
             self.watching = False
         self.summary, self._version = summary, found.version
-        # Counters go on when another worker takes over, so they alone tell whether somebody watches.
+        # Counters continue when another worker takes over, so they alone tell whether somebody watches.
         self._observer.see("summary", (0, summary.counter), sent, self._clock.now)

@@ -128,7 +128,7 @@ class StreamingShardLoader(CloseOnExit):
         return worker.next()
 
     def __iter__(self) -> Iterator[Any]:
-        """What is left of the epoch; where nothing is, the next epoch."""
+        """The rest of the epoch; if nothing is left, the next epoch."""
         if self._worker.finished:
             self.reset()
         return self._left()
@@ -226,15 +226,15 @@ class StreamingShardLoader(CloseOnExit):
         return self._leased("last_positions").last_positions
 
     def progress(self) -> EpochProgress:
-        """How far the epoch is, of all workers together: what was delivered again included."""
+        """The epoch's progress, of all workers together, including samples that were delivered again."""
         return self._leased("progress").epoch_progress()
 
     def health(self) -> list[WorkerHealth]:
-        """How all workers fare."""
+        """The state of all workers, in rank order."""
         return self._leased("health").health()
 
     def assignment(self) -> dict[str, Any]:
-        """Who committed what of the epoch so far: ``Adaptive(base, replay=...)`` runs it again.
+        """The committed ranges of the epoch so far, with their ranks: ``Adaptive(base, replay=...)`` runs it again.
 
         Returns:
             A JSON-serialisable dict: ``entries``, rows whose first two numbers are the positions ``[begin, end)`` and whose
@@ -252,7 +252,7 @@ class StreamingShardLoader(CloseOnExit):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_checkpoint(self) -> Checkpoint:
-        """Where to go on, all that was delivered taken for done. Save it with what else the job has to save.
+        """The state to resume from, in which all that was delivered counts as done. Save it with the rest of the job's state.
 
         Of leased work it is that of all workers: what is committed. This worker's delivered samples are committed first, but
         not where commits are explicit; so the thread that takes the samples must call it.
@@ -355,7 +355,7 @@ class StreamingShardLoader(CloseOnExit):
 
     @property
     def remainder(self) -> Ends:
-        """What ranks do that run out before others."""
+        """The behaviour of ranks that run out before others: ``ends`` of the config, or of the dataset."""
         return self._worker.source.remainder
 
     def stats(self) -> StreamStats:
@@ -377,7 +377,7 @@ class StreamingShardLoader(CloseOnExit):
 
     def __del__(self) -> None:
         # A forgotten worker must not keep its leases. Giving them back takes time and locks, which must not be those of
-        # whoever runs finalisers. All others' threads end by themselves.
+        # the thread that runs finalisers. All others' threads end by themselves.
         worker = self.__dict__.get("_worker")
         source = None if worker is None else worker.source
         if isinstance(source, LeasedSource) and source.takes_part and not sys.is_finalizing():
@@ -385,7 +385,7 @@ class StreamingShardLoader(CloseOnExit):
 
 
 def _source_of(rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int) -> RangeSource:
-    """What a worker of this config reads."""
+    """The ranges that a worker of this config reads."""
     if config.global_batch_size is not None:
         return PlannedSource(rows, planned_order(sample_order), config)
     if config.adaptive is None:

@@ -16,7 +16,7 @@ from stoker.concurrency.shared_counters import Count, Counts
 __all__ = ["END", "PrefetchBuffer", "NothingYet"]
 
 END: Final = object()
-"""What a worker's ``next`` returns at the end of an epoch. ``None`` may be a sample: a transform may return it."""
+"""Returned by a worker's ``next`` at the end of an epoch. ``None`` may be a sample: a transform may return it."""
 _T = TypeVar("_T")
 _PATIENCE = 10.0
 
@@ -26,7 +26,7 @@ class NothingYet(Exception):  # noqa: N818 - it is no error, but an answer
 
 
 class _Shared(Generic[_T]):
-    """What the thread and the consumer share. The thread knows no more than this, so a forgotten buffer ends its thread."""
+    """State shared by the thread and the consumer. The thread refers to nothing else, so a forgotten buffer ends it."""
 
     def __init__(self, room: int) -> None:
         self.changed = threading.Condition()
@@ -52,7 +52,7 @@ class PrefetchBuffer(Generic[_T]):
         counts: where hits, misses and waiting are counted.
         cost: room that an item takes; default: one for each of its samples.
 
-    A process that is forked has no such thread: whoever owns a buffer drops it there and makes another.
+    A process that is forked has no such thread: the owner of a buffer drops it there and makes another.
     """
 
     def __init__(

@@ -135,4 +135,4 @@ def test_nothing_makes_way_for_replicas(tmp_path: Path, caplog: pytest.LogCaptur
         wait_for(start())
         assert present(pool) == own
         assert pool.counts.totals()[0][Count.REPLICATED_SHARDS] == 0
-    assert "the cache has no room for more replicas" in caplog.text
+    assert "the cache has no space for more replicas" in caplog.text

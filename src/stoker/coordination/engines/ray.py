@@ -1,8 +1,8 @@
 """A Ray actor as an engine, for jobs that run on Ray: nothing to set up, reachable from all its nodes.
 
-The actor has a name and outlives the job's processes. It keeps the records in an SQLite file on the node of whoever
-made it, and Ray starts it anew there if it dies: what it had acknowledged is in the file. If that node is lost, so is the
-file: where that must not be, use a ``redis://`` engine. A call takes about a millisecond.
+The actor has a name and outlives the job's processes. It keeps the records in an SQLite file on the node of the
+worker that made it, and Ray restarts it there if it dies: what it had acknowledged is in the file. If that node is lost, so
+is the file: where that must not be, use a ``redis://`` engine. A call takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Keeper:
         if self._store.generation() != generation:
             raise EngineReplacedError(
                 f"{self._path}, in which the engine's actor keeps its records, was lost and made anew: the run's records are "
-                "lost. End all workers of the run, and begin it anew, or go on from a checkpoint"
+                "lost. End all workers of the run, and begin it anew, or resume from a checkpoint"
             )
         return getattr(self._store, name)(*arguments)
 
@@ -85,7 +85,7 @@ class RayStore:
         known, self._generation = self._ask("opened")
         if known != path:
             raise ConfigError(
-                f"the engine {self.url} keeps its records in {known}, and {path} was asked for: use one of them"
+                f"the engine {self.url} keeps its records in {known}, this URL has {path}: use one of the two"
             )
 
     def get(self, keys: Sequence[str]) -> list[Stored | None]:

@@ -1,7 +1,7 @@
 """Redis or Valkey as an engine: the one for many hosts.
 
 A record is a string of 8 bytes of version and the value. Writes are two-line Lua scripts, which the server runs one at a
-time. A write that is repeated because its answer was lost finds its own version in place, and says yes. A sorted set holds
+time. A write that is repeated because its answer was lost finds its own version stored, and succeeds. A sorted set holds
 all keys, for listing.
 
 The server must write each change to disk before it acknowledges it (``appendonly yes``, ``appendfsync always``) and must
@@ -131,7 +131,7 @@ class RedisStore:
         last = b"[" + prefix.encode() + b"\xff"
         names = self._call(lambda: self._client.zrangebylex(self._index, first, last, start=0, num=limit))
         keys = [name.decode() for name in names]
-        # A key that goes in between is left out, as if the list had been asked for later.
+        # A key that goes in between is left out, as if the list had been read later.
         return [(key, found) for key, found in zip(keys, self.get(keys), strict=True) if found is not None]
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class RedisStore:
         return bool(done)
 
     def _open_generation(self) -> bytes:
-        """A random number of the records, given by whoever comes first."""
+        """A random number of the records, set by the first worker."""
         self._client.set(self._mark, _packed(fresh_version()), nx=True)
         found: bytes = self._client.get(self._mark)
         return found
@@ -158,11 +158,11 @@ class RedisStore:
         if found is None or found != self._generation:
             raise EngineReplacedError(
                 f"the engine {self.url} was emptied while this worker used it, or restarted without its file: the run's "
-                "records are lost. End all workers of the run, and begin it anew, or go on from a checkpoint"
+                "records are lost. End all workers of the run, and begin it anew, or resume from a checkpoint"
             )
 
     def _call(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask until there is an answer or the time is up. What is asked may be repeated: see the scripts."""
+        """Call the server until it answers or the time is up. All calls may be repeated: see the scripts."""
         begun = time.monotonic()
         wait = 0.01
         while True:

@@ -3,7 +3,7 @@
 Each call is one transaction of one statement, in WAL mode with ``synchronous=FULL``: a call that has returned survives the
 kill of any process, and a power failure. A process that dies in the middle of a transaction leaves nothing of it. As the
 file is locked while a transaction is written, a process that is *stopped* in just that moment holds up the others until it
-goes on or ends; their calls end with an error at the time limit.
+continues or ends; their calls end with an error at the time limit.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SqliteStore:
         timeout: seconds a call may take.
 
     Raises:
-        ConfigError: the path is no place for it: no such folder, a file of another kind, a network file system.
+        ConfigError: the path does not fit: no such folder, a file of another kind, a network file system.
         EngineError: it could not be opened in time.
     """
 
@@ -193,7 +193,7 @@ class SqliteStore:
             what = "was deleted" if found is None else "was replaced by another file"
             raise EngineReplacedError(
                 f"the engine {self.url} {what} while this worker used it: its records are lost. End all workers of the run, "
-                "and begin it anew, or go on from a checkpoint"
+                "and begin it anew, or resume from a checkpoint"
             )
 
     def _link(self) -> _Link:
@@ -256,7 +256,7 @@ class SqliteStore:
         if "locked" in said or "busy" in said:
             remedy = "another process holds the file: see whether one is stopped"
         elif "full" in said:
-            remedy = "make room on its disk"
+            remedy = "free space on its disk"
         else:
             remedy = "see whether its disk is there and writable"
         return no_answer(self.url, begun, said, remedy)
@@ -283,7 +283,7 @@ def file_system_of(path: Path) -> str:
         fields, _, rest = line.partition(" - ")
         mount = fields.split(" ")[4].encode().decode("unicode_escape")
         inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-        # Of several mounts at one place the last one counts.
+        # Of several mounts at one path the last one counts.
         if inside and len(mount) >= len(best):
             best, kind = mount, rest.split(" ")[0]
     return kind

@@ -1,8 +1,8 @@
-"""Where the records of a run live: one small interface, which any engine with compare-and-set can give.
+"""``CoordinationStore``: the interface of an engine, which stores the records of a run and changes them by compare-and-set.
 
 An engine must be durable and linearizable: what it has acknowledged stays, and every read that is sent after that sees
-it. Nothing else is asked of it: no clock, no expiry, no locks, no notifications, no transactions over records.
-:class:`stoker.testing.EngineTests` checks an engine. A new one is a module beside this one and a line of :data:`ENGINES`.
+it. It needs nothing else: no clock, no expiry, no locks, no notifications, no transactions over records.
+:class:`stoker.testing.EngineTests` checks an engine. A new one is a module next to this one and a line of :data:`ENGINES`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recorded assignment: who committed which positions, and the way to have the same again."""
+"""The recorded assignment: the worker that committed each position, and a replay of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entries_of(lanes: Sequence[Lane], chunks: Sequence[Sequence[Entry]]) -> list
 
 
 def partial(lane: Lane) -> list[Entry]:
-    """What is committed of a lane's splits that are out."""
+    """The committed parts of a lane's splits that are leased."""
     return [
         Entry(s.begin, s.cursor, s.rank, s.incarnation, s.turn, s.token)
         for s in lane.splits

@@ -116,7 +116,7 @@ def restored(
             raise StaleCheckpointError(
                 f"the checkpoint of epoch {wanted.number} is stale: it is of incarnation {incarnation} with "
                 f"{wanted.starts[-1] - _length(left)} samples committed; the engine is at incarnation {found.incarnation} "
-                f"with {wanted.starts[-1] - _length(engine_left)}, {more} of which the checkpoint lacks: go on without "
+                f"with {wanted.starts[-1] - _length(engine_left)}, {more} of which the checkpoint lacks: continue without "
                 f"restoring, or pass rollback=True to have them delivered again"
             )
         incarnation = max(incarnation, found.incarnation)
@@ -124,7 +124,7 @@ def restored(
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], them: str, us: str) -> str:
-    """What differs, field by field, naming both sides."""
+    """The fields that differ, with the values of both sides, as a sentence."""
     names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     return "; ".join(
         [f"{name} is {_short(theirs.get(name))} in {them} and {_short(ours.get(name))} in {us}" for name in names]

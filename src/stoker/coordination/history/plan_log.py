@@ -41,7 +41,7 @@ def apportion(count: int, weights: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Who takes part from a position on.
+    """The ranks that take part from a position on, and their weights.
 
     Attributes:
         start: first position.
@@ -117,7 +117,7 @@ class PlanLog:
         return PlanLog(self.end, self.step, (*kept, generation), self.horizon)
 
     def generation_at(self, position: int) -> Generation:
-        """Who takes part at a position."""
+        """The generation that holds at a position."""
         return self.generations[bisect.bisect_right(self.generations, position, key=lambda g: g.start) - 1]
 
     def step_at(self, position: int) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class PlanLog:
 
         Args:
             values: what :meth:`as_dict` gave.
-            position: where the run goes on. What was granted beyond it is not any more: whoever had fetched it is
+            position: where the run resumes. Nothing beyond it is granted any more: the ranks that had fetched it are
                 rolled back too. Generations stay.
 
         Raises:

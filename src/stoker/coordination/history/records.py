@@ -1,4 +1,4 @@
-"""What the engine holds: a few kinds of small immutable records, each of which is changed by compare-and-set alone.
+"""The records that an engine stores: small immutable values, each changed by compare-and-set alone.
 
 An epoch's positions are divided into *lanes*, runs of positions that lie side by side. A lane is one record, and all that
 can be said of its positions is in it: what nobody has leased yet, which splits are out to whom, what was given back. So
@@ -34,7 +34,7 @@ __all__ = [
 
 @checked
 class CoordinationSettings(NamedTuple):
-    """What all workers of a run must agree on. Times are in seconds.
+    """Settings that all workers of a run must have in common. Times are in seconds.
 
     Attributes:
         lease: a worker whose counter an observer saw unchanged for this long, by the observer's clock, is lost.
@@ -67,8 +67,8 @@ class CoordinationSettings(NamedTuple):
 
     @property
     def valid(self) -> float:
-        """How long after the sending of a renewal its worker may go on: an eighth less than observers wait, so that
-        clocks whose rates differ by that much still agree."""
+        """Seconds after the sending of a renewal for which its worker may continue: an eighth less than observers wait, so
+        that clocks whose rates differ by that much still agree."""
         return self.lease * 0.875
 
 
@@ -103,7 +103,7 @@ class SplitRecord(NamedTuple):
         rank: whose it is.
         incarnation: which of the processes that had this rank.
         turn: how many splits that process had leased before.
-        token: larger than that of any earlier lease in the lane; whoever commits must show it.
+        token: larger than that of any earlier lease in the lane; a commit must carry it.
         attempts: how many leases of it were lost before without a commit.
     """
 
@@ -170,7 +170,7 @@ class LogChunk(NamedTuple):
 
 
 class Process(NamedTuple):
-    """Where a worker runs.
+    """The process of a worker.
 
     Attributes:
         host: name of the host.
@@ -191,7 +191,7 @@ class Process(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a worker says of a split that it holds: its lane, token, and one past the last position it has delivered."""
+    """A split that a worker holds, as its record has it: its lane, token, and one past the last position it has delivered."""
 
     lane: int
     token: int
@@ -199,7 +199,7 @@ class Held(NamedTuple):
 
 
 class WorkerRecord(NamedTuple):
-    """What a worker says of itself.
+    """A worker, as it describes itself.
 
     Attributes:
         rank: its rank.
@@ -229,7 +229,7 @@ class WorkerRecord(NamedTuple):
 
 
 class History(NamedTuple):
-    """Which entries of an incarnation's log hold, where a run was restored from a checkpoint.
+    """The entries of an incarnation's log that hold, where a run was restored from a checkpoint.
 
     Attributes:
         incarnation: of the epoch.
@@ -243,7 +243,7 @@ class History(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """What an epoch is, and what all its workers must agree on.
+    """An epoch: its lanes, and the settings that all its workers must have in common.
 
     Attributes:
         number: of the epoch.
@@ -274,12 +274,12 @@ class Epoch(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What the worker that watches the others has seen last.
+    """The last view of the worker that watches the others.
 
     Attributes:
         rank: of the watching worker.
         incarnation: of its process.
-        counter: moves each time; whoever sees it unchanged for a lease may take over watching.
+        counter: moves each time; a worker that sees it unchanged for a lease may take over watching.
         left: samples not yet committed.
         rate: of all live workers together, samples a second.
         median: of the live workers' throughput.

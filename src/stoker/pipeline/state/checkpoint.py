@@ -29,7 +29,7 @@ CheckpointKind = Literal["lockstep", "planned", "leased", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a run is, and all that another needs to go on from there.
+    """The progress of a run, and all that another run needs to resume from there.
 
     Attributes:
         kind: ``"lockstep"``: of ranks that go through global batches or parts of their own. ``"planned"``: of ranks whose
@@ -43,7 +43,7 @@ class Checkpoint:
         time: when it was taken, seconds since 1970 by that worker's clock. Nothing is decided by it.
         processed: the epoch's positions that are done, as ``(begin, end)``, sorted. As many as are in flight, however many
             samples there are.
-        state: what the order depends on, to be compared with that of the run that goes on.
+        state: what the order depends on, to be compared with that of the run that resumes.
     """
 
     kind: CheckpointKind
@@ -138,7 +138,7 @@ class CheckpointFolder:
         self._error: Exception | None = None
 
     def url_of(self, rank: int) -> str:
-        """Where a rank's checkpoint lies."""
+        """The URL of a rank's checkpoint."""
         return self._store.url_of(_key(rank))
 
     def save_soon(self, make: Callable[[], Checkpoint]) -> None:

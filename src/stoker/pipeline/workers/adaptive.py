@@ -1,4 +1,4 @@
-"""``Adaptive``: work that is handed out as workers ask for it. What that means for positions, and nothing of coordinators.
+"""``Adaptive``: a partition whose ranges workers lease on demand, and the positions that these ranges have.
 
 The epoch's order is cut into *splits*, ranges of positions. Which worker reads a split is settled while it runs; what
 a split holds never changes, as it follows from the order alone. With an elastic base any worker may lease any split. With a
@@ -38,7 +38,7 @@ class Adaptive:
     delivered once, and again only if its worker was lost before committing it; that is counted.
 
     Attributes:
-        base: whose a split is at first. ``Elastic()``: nobody's, all workers lease from one order. A static strategy: rank r
+        base: the first owners of splits. ``Elastic()``: none, all workers lease from one order. A static strategy: rank r
             has its part to itself, until the threshold is passed.
         rebalance_threshold: with a static base, whole splits move to other ranks while the coefficient of variation of the
             ranks' expected finish times is above this. Default 0.2.
@@ -80,7 +80,7 @@ class Adaptive:
 
     @property
     def static(self) -> NoReturn:
-        """Asked by whatever else takes a partition: raises ConfigError."""
+        """Raises ConfigError, for everything else that takes a partition."""
         raise ConfigError(
             "Adaptive is a partition for StreamingShardLoader; a StreamingDataset can not lease its samples"
         )
@@ -91,7 +91,7 @@ class Adaptive:
         return self.base.column
 
     def as_dict(self) -> dict[str, Any]:
-        """What decides which positions there are, JSON-serialisable. A replay runs through the same ones."""
+        """The settings that decide the positions, JSON-serialisable. A replay has the same positions."""
         return {"name": self.name, "base": self.base.as_dict()}
 
 

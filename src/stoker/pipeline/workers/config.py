@@ -26,12 +26,15 @@ CommitWhen = Literal["next", "explicit"]
 @checked
 @dataclass(frozen=True, slots=True)
 class StreamingConfig:
-    """One worker's place and ways. Frozen: the ``with_*`` methods give changed copies. All are checked when it is made.
+    """Settings of one worker of a ``StreamingShardLoader``: rank, batching, checkpoints, coordination.
+
+    Frozen: the ``with_*`` methods give changed copies. All settings are checked when it is made.
 
     Attributes:
         world_size: number of workers; with :class:`~stoker.pipeline.workers.adaptive.Adaptive` the most that may take part.
         rank: this one, in ``[0, world_size)``.
-        partition: who reads what. ``None``: as the dataset says; for arrays, ``RoundRobin()`` in a world of several.
+        partition: strategy that divides samples among ranks. ``None``: as the dataset says; for arrays, ``RoundRobin()`` in a
+            world of several.
         prefetch_buffer_size: samples that a background thread reads ahead, at least one batch; 0: none, they are read when
             asked for.
         shuffle_seed: shuffle by this seed. ``None``: the dataset's own order; for arrays, that of their rows.
@@ -43,9 +46,9 @@ class StreamingConfig:
             The same for all ranks. ``None``: equal parts.
         ends: what ranks do that run out before others; ``None``: as the dataset says; for arrays ``"uneven"``.
             ``"pad"``: they repeat some of their samples. ``"drop"``: all stop when the first runs out. ``"uneven"``: they
-            stop, and the others go on. ``"join"``: they go on in step with fillers, batches whose column ``"_filler"`` says
-            so; so collectives meet, and nothing is lost or repeated.
-        checkpoint_interval: samples of this rank between two checkpoints; ``None``: none but those that are asked for.
+            stop, and the others continue. ``"join"``: they continue in step with fillers, batches whose column ``"_filler"``
+            says so; so collectives meet, and nothing is lost or repeated.
+        checkpoint_interval: samples of this rank between two checkpoints; ``None``: only on request.
         checkpoint_url: folder, at any URL, that gets them.
         storage_options: credentials for it.
         fault_tolerant: others take over what this worker leaves undone; needs ``Adaptive`` and a coordinator.
@@ -93,13 +96,13 @@ class StreamingConfig:
 
     @classmethod
     def detect(cls, **settings: Any) -> Self:
-        """The config of this process's place in the world that its launcher made (torchrun, Open MPI, Slurm)."""
+        """The config with the rank and world size that the launcher gave this process (torchrun, Open MPI, Slurm)."""
         world = World.detect()
         return cls(world.world_size, world.rank, **settings)
 
     @property
     def adaptive(self) -> Adaptive | None:
-        """How work is leased, if it is."""
+        """The settings of leased work; ``None`` where work is not leased."""
         if isinstance(self.partition, Adaptive):
             return self.partition
         return Adaptive(self.partition) if self.dynamic_balancing else None
@@ -259,11 +262,11 @@ class StreamingConfig:
             if given:
                 raise ConfigError(
                     f"{name} is for work that is leased: give partition=Adaptive(...) or dynamic_balancing=True too, or "
-                    "leave it out. In lockstep nobody can take over from a rank; its launcher restarts it from a checkpoint"
+                    "leave it out. In lockstep no worker takes over from another; its launcher restarts it from a checkpoint"
                 )
 
     def as_dict(self) -> Mapping[str, Any]:
-        """What all workers of a job must have in common, JSON-serialisable."""
+        """The settings that all workers of a job must have in common, JSON-serialisable."""
         partition = self.adaptive or self.partition or Elastic()
         common = {"world_size": self.world_size, "partition": partition.as_dict(), "batch_size": self.batch_size}
         if self.global_batch_size is not None:

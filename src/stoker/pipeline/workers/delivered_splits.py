@@ -1,4 +1,4 @@
-"""What of its splits a worker has delivered, and what of that it has asked to be committed."""
+"""``Ledger``: the samples of each split that a worker has delivered, and those of them that it has committed."""
 
 from __future__ import annotations
 

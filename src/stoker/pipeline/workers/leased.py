@@ -1,4 +1,4 @@
-"""``LeasedSource``: the splits that a coordinator hands out to a worker, and what of them is said to be done."""
+"""``LeasedSource``: the splits that a worker leases from a coordinator, and their commits."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class LeasedSource(RangeSource):
         if uncommitted:
             raise ConfigError(
                 f"{uncommitted} samples were delivered and not committed, and there are no others: call commit() when they "
-                "are done, then go on"
+                "are done, then continue"
             )
 
     def failed(self, error: Exception) -> None:
@@ -267,7 +267,7 @@ class LeasedSource(RangeSource):
             grid=max(settings.grid, size) // size * size,
         )
         static = adaptive.base.static
-        # A lane a worker: when a worker is lost, those that keep its lane's shards go on with it before all else.
+        # A lane a worker: when a worker is lost, those that keep its lane's shards continue it before all else.
         lanes = config.world_size if static else min(config.world_size, max(1, splits.total))
         held = frozenset(lanes_held(config.rank, lanes, config.world_size, config.replication_factor))
         return Coordination(
@@ -285,15 +285,15 @@ class LeasedSource(RangeSource):
         )
 
     def epoch_progress(self) -> EpochProgress:
-        """How far the epoch is, of all workers together."""
+        """The epoch's progress, of all workers together."""
         return self._take_part().progress()
 
     def health(self) -> list[WorkerHealth]:
-        """How all workers fare."""
+        """The state of all workers."""
         return self._take_part().health()
 
     def assignment(self) -> Assignment:
-        """Who committed what, to be replayed."""
+        """The committed ranges with their workers, to be replayed."""
         coordination = self._take_part()
         epoch = coordination.epoch
         return Assignment(epoch.number, epoch.world_size, dict(epoch.identity), tuple(coordination.assignment()))
@@ -301,7 +301,7 @@ class LeasedSource(RangeSource):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def progress(self, at: int, *, finished: bool) -> WorkerProgress:  # noqa: ARG002 - that of all workers
-        """What is committed, by all workers."""
+        """The ranges that all workers together have committed."""
         with self._lock:
             coordination, epoch, total = self._take_part(), self.epoch, self._splits.total
         state = coordination.checkpoint()

@@ -140,14 +140,14 @@ class _LockstepReader:
     at: int
 
     def samples(self) -> Iterator[Piece]:
-        """What is left of the rank's part, some samples at a time."""
+        """The rest of the rank's part, some samples at a time."""
         begin = self.at
         for some in self.rows.runs(self.run, begin, piece_size(self.config)):
             yield Piece(begin, begin + len(some), len(some), samples=some)
             begin += len(some)
 
     def batches(self) -> Iterator[Piece]:
-        """What is left of the rank's part, batch by batch; then fillers, if ranks are to end together."""
+        """The rest of the rank's part, batch by batch; then fillers, if ranks are to end together."""
         joined = self.config.ends == "join"
         batch: Batch | None = None
         steps = 0

@@ -1,7 +1,7 @@
 """``PlannedSource``: a rank's part of each global batch by a plan, so that unlike machines get unlike parts.
 
 The plan (:mod:`stoker.coordination.history.plan_log`) says which ranks take part from which position on, and with which
-weights. All ranks have the same one, so nobody need be asked. It is changed only from its horizon on, which is a fixed
+weights. All ranks have the same one, so they need not communicate. It is changed only from its horizon on, which is a fixed
 number of steps ahead of what is delivered, and the reading thread never goes beyond that.
 """
 
@@ -92,7 +92,7 @@ class PlannedSource(RangeSource):
 
     @staticmethod
     def cost(piece: Piece) -> int:  # noqa: ARG004
-        """One: a step takes one place, however many samples it has; so none beyond the horizon is read."""
+        """One for each step, however many samples it has: so none beyond the horizon is read."""
         return 1
 
     def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:  # noqa: ARG002 - waits for nobody
@@ -138,10 +138,10 @@ class PlannedSource(RangeSource):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def progress(self, at: int, *, finished: bool) -> WorkerProgress:
-        """Where all ranks go on after the steps that were delivered, and the plan.
+        """The position from which all ranks resume after the delivered steps, and the plan.
 
         Raises:
-            StateError: this rank has ended, as it was left out of the plan, and others go on.
+            StateError: this rank has ended, as it was left out of the plan, and others continue.
         """
         plan = self.plan(at)
         if finished and at < plan.end:

@@ -1,4 +1,4 @@
-"""``RangeSource``: which ranges of an epoch one worker reads, one kind for each way to divide work among workers."""
+"""``RangeSource``: the ranges of an epoch that one worker reads; one kind for each way to divide work among workers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far a worker is, as a checkpoint has it.
+    """A worker's progress, as a checkpoint has it.
 
     Attributes:
         epoch: the epoch.
@@ -91,7 +91,7 @@ class RangeSource(ABC):
         kind: kind of its checkpoints.
         per_rank: whether a checkpoint is of one rank of one world size.
         leases: whether a coordinator hands out the ranges: each delivery is announced (:meth:`deliver`), and a checkpoint is
-            asked from the coordinator, which takes time.
+            read from the coordinator, which takes time.
         epoch: the epoch that is delivered.
     """
 
@@ -123,7 +123,7 @@ class RangeSource(ABC):
 
     @abstractmethod
     def progress(self, at: int, *, finished: bool) -> WorkerProgress:
-        """How far the worker is when all before number ``at`` is delivered, and the end of the epoch if ``finished``."""
+        """The worker's progress when all before number ``at`` is delivered, and the end of the epoch if ``finished``."""
 
     @abstractmethod
     def advance(self) -> None:
@@ -139,17 +139,17 @@ class RangeSource(ABC):
 
     @property
     def remainder(self) -> Ends:
-        """What ranks do that run out before others."""
+        """The behaviour of ranks that run out before others: see ``StreamingConfig.ends``."""
         return "uneven"
 
     @property
     def room(self) -> int:
-        """How much may lie in the buffer; 0: nothing is read ahead."""
+        """Capacity of the buffer, in samples; 0: nothing is read ahead."""
         return self._config.prefetch_buffer_size
 
     @staticmethod
     def cost(piece: Piece) -> int:
-        """How much of :attr:`room` a piece takes."""
+        """The part of :attr:`room` that a piece takes."""
         return piece.count
 
     def reopen(self, at: int) -> int:

@@ -1,4 +1,4 @@
-"""Replication: a worker keeps the shards of others' parts in its cache, so that it can go on for them at once."""
+"""Replication: a worker keeps the shards of others' parts in its cache, so that it can take over from them at once."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def lanes_held(rank: int, lanes: int, world_size: int, replication: int) -> list
 class Replicas:
     """Fetches shards that this worker holds for others, one at a time, in the order in which their owners come to them.
 
-    It goes on only while the cache has room that nothing has to make way for.
+    It continues only while the cache has free space, so that nothing is evicted for it.
 
     Args:
         rows: the shards.
         splits: the epoch's positions.
-        config: this worker's place.
+        config: this worker's settings.
         coordination: the run.
     """
 
@@ -83,10 +83,10 @@ class Replicas:
                 if cache.open(info) is not None:
                     continue
                 if not cache.fetch(info, wait=False, if_full="give up"):
-                    # Another thread is fetching it, which is waited for, and counts it; or there is no room.
+                    # Another thread is fetching it, which is waited for, and counts it; or the cache is full.
                     if cache.fetch(info, if_full="give up"):
                         continue
-                    logger.info("the cache has no room for more replicas")
+                    logger.info("the cache has no space for more replicas")
                     return
                 rows.counts.add(Count.REPLICATED_SHARDS, 1)
                 rows.counts.add(Count.REPLICATED_BYTES, sum(file.bytes for file in info.stored))

@@ -1,4 +1,4 @@
-"""Samples by place, for loaders that hand them out one by one or in batches: from shards, or from arrays in memory."""
+"""Samples by shard and row, for loaders that deliver them one by one or in batches: from shards, or from arrays in memory."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def in_order(shards: Ids) -> list[int]:
 
 
 class SampleSource(Protocol):
-    """Where samples come from."""
+    """Gives samples by shard and row."""
 
     @property
     def counts(self) -> Counts:
-        """Where reading is counted."""
+        """The counts of what was read."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class SampleSource(Protocol):
         ...
 
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        """The samples at these places."""
+        """The samples at these shards and rows."""
         ...
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
@@ -96,7 +96,7 @@ class PoolSource:
 
     @property
     def counts(self) -> Counts:
-        """Where reading is counted."""
+        """The counts of what was read."""
         return self.pool.counts
 
     @property
@@ -111,7 +111,7 @@ class PoolSource:
         return len(self.pool.index)
 
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        """The samples at these places, transformed."""
+        """The samples at these shards and rows, transformed."""
         begun = time.perf_counter_ns()
         numbers, ready = self._ready(shards)
         settings = self._settings
