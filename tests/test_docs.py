@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import cli
+from stoker import cli, errors
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -110,3 +110,13 @@ def test_commands_have_these_arguments(page: Path) -> None:
 def test_the_command_line_page_lists_every_command() -> None:
     listed = re.findall(r"^\| `stoker (\w+)", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(cli.COMMANDS)
+
+
+def test_the_page_on_errors_names_every_error() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    assert not [name for name in errors.__all__ if f"`{name}`" not in text and f".{name}`" not in text]
+
+
+def test_the_benchmarks_page_names_every_benchmark() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert not [one.name for one in (ROOT / "benchmarks").glob("*.py") if f"{one.name}" not in text]
