@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.catalog.unindexed.open_parquet import open_parquet
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import token_column, token_counts
 from stoker.reading.shard_pool import ShardPool
@@ -89,7 +89,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.file.exists():
         write(arguments.file, arguments.tokens)
-    place = open_parquet(arguments.file)
+    place = open_unindexed(arguments.file, "parquet")
     column = token_column(place.index)
     ways = {
         "bare": lambda: bare(arguments.file),

@@ -15,6 +15,9 @@ import numpy as np
 
 from stoker import MDSWriter
 from stoker.cache.directory import is_cache_directory
+from stoker.catalog.location import DatasetLocation
+from stoker.catalog.unindexed.files_location import Files
+from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, Stratified
 
 __all__ = [
@@ -26,6 +29,7 @@ __all__ = [
     "check_sample",
     "environ",
     "make_dataset",
+    "open_parquet",
     "run_script",
     "sample_of",
     "start_script",
@@ -86,6 +90,16 @@ def check_batch(batch: dict[str, Any], least: int = 0) -> list[int]:
     count = len(batch["id"])
     assert all(len(column) == count for column in batch.values())
     return [check_sample({name: column[k] for name, column in batch.items()}, least) for k in range(count)]
+
+
+def open_parquet(
+    remote: Files | None, local: str | os.PathLike[str] | None = None, **arguments: Any
+) -> DatasetLocation:
+    """Parquet files, indexed from their footers; arguments of ``open_unindexed``, and the format's settings."""
+    options: dict[str, Any] = {
+        name: arguments.pop(name) for name in ("filters", "hive", "on_bad_files") if name in arguments
+    }
+    return open_unindexed(remote, "parquet", local, options=options, **arguments)
 
 
 def make_dataset(

@@ -18,7 +18,6 @@ from stoker import KeepIds, MDSWriter, StreamingDataset, merge_index
 from stoker.cache.base import CacheSettings
 from stoker.cache.in_use import Users
 from stoker.catalog.location import open_indexed
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import CacheError, ConfigError, CorruptDataError, ObjectNotFoundError, StorageError
 from stoker.inspection.caches import list_caches, prune_caches
 from stoker.reading.shard_pool import ShardPool
@@ -28,7 +27,7 @@ from stoker.tokens.sources.parquet import ParquetSource
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.raw import RawTokens
 from stoker.tokens.tokenize.encoding import make_job
-from support import environ, run_script
+from support import environ, open_parquet, run_script
 
 SHARD = 20 << 10
 SHARDS = 40

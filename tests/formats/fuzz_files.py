@@ -32,18 +32,18 @@ from fuzz_reading import (
     read_parquet,
     read_side,
     told_of,
+    unindexed_file,
 )
 
 from packed_cases import sample_of
 from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
-from stoker.catalog.unindexed import file_facts as side_facts
-from stoker.catalog.unindexed import parquet_facts as parquet_side
-from stoker.catalog.unindexed.file_facts import UnindexedFile
-from stoker.catalog.unindexed.found_files import FoundFile
+from stoker.catalog.unindexed.file_facts import parse_facts, save_facts
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import compression_names, parse_compression
+from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.one_file import content_kind
 from stoker.formats.registry import get_format
+from stoker.storage import ObjectInfo
 from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 __all__ = ["FORMATS", "targets_of"]
@@ -113,9 +113,10 @@ def targets_of(name: str) -> list[Target]:
         targets = []
         for data in _parquet():
             schemas: dict[Any, Any] = {}
-            first = facts_of(data, schemas).schema.columns[0]
-            limit: Any = {"int64": 2, "string": "b"}.get(first.type)
-            filters = None if limit is None else [(first.name, ">=", limit)]
+            first = facts_of(data, schemas).spec["columns"]
+            name, kind = next(iter(first.items()))
+            limit: Any = {"int64": 2, "string": "b"}.get(kind)
+            filters = None if limit is None else [(name, ">=", limit)]
             targets.append(Target([data], partial(read_parquet, schemas, filters)))
         return targets
     seal = _SEALS.get(name)
@@ -181,20 +182,17 @@ def _indexes() -> Iterator[bytes]:
 
 def _sides() -> Iterator[list[bytes]]:
     """What is kept of some files of a format, and the text of what it says."""
-    with tempfile.TemporaryDirectory() as folder:
-        spec = {"columns": {"id": "int", "text": "str"}, "separator": ","}
-        pieces = ((3, 9, 1), (9, 20, 2))
-        unindexed = [
-            UnindexedFile("a", 99, "v1", 3, spec, pieces),
-            UnindexedFile("b", 9, "", 3, spec, (), (FoundFile("c", 9, ""),)),
-        ]
-        side_facts.save_facts([Path(folder)], "memory://data", "side", unindexed)
-        kept = Path(folder, ".stoker", "side").read_bytes()
-        yield [kept, repr(side_facts.parse_facts(kept)).encode()]
-        for data in list(_parquet())[:2]:
-            facts = [facts_of(data, {})]
-            parquet_side.save_facts([Path(folder)], "memory://data", "parquet", facts)
-            yield [Path(folder, ".stoker", "parquet").read_bytes(), told_of(facts)]
+    spec = {"columns": {"id": "int", "text": "str"}, "separator": ","}
+    text = [
+        UnindexedFile(ObjectInfo("a", 99, "v1"), 3, spec, np.array([(3, 9, 1), (9, 20, 2)])),
+        UnindexedFile(ObjectInfo("b", 9), 3, spec, np.zeros((0, 3), np.int64), (ObjectInfo("c", 9),), 50),
+    ]
+    parquet = [[unindexed_file(facts_of(data, {}), len(data))] for data in list(_parquet())[:2]]
+    for files in (text, *parquet):
+        with tempfile.TemporaryDirectory() as folder:
+            save_facts([Path(folder)], "memory://data", "side", files)
+            kept = Path(folder, ".stoker", "side").read_bytes()
+        yield [kept, told_of(parse_facts(kept).values())]
 
 
 def _compressed() -> Iterator[tuple[bytes, str, int]]:

@@ -11,23 +11,19 @@ from typing import Any
 import numpy as np
 
 from stoker.cache.decompress import unpack_file
-from stoker.catalog.unindexed import file_facts as side_facts
-from stoker.catalog.unindexed import parquet_facts as parquet_side
-from stoker.catalog.unindexed.file_facts import UnindexedFile
-from stoker.catalog.unindexed.file_shards import describe_file
-from stoker.catalog.unindexed.found_files import FoundFile
-from stoker.catalog.unindexed.parquet_shards import describe_row_groups
+from stoker.catalog.unindexed.file_facts import parse_facts
+from stoker.catalog.unindexed.inspect_headers import piece_numbers
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.common.compression import parse_compression
+from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts
-from stoker.formats.parquet.footer.facts import FileFacts
-from stoker.formats.parquet.footer.footer import TAIL, footer_length, read_facts
+from stoker.formats.parquet.footer.footer import read_facts, read_footer
 from stoker.formats.parquet.footer.predicate import Predicate
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
-from stoker.storage import open_store
+from stoker.storage import ObjectInfo, open_store
 from stoker.types import Ids
 
 __all__ = [
@@ -39,6 +35,8 @@ __all__ = [
     "read_parquet",
     "read_side",
     "read_inspected",
+    "told_of",
+    "unindexed_file",
 ]
 
 WHERE = "the shard"
@@ -109,17 +107,20 @@ def read_inspected(
     """Read a file's shards as they would be fetched: by what it says of itself, or by what was ``known`` of it before."""
     form: Any = get_format(name)
     # Text is mostly understood when its header is read, other formats again when they are opened.
-    found = known if bits & (16 if known.pieces else 48) else inspected(name, settings, files)
-    if not found.pieces:
+    found = known if bits & (16 if len(known.pieces) else 48) else inspected(name, settings, files)
+    if not len(found.pieces):
         raw = tuple([FileInfo(f"f{turn}", len(file), {}) for turn, file in enumerate(files)])
         read_shard(form, ShardInfo(name, found.samples, raw, (), None, found.spec), files, bits)
         return
-    pieces = tuple((piece.start, piece.end, piece.samples) for piece in found.pieces)
-    beside = tuple(FoundFile(f"{WHERE}.{turn}", len(data), "") for turn, data in enumerate(files[1:]))
-    one = UnindexedFile(WHERE, len(files[0]), "", found.samples, found.spec, pieces, beside)
-    in_place = bool(bits & 8)
-    for info in describe_file(name, one, found.spec, in_place=in_place):
+    one = unindexed_file(found, *map(len, files))
+    for info in form.describe_shards([one], found.spec, in_place=bool(bits & 8)):
         read_shard(form, info, [_cut(data, file.part) for data, file in zip(files, info.raw, strict=True)], bits)
+
+
+def unindexed_file(found: HeaderFacts, size: int, *beside: int) -> UnindexedFile:
+    """What a dataset keeps of a file."""
+    more = tuple(ObjectInfo(f"{WHERE}.{turn}", length) for turn, length in enumerate(beside))
+    return UnindexedFile(ObjectInfo(WHERE, size), found.samples, found.spec, piece_numbers(found), more)
 
 
 def _cut(data: bytes, part: FilePart | None) -> bytes:
@@ -134,29 +135,18 @@ def _cut(data: bytes, part: FilePart | None) -> bytes:
 def read_parquet(schemas: Mapping[Any, Any], filters: Sequence[Any] | None, files: Sequence[bytes], bits: int) -> None:
     """Read a file's footer and its row groups, sometimes only those that ``filters`` leave."""
     (data,) = files
-    facts = facts_of(data, dict(schemas), None if bits & 48 else filters)
-    kinds = {column.name: column.type for column in facts.schema.columns}
-    form = get_format("parquet")
-    for info in describe_row_groups([facts], {WHERE: ()}, kinds, in_place=bool(bits & 8)):
+    found = facts_of(data, dict(schemas), None if bits & 48 else filters)
+    form: Any = get_format("parquet")
+    for info in form.describe_shards([unindexed_file(found, len(data))], found.spec, in_place=bool(bits & 8)):
         read_shard(form, info, [_cut(data, info.raw[0].part)], bits)
 
 
-def facts_of(data: bytes, schemas: dict[Any, Any], filters: Sequence[Any] | None = None) -> FileFacts:
+def facts_of(data: bytes, schemas: dict[Any, Any], filters: Sequence[Any] | None = None) -> HeaderFacts:
     """What a dataset keeps of a Parquet file; ``schemas`` are those that were met before, and get the file's."""
     try:
-        length = footer_length(data[-TAIL:], len(data))
-        footer = data[len(data) - TAIL - length : len(data) - TAIL]
-        return read_facts(
-            footer,
-            key=WHERE,
-            size=len(data),
-            version="",
-            columns=None,
-            predicate=Predicate.parse(filters),
-            constants={},
-            schemas=schemas,
-        )
-    except (FormatError, ConfigError) as error:  # the file's name is given by who fetches footers
+        footer = read_footer(MappedSource(data, WHERE))
+        return read_facts(footer, len(data), predicate=Predicate.parse(filters), schemas=schemas)
+    except (FormatError, ConfigError) as error:  # the file's name is given by who reads headers
         raise FormatError(f"{WHERE}: {error}") from error
 
 
@@ -175,26 +165,20 @@ def read_index(files: Sequence[bytes], bits: int) -> None:
 def read_side(files: Sequence[bytes], bits: int) -> None:
     """Read what a dataset keeps of files of others, which is made anew if it is not what was written.
 
-    The first file is what is kept, as JSON or as an archive; the second one is the text of what it says.
+    The first file is what is kept, an archive; the second one is the text of what it says.
     """
     data, expected = files
-    if expected.startswith(b"parquet "):
-        facts = parquet_side.parse_facts(data)
-        told = told_of(facts.values())
-    else:
-        told = repr(side_facts.parse_facts(data)).encode()
-    if told in (b"{}", b"parquet "):
+    told = told_of(parse_facts(data).values())
+    if not told:
         raise CorruptDataError(WHERE)
     assert told == expected
 
 
-def told_of(facts: Iterable[FileFacts]) -> bytes:
-    """All that is known of Parquet files, as text."""
-    texts = []
-    for one in facts:
-        arrays = [one.numbers, one.rows, one.bytes, one.chunks, one.possible]
-        texts.append(repr((one.key, one.size, one.version, one.schema, [array.tolist() for array in arrays])))
-    return ("parquet " + "; ".join(texts)).encode()
+def told_of(files: Iterable[UnindexedFile]) -> bytes:
+    """All that is known of files, as text."""
+    return "; ".join(
+        repr((one.files, one.mark, one.samples, one.spec, one.pieces.tolist(), one.unpacked)) for one in files
+    ).encode()
 
 
 def read_packed(codec: str, size: int, files: Sequence[bytes], bits: int) -> None:

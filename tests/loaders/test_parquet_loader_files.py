@@ -162,7 +162,7 @@ def test_a_file_without_a_token_column_is_named_with_what_it_has(tmp_path: Path)
         loader(tmp_path)
     with pytest.raises(ConfigError, match=r"a\.parquet: column 'text' holds string, .* lists of integers: tokenize"):
         loader(tmp_path, column="text")
-    with pytest.raises(ConfigError, match=r"a\.parquet has no column 'mine'; it has text$"):
+    with pytest.raises(ConfigError, match=r"a\.parquet: no column 'mine'; it has text$"):
         loader(tmp_path, column="mine")
 
 
@@ -198,7 +198,7 @@ def test_nothing_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError):
         loader(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ObjectNotFoundError, match="no Parquet files"):
+    with pytest.raises(ObjectNotFoundError, match="no files of format 'parquet'"):
         loader(tmp_path / "empty")
     write_parquet(tmp_path / "a.parquet", [])
     with pytest.raises(ConfigError, match="no tokens"):

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker import StreamingDataset, Where
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import StateError
 from stoker.streams.conditions import chosen_ids
 from stoker.streams.function_hash import hash_function
+from support import open_parquet
 
 SOURCE = """
 LEAST = 500

@@ -18,12 +18,12 @@ import pytest
 from stoker import StreamingDataset, Where, World
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError
 from stoker.partitions import HashBased, Stratified
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.streams.conditions import Condition, chosen_ids
 from stoker.streams.labels import column_labels, label_values
+from support import open_parquet
 
 NUMBERS = [1, None, 2, 3, None, 2, None, 1]
 TEXTS = ["a", None, "b", "c", None, "b", "", "a"]

@@ -26,13 +26,13 @@ from cases import OPERATORS
 from stoker import JSONWriter, MDSWriter, StreamingDataset
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, open_indexed
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError, TransformError
 from stoker.reading.shard_pool import ShardPool
 from stoker.streams.compare import compare, plain_operand
 from stoker.streams.conditions import Condition, Where, chosen_ids
 from stoker.streams.streams import Stream, open_streams
 from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, Subset, train_validation_split
+from support import open_parquet
 
 COLUMNS = {"id": "int", "lang": "str", "score": "float32", "raw": "bytes", "row": "ndarray:int16:2", "wide": "uint64"}
 LANGUAGES = ("en", "de", "fr")

@@ -10,7 +10,8 @@ from functools import cache
 from itertools import islice
 from typing import Final, Literal
 
-from stoker.catalog.unindexed.found_files import SUFFIXES, is_hidden, source_of
+from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.one_file import IMAGES
 from stoker.formats.registry import format_names, get_format
@@ -54,7 +55,7 @@ def suffixes_of_formats() -> Mapping[str, str]:
 
     Images of one kind have a format of their own, by which files of both are told apart.
     """
-    found = dict.fromkeys(SUFFIXES, "parquet")
+    found: dict[str, str] = {}
     for name in format_names():
         if name == IMAGES:
             continue

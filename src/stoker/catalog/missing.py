@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from stoker.catalog.detect import detect_listed, detect_named
 from stoker.catalog.splits import files_of_split
-from stoker.catalog.unindexed.found_files import is_hidden
+from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local, join_url, open_store

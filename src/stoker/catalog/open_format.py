@@ -6,16 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker.arguments import check_argument, unknown_name
+from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.catalog.header_columns import index_or_headers
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.missing import split_explained
 from stoker.catalog.synthetic import open_synthetic
+from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
 from stoker.errors import ConfigError
-from stoker.formats.parquet.footer.predicate import Filters
 from stoker.formats.registry import aliases, format_name, format_names
 from stoker.storage import RetryPolicy
 from stoker.types import StorageOptions
@@ -24,7 +23,6 @@ __all__ = ["check_format", "is_made", "open_format"]
 
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
-_PARQUET: Final[Mapping[str, Any]] = {"filters": Filters | None, "hive": bool, "on_bad_files": OnBadFiles}
 
 
 def check_format(
@@ -82,7 +80,7 @@ def open_format(
         remote, local, split: see :class:`~stoker.streams.streams.Stream`.
         settings, storage_options, retry, stall_timeout: see :func:`~stoker.catalog.location.open_indexed`.
     """
-    name, more = format_name(format), dict(options or {})
+    name = format_name(format)
     reading: dict[str, Any] = {
         "settings": settings,
         "storage_options": storage_options,
@@ -90,18 +88,12 @@ def open_format(
         "stall_timeout": stall_timeout,
     }
     with split_explained(local if remote is None else remote, split, storage_options):
-        if name == "parquet":
-            for one, value in more.items():
-                if one not in _PARQUET:
-                    raise ConfigError(f"format 'parquet' has no setting {one!r}; it has {', '.join(_PARQUET)}")
-                check_argument("format 'parquet'", one, _PARQUET[one], value, "such as [('column', '>', 3)]")
-            return open_parquet(remote, local, split, columns=columns, **more, **reading)
         if name == _MADE:
-            return open_synthetic(settings, **more)
+            return open_synthetic(settings, **(options or {}))
         if name is not None and name != _INDEXED:
-            if clash := set(more) & {*reading, "remote", "local", "split", "format", "cache_limit", "unpack_into"}:
-                raise ConfigError(f"format {name!r} has no setting {min(clash)!r}")
-            return open_unindexed(remote, name, local, split, cache_limit=cache_limit, **more, **reading)
+            return open_unindexed(
+                remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
+            )
         assert remote is None or isinstance(remote, str | os.PathLike)
         if name == _INDEXED:
             reading["load"] = index_or_headers

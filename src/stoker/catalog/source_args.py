@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.cache.directory import CacheDirectory, refuse_dataset
 from stoker.catalog.location import default_cache, origin_of
-from stoker.catalog.unindexed.found_files import FilesLocation, source_of
+from stoker.catalog.unindexed.files_location import Files, FilesLocation, source_of
 from stoker.errors import ConfigError
 from stoker.storage import is_local, join_url
 from stoker.types import StorageOptions
 
 __all__ = ["files_asked_for", "files_directory", "side_places"]
-
-Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def files_asked_for(

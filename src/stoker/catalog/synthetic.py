@@ -12,7 +12,8 @@ from stoker.catalog.location import DatasetLocation, default_cache
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.inspect_header import PieceDetail, only_settings
+from stoker.formats.common.file_shards import PieceDetail
+from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.synthetic import SETTINGS, row_bytes, synthetic_spec
 from stoker.index.index import Index
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from stoker.catalog.detect import detect as find_out
 from stoker.catalog.detect import suffixes_of_formats
-from stoker.catalog.unindexed.found_files import check_exists, source_of
+from stoker.catalog.unindexed.files_location import check_exists, source_of
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.one_file import SUFFIXES

@@ -14,10 +14,9 @@ import numpy as np
 
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
-from stoker.catalog.unindexed.found_files import source_of
-from stoker.catalog.unindexed.listing import find_format_files
-from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.catalog.unindexed.open_parquet import open_parquet
+from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.find_files import find_files
+from stoker.catalog.unindexed.open_files import open_unindexed, unindexed_format
 from stoker.conversion.detect import FILES, HUGGING_FACE, IMAGES, INDEX, DetectedSource, Url, detect
 from stoker.conversion.schema import ColumnType, of_arrow, of_values
 from stoker.conversion.source import ConversionSource, FileSource, ShardSource, verbatim_images
@@ -159,16 +158,15 @@ def _first(given: Url | Sequence[Url]) -> Url:
 
 
 def _files(name: str, found: DetectedSource, options: StorageOptions | None) -> tuple[FileSource, dict[str, str]]:
-    suffixes = (*SUFFIXES["jpeg"], *SUFFIXES["png"]) if found.kind == IMAGES else ()
     where = source_of(found.given)
     local = is_local(where.root)
 
     def open_root(root: str) -> Store:
         return open_store(root, options if local is None else None)
 
-    _, store, files, *_ = find_format_files(where, open_root, suffixes, found.kind)
-    source = FileSource.of(name, content_column("png" if found.kind == IMAGES else FILES), store, files)
-    return source, {file.key: file_version(file.size, file.version) for file in files}
+    listed = find_files(where, open_root, unindexed_format(found.kind)).sized()
+    source = FileSource.of(name, content_column(found.kind), listed.store, listed.files)
+    return source, {file.key: file_version(file.size, file.version) for file in listed.files}
 
 
 def _kind_of_images(keys: Sequence[str]) -> str:
@@ -199,14 +197,14 @@ def _open(
         if not remote and place.cache.store is not None:  # compressed: decompressed elsewhere, for a while
             place, local = open_indexed(first, cache, None, settings=settings), cache
         return place, local
-    if found.kind == "parquet":
-        given = found.given
-        place = open_parquet(given, local, settings=settings, storage_options=options, **format_options)
-        return place, local
-    name = "arrow" if found.kind == HUGGING_FACE else found.kind
-    given = found.given
     place = open_unindexed(
-        given, name, local, settings=settings, storage_options=options, unpack_into=cache, **format_options
+        found.given,
+        "arrow" if found.kind == HUGGING_FACE else found.kind,
+        local,
+        options=format_options,
+        settings=settings,
+        unpack_into=cache,
+        storage_options=options,
     )
     return place, None if place.cache.store is None else cache
 

@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.unindexed.found_files import FoundFile
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.entries import entry_of
@@ -23,7 +22,7 @@ from stoker.formats.registry import get_format
 from stoker.index.index import INDEX_NAME, Index
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.storage import Store, is_local, open_store
+from stoker.storage import ObjectInfo, Store, is_local, open_store
 from stoker.storage.files import open_regular
 from stoker.storage.job_record import file_versions
 from stoker.types import Batch, Ids
@@ -170,7 +169,7 @@ class FileSource:
         self.columns = (self.content, PATH) if self.numbers is None else (self.content, PATH, CLASS, LABEL)
 
     @classmethod
-    def of(cls, name: str, content: str, store: Store, files: Sequence[FoundFile]) -> FileSource:
+    def of(cls, name: str, content: str, store: Store, files: Sequence[ObjectInfo]) -> FileSource:
         """The source of some files."""
         keys = [file.key for file in files]
         folders = sorted(set(map(folder_of, keys))) if content == "image" else [""]

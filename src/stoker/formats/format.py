@@ -15,7 +15,8 @@ from stoker.errors import FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.compression import PACKED
-from stoker.formats.common.inspect_header import HeaderFacts
+from stoker.formats.common.file_shards import UnindexedFile, describe_file
+from stoker.formats.common.inspect_header import HeaderFacts, Partition
 from stoker.formats.common.merge import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids
 
@@ -69,7 +70,11 @@ class Format(ABC):
         types: words for types of columns that are the format's own, without what follows a colon, and the data types that
             they mean.
         text: whether shards are lines, which hold text, whole numbers and floats.
-        single: whether a file is a sample.
+        single: whether a file is a sample. Nothing of it is read: :meth:`inspect_names` tells the columns.
+        row_groups: whether parts of a file are read by columns. :meth:`inspect_header` then gets three more settings:
+            ``columns``, which are to be read (``None`` for all); ``predicate``, which shards are; and ``partition``, the
+            file's :data:`~stoker.formats.common.inspect_header.Partition` as a dict. The setting ``filters`` says what the
+            predicate is, ``hive`` whether folders tell columns.
         writer: module and class that writes the format, ``"module:Class"``, a :class:`stoker.writing.base.Writer`; empty
             where there is none.
         writer_settings: what the writer must be told beside columns and destination.
@@ -93,6 +98,7 @@ class Format(ABC):
     types: ClassVar[Mapping[str, str]] = {}
     text: ClassVar[bool] = False
     single: ClassVar[bool] = False
+    row_groups: ClassVar[bool] = False
     writer: ClassVar[str] = ""
     writer_settings: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[GeneratedFiles | None] = None
@@ -162,8 +168,8 @@ class Format(ABC):
 
     @property
     def unindexed(self) -> bool:
-        """Whether files without an index are read: the format has an :meth:`inspect_header`."""
-        return type(self).inspect_header is not Format.inspect_header
+        """Whether files without an index are read: files are samples, or the format has an :meth:`inspect_header`."""
+        return self.single or type(self).inspect_header is not Format.inspect_header
 
     @property
     def file_suffixes(self) -> tuple[str, ...]:
@@ -184,6 +190,42 @@ class Format(ABC):
             ConfigError: the settings do not fit the file.
         """
         raise FormatError(f"{source.where}: files of format {self.name!r} are read only with an index.json")
+
+    def inspect_names(self, keys: Sequence[str], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The spec of all files of a format whose files are :attr:`single` samples.
+
+        Args:
+            keys: the files, relative to the dataset's root.
+            settings: what the caller chose, by name; see :attr:`settings`.
+
+        Raises:
+            ConfigError: the settings make no sense.
+        """
+        raise NotImplementedError
+
+    def describe_shards(
+        self,
+        files: Sequence[UnindexedFile],
+        spec: Mapping[str, Any],
+        *,
+        in_place: bool,
+        partitions: Mapping[str, Partition] | None = None,  # noqa: ARG002
+        apart: bool = False,  # noqa: ARG002
+    ) -> Iterator[ShardInfo]:
+        """Descriptions of the shards of files that have samples, in order.
+
+        Args:
+            files: the files.
+            spec: of all files together, as :meth:`agree` gives it, with the columns that folders tell.
+            in_place: whether files are mapped where they lie.
+            partitions: what the folders of each file tell, by its key.
+            apart: fetch each shard by itself, however small.
+
+        Raises:
+            CorruptDataError: a file contradicts itself.
+        """
+        for one in files:
+            yield from describe_file(self.name, one, spec, in_place=in_place)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
         """The spec of two files together.

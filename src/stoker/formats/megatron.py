@@ -19,13 +19,13 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, whole
 from stoker.formats.common.container import PackedFormat, PackedShard
+from stoker.formats.common.file_shards import piece_of
 from stoker.formats.common.inspect_header import (
     HeaderFacts,
     ShardSpan,
     check_count,
     only_settings,
     piece_bytes,
-    piece_of,
 )
 from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Column, Ids

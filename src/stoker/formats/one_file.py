@@ -15,6 +15,7 @@ from stoker.errors import CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.container import decode_values
+from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import mds_spec
@@ -145,6 +146,21 @@ class FileFormat(Format):
     views = "bytes"
     single = True
     generated: ClassVar[GeneratedFiles | None] = GeneratedFiles(_LAYOUT, (".bin",), one_column=True)
+
+    def inspect_names(self, keys: Sequence[str], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`stoker.formats.format.Format`. The first folders of images are their classes.
+
+        Settings: ``decode``, of images; false for the files' bytes.
+        """
+        image = self.name != "files"
+        only_settings(settings, ("decode",) if image else (), self.name)
+        kind = content_kind(self.name, decode=settings.get("decode", True))
+        columns = {content_column(self.name): kind, PATH: "str"}
+        folders = sorted({folder_of(key) for key in keys}) if image else [""]
+        if "" in folders:
+            return {"columns": columns}
+        numbers = {folder: number for number, folder in enumerate(folders)}
+        return {"columns": {**columns, CLASS: "str", LABEL: "int"}, "numbers": numbers}
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS."""

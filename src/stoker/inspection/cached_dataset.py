@@ -15,7 +15,6 @@ from stoker.cache.open_cache import make_cache
 from stoker.catalog.detect import detect
 from stoker.catalog.location import origin_of
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.index.index import INDEX_NAME, Index
@@ -97,10 +96,7 @@ def _open(
         directory.hold()
         watch = VersionWatch(store, loaded.version, opened)
         return index, make_cache(directory, store, CacheSettings(), index.file_sizes, watch), formats or None
-    if name == "parquet":
-        place = open_parquet(url, root, storage_options=options)
-    else:
-        place = open_unindexed(url, name, root, storage_options=options, **settings)
+    place = open_unindexed(url, name, root, options=settings, storage_options=options)
     return place.index, place.cache, name
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
-from stoker.catalog.unindexed.found_files import source_of
+from stoker.catalog.unindexed.files_location import source_of
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.registry import format_name
@@ -20,7 +20,6 @@ from stoker.inspection.previews import preview_shard
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown
 from stoker.inspection.unindexed.facts import inspect_unindexed
-from stoker.inspection.unindexed.parquet_facts import inspect_parquet
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
 
@@ -87,8 +86,6 @@ def inspect(
             return _indexed(store, load_index(store), FileReader(store, Path(scratch)), samples)
         source = source_of(text)
         files = FileReader(open_store(source.root, options), Path(scratch))
-        if name == "parquet":
-            return inspect_parquet(source, files, samples)
         return inspect_unindexed(source, files, name, dict(format_options or {}), samples, count=count)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from stoker.arguments import checked
 from stoker.catalog.detect import dataset_url, detect
-from stoker.catalog.unindexed.found_files import source_of
+from stoker.catalog.unindexed.files_location import source_of
 from stoker.concurrency.threads import Threads
 from stoker.errors import ConfigError, FormatError
 from stoker.formats.registry import format_name
@@ -24,7 +24,6 @@ from stoker.inspection.indexed import plan_index
 from stoker.inspection.problems import Problem, VerifyReport
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.repair import rebuild
-from stoker.inspection.unindexed.row_groups import plan_parquet
 from stoker.inspection.unindexed.verify import plan_unindexed
 from stoker.storage import is_local, open_store
 from stoker.types import StorageOptions
@@ -128,8 +127,6 @@ def verify(
         if name != _INDEXED:
             source = source_of(text)
             checker = checker_of(source.root)
-            if name == "parquet":
-                return check(plan_parquet(checker, source, count), checker)
             return check(plan_unindexed(checker, source, name, format_options or {}), checker)
         checker = checker_of(text)
         index, plan = plan_index(checker)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.arguments import checked, unknown_name
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
-from stoker.catalog.unindexed.open_parquet import Files
+from stoker.catalog.unindexed.files_location import Files
 from stoker.cluster import World
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError

@@ -14,7 +14,8 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
-from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
+from stoker.catalog.unindexed.files_location import Files
+from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError

@@ -13,13 +13,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker.catalog.unindexed.found_files import find_files, source_of
-from stoker.catalog.unindexed.parquet_footers import FooterReader
+from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.find_files import find_files
+from stoker.catalog.unindexed.inspect_headers import StoreSource
+from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.kinds import column_kinds
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.parquet.footer.footer import read_footer
 from stoker.formats.parquet.footer.thrift import parse_footer
-from stoker.storage import is_local, open_store
+from stoker.storage import Store, is_local, open_store
 from stoker.streams.streams import Streams
 from stoker.types import Sample, StorageOptions
 
@@ -117,13 +120,15 @@ def _features(remote: str | os.PathLike[str], options: StorageOptions | None) ->
         store = open_store(source.root, options if is_local(source.root) is None else None)
         if store.exists(_INFO):
             return _object(_parsed(store.get(_INFO, max_bytes=_MOST), store.url_of(_INFO)), "features", store.url)
-    source, store, files = find_files(
-        source, lambda root: open_store(root, options if is_local(root) is None else None)
-    )
-    reader = FooterReader(store, None, None, threads=1)
-    (first,) = reader.sized(files[:1])
-    told = parse_footer(reader.footer(first)).metadata.get(_KEY)
-    where = store.url_of(first.key)
+
+    def open_root(root: str) -> Store:
+        return open_store(root, options if is_local(root) is None else None)
+
+    found = find_files(source, open_root, unindexed_format("parquet"))
+    key = found.files[0].key
+    where = found.store.url_of(key)
+    footer = read_footer(StoreSource(found.store, key, found.store.head(key).size, where))
+    told = parse_footer(footer).metadata.get(_KEY)
     if told is None:
         raise ConfigError(f"{where} tells no features: it was not written by Hugging Face's datasets")
     return _object(_object(_parsed(told, where), "info", where), "features", where)

@@ -17,7 +17,7 @@ from stoker.cache.open_cache import check_memory
 from stoker.cache.quota_shares import share_limit
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.open_format import check_format, is_made, open_format
-from stoker.catalog.unindexed.open_parquet import Files
+from stoker.catalog.unindexed.files_location import Files
 from stoker.display import redact_url
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions

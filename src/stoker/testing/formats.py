@@ -228,7 +228,7 @@ class FormatTests:
 
     def test_the_header_says_what_is_read(self) -> None:
         form = self.descriptor
-        if self.indexed or not form.unindexed:
+        if self.indexed or not form.unindexed or form.single:
             return
         files: dict[str, list[ShardOnDisk]] = {}
         for shard in self.shards():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.catalog.unindexed.found_files import is_hidden
+from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import identity_of

@@ -173,7 +173,7 @@ def test_where_files_lie_has_no_part_in_the_order(
             put(f"{number}/part{suffix}", make(range(number * ROWS, number * ROWS + ROWS)))
     there = {"remote": f"{bucket.url}/data", "storage_options": bucket.storage_options}
     places = [
-        open_unindexed(format=name, **pieces, **arguments)
+        open_unindexed(format=name, options=pieces, **arguments)
         for arguments in (
             {"remote": str(tmp_path / "data")},
             {"remote": str(tmp_path / "data"), "local": tmp_path / "near"},
@@ -183,7 +183,22 @@ def test_where_files_lie_has_no_part_in_the_order(
     assert len({place.index.fingerprint for place in places}) == 1
     assert len(places[0].index) == 3 if not pieces else len(places[0].index) > 3
     (tmp_path / "data" / f"more{suffix}").write_bytes(make(range(ROWS)))
-    assert open_unindexed(str(tmp_path / "data"), name, **pieces).index.fingerprint != places[0].index.fingerprint
+    assert open_unindexed(str(tmp_path / "data"), name, options=pieces).index.fingerprint != places[0].index.fingerprint
+
+
+@pytest.mark.parametrize("name", ["npz", "tar", "hdf5"])
+def test_bad_files_are_an_error_or_left_out_and_listed(name: str, tmp_path: Path) -> None:
+    fill(into(tmp_path), name)
+    suffix = FILES[name][0]
+    (tmp_path / f"bad{suffix}").write_bytes(b"\x00 not a file of this format")
+    with pytest.raises(FormatError, match=rf'bad\{suffix}.*on_bad_files="skip"'):
+        open_unindexed(tmp_path, name)
+    for _ in range(2):
+        place = open_unindexed(tmp_path, name, options={"on_bad_files": "skip"})
+        assert read(place, ID_COLUMNS[name]) == list(range(3 * ROWS))
+        (skipped,) = place.index.extra["skipped_files"]
+        assert skipped["key"] == f"bad{suffix}"
+        assert skipped["problem"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -332,7 +347,7 @@ def test_damaged_missing_and_unknown_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"index\.json"):
         open_unindexed(tmp_path, "mds")
     with pytest.raises(ConfigError, match="has no setting 'columms'"):
-        open_unindexed(tmp_path, "npz", columms=["a"])
+        open_unindexed(tmp_path, "npz", options={"columms": ["a"]})
     with pytest.raises(ConfigError, match="give remote= or local="):
         open_unindexed(None, "npz")
     with pytest.raises(ConfigError, match="validate_hash"):
@@ -375,7 +390,7 @@ def test_folders_of_images_are_classes(name: str, suffix: str, tmp_path: Path) -
     for path, image in zip(paths, images, strict=True):
         expected = Image.open(tmp_path / path)
         assert image.tobytes() == expected.tobytes()
-    raw = read(open_unindexed(tmp_path, name, decode=False), "image")
+    raw = read(open_unindexed(tmp_path, name, options={"decode": False}), "image")
     assert raw == [(tmp_path / path).read_bytes() for path in paths]
     into(tmp_path)(f"loose{suffix}", tiny_image(99, name))
     assert open_unindexed(tmp_path, name).index.columns == ("image", "path")

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import CorruptDataError
 from stoker.formats.common.reused_memory import LEAST, KeptBlocks, empty
 from stoker.formats.parquet.format import ParquetFormat
 from stoker.reading.shard_pool import ShardPool
+from support import open_parquet
 
 SHAPE = (3, 5)
 

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.pages.rle_bitpacked import exceptions, unpack
@@ -22,6 +21,7 @@ from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import token_counts
 from stoker.reading.shard_pool import ShardPool
 from stoker.tokens.sources.decode import decode_pieces
+from support import open_parquet
 
 KINDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 

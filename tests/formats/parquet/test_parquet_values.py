@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from stoker.catalog.unindexed.open_parquet import open_parquet
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError
 from stoker.formats.base import ReadOptions
 from stoker.formats.parquet.footer import thrift_writer as compact
@@ -27,6 +26,7 @@ from stoker.formats.registry import get_format
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
+from support import open_parquet
 
 GOLDEN = Path(__file__).parent / "golden"
 ROWS = 230

@@ -1,6 +1,8 @@
-"""What is known of files that others wrote, kept in a file, so that the next start opens none that is still the same.
+"""The side file of a dataset without an index: what its files hold, so that the next start opens none that is still the same.
 
-A line with a digest, and JSON. The file is there by rename, whole or not at all; one that was damaged is made anew.
+Arrays as :func:`numpy.savez` writes them, without pickles, and a JSON text for the rest; behind them a digest, for the
+archive's own checksums tell little of an archive whose directory is damaged. The file is there by rename, whole or not at
+all. One that is damaged, or that another version of stoker wrote, is ignored and made anew.
 """
 
 from __future__ import annotations
@@ -8,61 +10,50 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
 import secrets
+import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from stoker.cache.origin import make_private
 from stoker.cache.quota import part_name, release, try_lock
-from stoker.catalog.unindexed.found_files import FoundFile
+from stoker.formats.common.file_shards import UnindexedFile
+from stoker.storage import ObjectInfo
 from stoker.storage.files import PRIVATE, open_own, read_regular
+from stoker.types import Array
 
-__all__ = ["UnindexedFile", "load_facts", "parse_facts", "save_facts"]
+__all__ = ["load_facts", "parse_facts", "save_facts"]
 
 logger = logging.getLogger(__name__)
 
-_VERSION: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class UnindexedFile:
-    """A file of a dataset that has no index.
-
-    Attributes:
-        key: relative to the dataset's root.
-        size: bytes.
-        version: what changes when the file is replaced; empty where the store does not tell.
-        samples: how many it holds.
-        spec: what its format needs to read it; files that are alike share one.
-        pieces: first byte, end and samples of the shards that it is read as; empty for one shard.
-        beside: files that belong to it, as its format has them; the last of them holds the data, then.
-        unpacked: bytes of what comes out of a compressed file, which ``pieces`` are of; ``None`` for others.
-    """
-
-    key: str
-    size: int
-    version: str
-    samples: int
-    spec: Mapping[str, Any]
-    pieces: tuple[tuple[int, int, int], ...] = ()
-    beside: tuple[FoundFile, ...] = ()
-    unpacked: int | None = None
-
-    @property
-    def mark(self) -> tuple[tuple[str, int, str], ...]:
-        """What tells the file, and those beside it, from files that replace them between two runs."""
-        return FoundFile(self.key, self.size, self.version).mark, *(one.mark for one in self.beside)
+# 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others.
+_VERSION: Final = 4
+_DIGEST: Final = 16
+# Whatever NumPy, zipfile and the JSON of others make of damaged archives.
+_UNREADABLE: Final = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+)
 
 
 def load_facts(directories: Sequence[Path], name: str) -> dict[str, UnindexedFile]:
     """Files by key, from the first of the directories that knows them; empty where none does."""
     for directory in directories:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        with contextlib.suppress(OSError):
             found = parse_facts(read_regular(directory / PRIVATE / name))
             if found:
                 return found
@@ -70,72 +61,43 @@ def load_facts(directories: Sequence[Path], name: str) -> dict[str, UnindexedFil
 
 
 def parse_facts(data: bytes) -> dict[str, UnindexedFile]:
-    """Files by key; empty where the text is not whole, as its digest tells, or of another version."""
-    digest, _, text = data.partition(b"\n")
-    if digest != _digest(text):
+    """Files by key; empty where the archive is not whole, as its digest tells, or of another version."""
+    whole = memoryview(data)[: max(0, len(data) - _DIGEST)]
+    if _digest(whole) != data[len(whole) :]:
+        logger.info("what was known of files without an index is damaged, and is found out anew")
         return {}
-    kept = json.loads(text)
-    if kept["version"] != _VERSION:
+    try:
+        with np.load(io.BytesIO(whole), allow_pickle=False) as arrays:
+            return _unpack({key: arrays[key] for key in arrays.files})
+    except _UNREADABLE as error:
+        logger.info("what was known of files without an index can not be read, and is found out anew: %s", error)
         return {}
-    specs = kept["specs"]
-    columns = (kept["keys"], kept["sizes"], kept["versions"], kept["samples"], kept["spec"])
-    pieces = {key: tuple((a, b, n) for a, b, n in given) for key, given in kept["pieces"].items()}
-    beside = {key: tuple(FoundFile(*one) for one in given) for key, given in kept["beside"].items()}
-    unpacked: dict[str, int] = kept["unpacked"]
-    return {
-        key: UnindexedFile(
-            key,
-            size,
-            version,
-            samples,
-            specs[spec],
-            pieces.get(key, ()),
-            beside.get(key, ()),
-            unpacked.get(key),
-        )
-        for key, size, version, samples, spec in zip(*columns, strict=True)
-    }
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=16).hexdigest().encode()
 
 
 def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence[UnindexedFile]) -> None:
-    """Keep facts of files below ``url`` in the first of the directories that can be written to; else nowhere."""
-    specs: dict[int, tuple[int, Mapping[str, Any]]] = {}
-    numbers = [specs.setdefault(id(one.spec), (len(specs), one.spec))[0] for one in files]
-    kept = {
-        "version": _VERSION,
-        "specs": [spec for _, spec in specs.values()],
-        "keys": [one.key for one in files],
-        "sizes": [one.size for one in files],
-        "versions": [one.version for one in files],
-        "samples": [one.samples for one in files],
-        "spec": numbers,
-        "pieces": {one.key: one.pieces for one in files if one.pieces},
-        "beside": {
-            one.key: [(other.key, other.size, other.version) for other in one.beside] for one in files if one.beside
-        },
-        "unpacked": {one.key: one.unpacked for one in files if one.unpacked is not None},
-    }
-    text = json.dumps(kept).encode()
-    data = _digest(text) + b"\n" + text
+    """Keep what is known of files below ``url`` in the first of the directories that can be written to; else nowhere."""
+    packed = io.BytesIO()
+    np.savez(packed, **_pack(files))  # type: ignore[arg-type]
     for directory in directories:
         try:
-            _save(make_private(directory, url), name, data)
+            _save(make_private(directory, url), name, packed.getbuffer())
             return
         except OSError as error:
-            logger.debug("can not keep the index of files in %s: %s", directory, error)
+            logger.debug("can not keep what is known of files in %s: %s", directory, error)
 
 
-def _save(private: Path, name: str, data: bytes) -> None:
+def _digest(whole: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(whole, digest_size=_DIGEST).digest()
+
+
+def _save(private: Path, name: str, data: memoryview) -> None:
     part = private / part_name(name, secrets.token_hex(8))
     descriptor = open_own(part, os.O_EXCL)
     try:
         try_lock(descriptor, fcntl.LOCK_EX)  # so that it is not taken for debris
         with open(descriptor, "wb", closefd=False) as handle:
             handle.write(data)
+            handle.write(_digest(data))
         os.rename(part, private / name)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -143,3 +105,54 @@ def _save(private: Path, name: str, data: bytes) -> None:
         raise
     finally:
         release(descriptor)
+
+
+def _pack(files: Sequence[UnindexedFile]) -> dict[str, Array]:
+    specs: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    numbers = [specs.setdefault(id(one.spec), (len(specs), one.spec))[0] for one in files]
+    text = {
+        "version": _VERSION,
+        "specs": [spec for _, spec in specs.values()],
+        "keys": [one.key for one in files],
+        "versions": [one.file.version for one in files],
+        "beside": {one.key: [(it.key, it.size, it.version) for it in one.beside] for one in files if one.beside},
+        "unpacked": {one.key: one.unpacked for one in files if one.unpacked is not None},
+    }
+    shapes = [one.pieces.shape for one in files]
+    return {
+        "text": np.frombuffer(json.dumps(text).encode(), dtype=np.uint8),
+        "spec": np.array(numbers, dtype=np.int64),
+        "size": np.array([one.file.size for one in files], dtype=np.int64),
+        "samples": np.array([one.samples for one in files], dtype=np.int64),
+        "shape": np.array(shapes, dtype=np.int64).reshape(len(files), 2),
+        "pieces": np.concatenate([np.zeros(0, dtype=np.int64), *(one.pieces.ravel() for one in files)]),
+    }
+
+
+def _unpack(arrays: Mapping[str, Array]) -> dict[str, UnindexedFile]:
+    for name, array in arrays.items():  # what is no array, NumPy hands out as bytes
+        if not isinstance(array, np.ndarray) or array.dtype != (np.uint8 if name == "text" else np.int64):
+            raise ValueError(f"{name!r} is no array of whole numbers")
+    text = json.loads(arrays["text"].tobytes())
+    if text["version"] != _VERSION:
+        raise ValueError(f"it is of version {text['version']}, and this one reads version {_VERSION}")
+    specs, beside, unpacked = text["specs"], text["beside"], text["unpacked"]
+    pieces, ends = arrays["pieces"], arrays["shape"].prod(axis=1).cumsum()
+    if (arrays["shape"] < 0).any() or int(ends[-1] if len(ends) else 0) != len(pieces):
+        raise ValueError("the arrays do not go together")
+    found: dict[str, UnindexedFile] = {}
+    first = 0
+    columns = [arrays[name].tolist() for name in ("size", "samples", "spec", "shape")]
+    for key, version, size, samples, spec, shape, end in zip(
+        text["keys"], text["versions"], *columns, ends.tolist(), strict=True
+    ):
+        found[key] = UnindexedFile(
+            ObjectInfo(key, size, version),
+            samples,
+            specs[spec],
+            pieces[first:end].reshape(shape),
+            tuple(ObjectInfo(*one) for one in beside.get(key, ())),
+            unpacked.get(key),
+        )
+        first = end
+    return found

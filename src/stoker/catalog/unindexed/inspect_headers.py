@@ -1,105 +1,205 @@
-"""What files that others wrote hold: their headers are read from the store, or all of them once, side by side."""
+"""Headers of many files, read side by side from the store, or from all of a file where a format needs that."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from stoker.cache.base import ShardCache
-from stoker.catalog.unindexed.file_facts import UnindexedFile
-from stoker.catalog.unindexed.file_shards import packed_file, whole_file
-from stoker.catalog.unindexed.found_files import FoundFile, read_listed
+from stoker.catalog.unindexed.find_files import SourceFiles, read_listed, side_by_side
 from stoker.catalog.unindexed.header_walk import HeaderWalk, ShortStepsError
-from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, StokerError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource, check_range
 from stoker.formats.common.compression import codec_of
+from stoker.formats.common.file_shards import UnindexedFile, file_mark, packed_file, whole_file
+from stoker.formats.common.inspect_header import HeaderFacts, Partition
 from stoker.formats.format import Format
-from stoker.storage import Store
+from stoker.storage import ObjectInfo, Store
+from stoker.types import Ids
 
-__all__ = ["FetchedFiles", "StoreSource", "inspect_headers"]
+__all__ = ["BadFile", "FetchedFiles", "HeaderReader", "StoreSource", "piece_numbers"]
 
-_THREADS: Final = 16
+logger = logging.getLogger(__name__)
+
 _BLOCK: Final = 1 << 16
 _HELD: Final = 8
+_MOST_NAMED: Final = 5
+_ONE_PIECE: Final = np.zeros((0, 3), dtype=np.int64)
 
 
-def inspect_headers(
-    reader: Format,
-    files: Sequence[FoundFile],
-    beside: Mapping[str, tuple[FoundFile, ...]],
-    known: Mapping[str, UnindexedFile],
-    settings: Mapping[str, Any],
-    fetched: FetchedFiles,
-    store: Store,
-) -> list[UnindexedFile]:
-    """What all files hold, in their order; those that are known are not opened again.
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """A file that can not be read.
+
+    Attributes:
+        key: the file.
+        problem: what is wrong with it.
+    """
+
+    key: str
+    problem: str
+
+
+class HeaderReader:
+    """Reads headers of the files of one dataset.
 
     Args:
         reader: their format.
-        files: the files.
-        beside: files that belong to each, by its key.
-        known: what is known of files, by key.
-        settings: of the format.
-        fetched: maps files where all of a file is read.
         store: where they are.
-
-    Raises:
-        CorruptDataError, FormatError: a file is damaged, or needs what is not supported; names it.
-        ConfigError: the settings do not fit a file.
+        settings: of the format.
+        partitions: what the folders of each file tell, by its key.
+        fetched: maps files where all of a file is read; ``None`` to read no more of a file than its header.
     """
 
-    steps = HeaderWalk(store)
+    def __init__(
+        self,
+        reader: Format,
+        store: Store,
+        settings: Mapping[str, Any],
+        partitions: Mapping[str, Partition] | None = None,
+        fetched: FetchedFiles | None = None,
+    ) -> None:
+        self._reader = reader
+        self._store = store
+        self._settings = settings
+        self._partitions = partitions or {}
+        self._fetched = fetched
+        self._walk = HeaderWalk(store)
 
-    def header(file: FoundFile) -> UnindexedFile:
-        old, more = known.get(file.key), beside.get(file.key, ())
-        if old is not None and old.mark == (file.mark, *(one.mark for one in more)):
-            return old
-        where = store.url_of(file.key)
-        source: ByteSource = StoreSource(store, file.key, file.size, where)
-        codec = codec_of(file.key) if reader.packed else None
-        chosen = settings
-        unpacked = None
-        stepping = None
-        if reader.steps and not fetched.in_place and codec is None:
-            stepping = steps.source(file.key, file.size, where)
-        if stepping is not None:
-            source = stepping
-        elif fetched.in_place or reader.whole or codec is not None:
-            source = MappedSource(fetched.open(reader.name, file, codec), where)
-        if codec is not None:
-            unpacked = source.size
-            if "piece_bytes" in reader.settings:  # whoever reads a part of it has all of it fetched
-                chosen = {"piece_bytes": max(1, unpacked), **settings}
+    def read_all(
+        self, found: SourceFiles, known: Mapping[str, UnindexedFile], *, skip_bad: bool = False
+    ) -> tuple[list[UnindexedFile], list[BadFile]]:
+        """What all files hold, in their order, and the files that can not be read.
+
+        Args:
+            found: the files.
+            known: what is known of files, by key. Those that are still the same are not opened again.
+            skip_bad: leave files out that are damaged or of another format, instead of raising that.
+
+        Raises:
+            CorruptDataError, FormatError: a file is damaged, or needs what is not supported; names it.
+            ConfigError: the settings do not fit a file.
+            StorageError: a file can not be read.
+        """
+        if self._reader.single:
+            spec = self._reader.inspect_names([file.key for file in found.files], self._settings)
+            before = next((one.spec for one in known.values()), None)
+            known, spec = (known, before) if before == spec else ({}, spec)
+            files = [_unchanged(known.get(file.key), file, ()) for file in found.files]
+            return [
+                one or UnindexedFile(file, 1, spec, _ONE_PIECE) for one, file in zip(files, found.files, strict=True)
+            ], []
+        outcomes: list[UnindexedFile | BadFile | None] = [
+            _unchanged(known.get(file.key), file, found.beside.get(file.key, ())) for file in found.files
+        ]
+        missing = [place for place, one in enumerate(outcomes) if one is None]
+        work = [
+            partial(self.read, file, found.beside.get(file.key, ()), skip_bad=skip_bad)
+            for file in map(found.files.__getitem__, missing)
+        ]
+        for place, outcome in zip(missing, side_by_side(work, "headers"), strict=True):
+            outcomes[place] = outcome
+        bad = [one for one in outcomes if isinstance(one, BadFile)]
+        if bad:
+            logger.warning(
+                "%d of %d %s files are left out, because they can not be read: %s",
+                len(bad),
+                len(outcomes),
+                self._reader.name,
+                "; ".join(f"{one.key}: {one.problem}" for one in bad[:_MOST_NAMED])
+                + ("; ..." if len(bad) > _MOST_NAMED else ""),
+            )
+        return [one for one in outcomes if isinstance(one, UnindexedFile)], bad
+
+    def read(
+        self, file: ObjectInfo, beside: tuple[ObjectInfo, ...] = (), *, skip_bad: bool = False
+    ) -> UnindexedFile | BadFile:
+        """What a file holds; with ``skip_bad``, also what is wrong with it. See :meth:`read_all`."""
+        where = self._store.url_of(file.key)
+        if file.size < 0:  # which nobody has asked for yet
+            file = self._store.head(file.key)
         try:
-            try:
-                found = reader.inspect_header(source, chosen)
-            except ShortStepsError:
-                source = MappedSource(fetched.open(reader.name, file), where)
-                found = reader.inspect_header(source, chosen)
-        except (ConfigError, FormatError):
-            raise
-        except ValueError as error:  # of another package's format
-            raise CorruptDataError(f"{where}: {error}") from error
+            facts, unpacked = self._inspect(file, where)
+        except FormatError as error:
+            problem = str(error).removeprefix(f"{where}: ")
+            if skip_bad:
+                return BadFile(file.key, problem)
+            raise type(error)(
+                f'{_named(problem, where)}. Mend or remove the file, or leave it out with on_bad_files="skip"'
+            ) from error
+        except ConfigError as error:
+            raise ConfigError(_named(str(error), where)) from error
+        return UnindexedFile(file, facts.samples, facts.spec, piece_numbers(facts), beside, unpacked)
+
+    def _inspect(self, file: ObjectInfo, where: str) -> tuple[HeaderFacts, int | None]:
+        """A file's header, and of a compressed file the bytes of what comes out of it."""
+        reader, fetched, settings = self._reader, self._fetched, self._settings
+        if reader.row_groups:
+            settings = {**settings, "partition": dict(self._partitions.get(file.key, ()))}
+        codec = codec_of(file.key) if reader.packed else None
+        source: ByteSource | None = None
+        if fetched is None or reader.row_groups:
+            source = StoreSource(self._store, file.key, file.size, where)
+            fetched = None
+        elif reader.steps and not fetched.in_place and codec is None:
+            source = self._walk.source(file.key, file.size, where)
+        elif not (fetched.in_place or reader.whole or codec is not None):
+            source = StoreSource(self._store, file.key, file.size, where)
+        unpacked = None
+        try:
+            if source is not None:
+                with contextlib.suppress(ShortStepsError):
+                    return _header(reader, source, settings), None
+            assert fetched is not None
+            source = MappedSource(fetched.open(reader.name, file, codec), where)
+            if codec is not None:
+                unpacked = source.size
+                if "piece_bytes" in reader.settings:  # whoever reads a part of it has all of it fetched
+                    settings = {"piece_bytes": max(1, unpacked), **settings}
+            return _header(reader, source, settings), unpacked
         finally:
             del source
-            fetched.let_go(file, unpacked)
-        pieces = tuple((piece.start, piece.end, piece.samples) for piece in found.pieces)
-        return UnindexedFile(file.key, file.size, file.version, found.samples, found.spec, pieces, more, unpacked)
+            if fetched is not None:
+                fetched.let_go(file, unpacked)
 
-    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="stoker-headers") as pool:
-        futures = [pool.submit(header, file) for file in files]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+
+def _unchanged(old: UnindexedFile | None, file: ObjectInfo, beside: tuple[ObjectInfo, ...]) -> UnindexedFile | None:
+    """What is known of a file, if it and those beside it are still the same."""
+    if old is None:
+        return None
+    if not beside and not old.beside and (old.file.size, old.file.version) == (file.size, file.version):
+        return old  # as nearly all are
+    return old if old.mark == tuple(map(file_mark, (file, *beside))) else None
+
+
+def _header(reader: Format, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
+    try:
+        return reader.inspect_header(source, settings)
+    except (ConfigError, FormatError):
+        raise
+    except ValueError as error:  # of another package's format
+        raise CorruptDataError(f"{source.where}: {error}") from error
+
+
+def _named(message: str, where: str) -> str:
+    return message if where in message else f"{where}: {message}"
+
+
+def piece_numbers(facts: HeaderFacts) -> Ids:
+    """The shards that a file is read as; see :class:`~stoker.formats.common.file_shards.UnindexedFile`."""
+    if isinstance(facts.pieces, np.ndarray):
+        return facts.pieces
+    return np.array(facts.pieces, dtype=np.int64).reshape(-1, 3) if facts.pieces else _ONE_PIECE
 
 
 class FetchedFiles:
@@ -112,7 +212,7 @@ class FetchedFiles:
         self._fresh: set[str] = set()
         self._lock = threading.Lock()
 
-    def open(self, name: str, file: FoundFile, codec: str | None = None) -> Any:
+    def open(self, name: str, file: ObjectInfo, codec: str | None = None) -> Any:
         """All of a file, or of what comes out of a compressed one."""
         if codec is None:
             info = ShardInfo(name, 0, (whole_file(file, in_place=self.in_place),), (), None, {})
@@ -129,7 +229,7 @@ class FetchedFiles:
             f"{self._cache.describe(info)} disappears as often as it is fetched: is another process removing it?"
         )
 
-    def let_go(self, file: FoundFile, unpacked: int | None = None) -> None:
+    def let_go(self, file: ObjectInfo, unpacked: int | None = None) -> None:
         """Remove a file that was fetched here from the cache, if there is no room for it.
 
         Args:
@@ -161,15 +261,23 @@ class StoreSource:
     def read(self, start: int, end: int) -> bytes:
         """See :class:`~stoker.formats.common.byte_source.ByteSource`."""
         check_range(self, start, end)
-        if end - start > _BLOCK:  # of a file that is read through
-            return read_listed(self._store, lambda: self._store.get_range(self._key, start, end))
+        if end - start > _BLOCK:  # of a file that is read through, or a large header, whose end may be there
+            held = next((one for one in self._blocks if one[0] < end <= one[0] + len(one[1])), (end, b""))
+            return self._fetch(start, held[0]) + held[1][: end - held[0]]
         for first, block in self._blocks:
             if first <= start and end <= first + len(block):
                 return block[start - first : end - first]
         stop = min(self.size, max(end, start + _BLOCK))
         begin = max(0, min(start, stop - _BLOCK))
-        block = b""
-        if stop > begin:
-            block = read_listed(self._store, lambda: self._store.get_range(self._key, begin, stop))
+        block = self._fetch(begin, stop) if stop > begin else b""
         self._blocks.append((begin, block))
         return block[start - begin : end - begin]
+
+    def _fetch(self, start: int, end: int) -> bytes:
+        try:
+            return read_listed(self._store, lambda: self._store.get_range(self._key, start, end))
+        except StokerError:
+            size = self._store.head(self._key).size
+            if size == self.size:
+                raise
+            raise CorruptDataError(f"it is being written to: it had {self.size} bytes, and has {size}") from None

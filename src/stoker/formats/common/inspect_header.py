@@ -8,28 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from stoker.arguments import check_argument, nearest, unknown_name
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.base import FilePart, ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.types import Array
+from stoker.types import Ids
 from stoker.units import parse_bytes
 
 __all__ = [
-    "ShardSpan",
-    "PieceDetail",
     "HeaderFacts",
+    "Partition",
+    "ShardSpan",
     "check_count",
     "only_settings",
     "piece_bytes",
-    "piece_of",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSpan:
+Partition = tuple[tuple[str, Any], ...]
+"""Names and values of columns that the folders of a file tell, such as ``(("year", 2024),)`` for ``year=2024/``."""
+
+
+class ShardSpan(NamedTuple):
     """A part of a file that is a shard of its own.
 
     Attributes:
@@ -44,21 +45,6 @@ class ShardSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceDetail:
-    """Which piece of a file a shard is; see :class:`stoker.formats.base.ShardDetail`.
-
-    Attributes:
-        bytes: of the piece.
-        identity: tells it from other pieces of other files.
-        first: number of its first sample in the file.
-    """
-
-    bytes: int
-    identity: str
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
 class HeaderFacts:
     """What the header of a file says, that no index describes.
 
@@ -66,31 +52,13 @@ class HeaderFacts:
         samples: how many it holds.
         spec: what its shard's description holds: ``columns`` (name to a word for its type), and what else the format
             needs to read it. Plain JSON values.
-        pieces: the shards that its data is read as; empty where the file is one shard.
+        pieces: the shards that its data is read as; empty where the file is one shard. A format with a
+            ``describe_shards`` of its own gives the numbers that this needs: int64, one row a shard.
     """
 
     samples: int
     spec: Mapping[str, Any]
-    pieces: Sequence[ShardSpan] = ()
-
-
-def piece_of(info: ShardInfo, data: Array, where: str) -> Array:
-    """The bytes of a shard that is a piece, from what was opened: the piece itself, or the window that it is mapped in.
-
-    Args:
-        info: the shard's description; its last file is the one that has pieces.
-        data: what was opened of that file; uint8.
-        where: names the shard in errors.
-
-    Raises:
-        CorruptDataError: it is not as long as it should be.
-    """
-    part: FilePart | None = info.raw[-1].part
-    skip = part.starts[0] - part.window[0] if part is not None and part.in_place else 0
-    found = data[skip:]
-    if len(found) != info.raw[-1].bytes:
-        raise CorruptDataError(f"{where}: {len(found)} bytes where {info.raw[-1].bytes} were indexed")
-    return found
+    pieces: Sequence[ShardSpan] | Ids = ()
 
 
 def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
@@ -123,6 +91,7 @@ _KINDS: Final[Mapping[str, Any]] = {
     "decode": bool,
     "encodings": Mapping[str, str] | None,
     "header": bool,
+    "hive": bool,
     "raw": bool | None,
 }
 

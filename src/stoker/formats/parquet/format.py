@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.errors import IndexFileError
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.common.file_shards import UnindexedFile
+from stoker.formats.common.inspect_header import HeaderFacts, Partition, only_settings
 from stoker.formats.common.merge import read_each
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.parquet.footer.facts import RowGroup
+from stoker.formats.parquet.footer.footer import KnownSchema, read_facts, read_footer
+from stoker.formats.parquet.footer.row_groups import describe_row_groups
 from stoker.formats.parquet.pages.page_headers import bad_pages
 from stoker.formats.parquet.pages.values import PlacedValues, gather
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
 __all__ = ["ParquetFormat"]
+
+_MOST_SCHEMAS: Final = 256
 
 
 class ParquetFormat(Format):
@@ -27,6 +34,9 @@ class ParquetFormat(Format):
     shard = "a row group"
     writer = "stoker.writing.parquet_writer:ParquetWriter"
     views = "runs of rows"
+    suffixes = (".parquet", ".parq", ".pq")
+    row_groups = True
+    settings = ("filters", "hive")
     types = {"halffloat": "float16", "float": "float32", "double": "float64"}  # noqa: RUF012
     generated = GeneratedFiles(
         "stoker.generation.formats.parquet:ParquetLayout",
@@ -34,6 +44,47 @@ class ParquetFormat(Format):
         compressions=("snappy", "zstd", "gzip", "lz4"),
         settings=("row_group_size",),
     )
+
+    def __init__(self) -> None:
+        self._schemas: dict[Any, KnownSchema] = {}
+
+    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
+        """See :class:`stoker.formats.format.Format`: the header is the footer.
+
+        Raises:
+            MissingPackageError: pyarrow is not installed.
+        """
+        only_settings(settings, (*self.settings, "columns", "partition", "predicate"), self.name)
+        columns = settings.get("columns")
+        if len(self._schemas) > _MOST_SCHEMAS:
+            self._schemas.clear()
+        return read_facts(
+            read_footer(source),
+            source.size,
+            columns=None if columns is None else tuple(columns),
+            predicate=settings.get("predicate"),
+            partition=settings.get("partition", {}),
+            schemas=self._schemas,
+        )
+
+    def describe_shards(
+        self,
+        files: Sequence[UnindexedFile],
+        spec: Mapping[str, Any],
+        *,
+        in_place: bool,
+        partitions: Mapping[str, Partition] | None = None,
+        apart: bool = False,
+    ) -> Iterator[ShardInfo]:
+        """See :class:`stoker.formats.format.Format`: row groups, without those that the predicate leaves out.
+
+        Small ones of a file that follow each other are fetched together.
+        """
+        return describe_row_groups(files, spec["columns"], partitions or {}, in_place=in_place, apart=apart)
+
+    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See :class:`stoker.formats.format.Format`; how columns are stored may differ."""
+        return first if first["columns"] == other["columns"] else super().agree(first, other)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:  # noqa: ARG002
         """Parquet files say themselves what an index says of other formats.

@@ -17,7 +17,7 @@ from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import refuse
-from stoker.formats.common.inspect_header import piece_of
+from stoker.formats.common.file_shards import piece_of
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_index import find_lines

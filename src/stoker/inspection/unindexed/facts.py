@@ -1,60 +1,69 @@
-"""What files that others wrote, without an index, tell of themselves."""
+"""What files without an index tell of themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
-from stoker.catalog.unindexed.found_files import FilesLocation
-from stoker.formats.common.inspect_header import HeaderFacts
+from stoker.catalog.unindexed.files_location import FilesLocation
+from stoker.catalog.unindexed.find_files import side_by_side
+from stoker.errors import FormatError
+from stoker.formats.common.file_shards import UnindexedFile
+from stoker.formats.parquet.footer.row_groups import storage_of
 from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
 from stoker.inspection.previews import LARGEST, preview_files
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown
-from stoker.inspection.unindexed.files import FileGroup, FormatFiles
-from stoker.storage import is_local
+from stoker.inspection.unindexed.files import SeparateFiles
+from stoker.storage import ObjectInfo
 
 __all__ = ["inspect_unindexed"]
-
-_THREADS: Final = 16
 
 
 def inspect_unindexed(
     source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any], samples: int, *, count: bool
 ) -> DatasetFacts:
-    """Look at files of one format; see :func:`stoker.inspection.inspect`."""
-    of = FormatFiles(source, files, name, settings)
-    local = is_local(files.store.url) is not None
+    """Look at files of one format; see :func:`stoker.inspection.inspect`.
 
-    def header(one: FileGroup) -> HeaderFacts:
-        return of.inspect_header(one, files.read(one.file.key) if local or of.whole else None)
-
+    Raises:
+        FormatError: no file can be read.
+    """
+    of = SeparateFiles(source, files, name, settings)
     notes: list[str] = []
-    if of.single:
-        headers = [HeaderFacts(1, of.single_spec())] * len(of.found)
-    else:
-        looked = of.found if count or not of.whole else of.found[:1]
-        with ThreadPoolExecutor(min(_THREADS, len(looked)), thread_name_prefix="stoker-inspect") as pool:
-            headers = list(pool.map(header, looked))
-        if len(looked) < len(of.found):
-            notes.append(f"only the first of {len(of.found)} files was looked at; count=True or --count reads all")
-        notes += _disagreements(of, headers, files)
-    preview, said = _preview(files, of, headers, samples)
-    counted = len(headers) == len(of.found)
-    sizes = [one.size for one in of.found]
-    kinds: Mapping[str, str] = headers[0].spec["columns"]
+    looked = of.found if count or not of.whole else of.found[:1]
+    if len(looked) < len(of.found):
+        notes.append(f"only the first of {len(of.found)} files was looked at; count=True or --count reads all")
+
+    def inspect(file: ObjectInfo) -> UnindexedFile | FormatError:
+        try:
+            map_it = of.whole or (of.local and not of.reader.row_groups and not of.reader.single)
+            return of.inspect(file, files.read(file.key) if map_it else None)
+        except FormatError as error:
+            return error
+
+    outcomes = side_by_side([partial(inspect, file) for file in looked], "inspect")
+    read = [one for one in outcomes if isinstance(one, UnindexedFile)]
+    bad = [one for one in outcomes if isinstance(one, FormatError)]
+    if bad and not read:
+        raise bad[0]
+    notes += [*map(str, bad), *_disagreements(of, read, files)]
+    preview, said = _preview(files, of, read, samples)
+    counted = len(looked) == len(of.found)
+    sizes = [sum(one.size for one in of.files_of(file)) for file in of.found]
+    columns: Mapping[str, str] = next((one for one in read if one.samples), read[0]).spec["columns"]
+    raw_bytes, codecs = storage_of(read) if of.reader.row_groups else (None, ())
     return DatasetFacts(
         url=source.given or files.store.url,
         format=name,
         indexed=False,
-        files=sum(len(one.all) for one in of.found),
-        shards=sum(max(1, len(one.pieces)) for one in headers) if counted else None,
-        samples=sum(one.samples for one in headers) if counted else None,
-        columns=tuple(ColumnFacts(column, kind, shape_of(kind)) for column, kind in kinds.items()),
+        files=sum(len(of.files_of(file)) for file in of.found),
+        shards=sum(one.shards for one in read) if counted else None,
+        samples=sum(one.samples for one in read) if counted else None,
+        columns=tuple(ColumnFacts(column, kind, shape_of(kind)) for column, kind in columns.items()),
         stored_bytes=sum(sizes),
-        raw_bytes=None,
-        compression=(),
+        raw_bytes=raw_bytes,
+        compression=codecs,
         hashes=(),
         smallest_shard=min(sizes),
         largest_shard=max(sizes),
@@ -63,38 +72,34 @@ def inspect_unindexed(
     )
 
 
-def _disagreements(of: FormatFiles, headers: Sequence[HeaderFacts], files: FileReader) -> list[str]:
+def _disagreements(of: SeparateFiles, read: Sequence[UnindexedFile], files: FileReader) -> list[str]:
     """The first file whose columns do not go with the others'."""
-    filled = [(one.file.key, header.spec) for one, header in zip(of.found, headers, strict=False) if header.samples]
-    agreed = filled[0][1] if filled else {}
-    for key, spec in filled[1:]:
+    filled = [one for one in read if one.samples]
+    agreed = filled[0].spec if filled else {}
+    for one in filled[1:]:
         try:
-            agreed = of.reader.agree(agreed, spec)
+            agreed = of.reader.agree(agreed, one.spec)
         except ValueError as error:
             url = files.store.url_of
-            return [f"{url(filled[0][0])} and {url(key)} can not be read together: {error}"]
+            return [f"{url(filled[0].key)} and {url(one.key)} can not be read together: {error}"]
     return []
 
 
 def _preview(
-    files: FileReader, of: FormatFiles, headers: Sequence[HeaderFacts], samples: int
+    files: FileReader, of: SeparateFiles, read: Sequence[UnindexedFile], samples: int
 ) -> tuple[list[Mapping[str, Shown]], list[str]]:
+    """The first samples, and what hindered."""
     shown: list[Mapping[str, Shown]] = []
     notes: list[str] = []
-    for one, header in zip(of.found, headers, strict=False):
-        if len(shown) >= samples:
-            break
-        if not header.samples:
-            continue
-        where = files.store.url_of(one.file.key)
-        if one.size > LARGEST and is_local(files.store.url) is None:
-            return shown, [*notes, f"no samples are shown: {where} would have to be fetched whole"]
-        for info, data in of.shards(one, header, [files.read(file.key) for file in one.all]):
+    for one in read if samples else ():
+        where = files.store.url_of(one.key)
+        first = next(of.describe(one), None)
+        if first is not None and not of.local and sum(file.bytes for file in first.stored) > LARGEST:
+            return shown, [*notes, f"no samples are shown: the first shard of {where} would have to be fetched whole"]
+        for info, data in of.fetch_shards(one):
             more, said = preview_files(info, data, samples - len(shown), where)
             shown += more
             notes += said
-            if not more:
+            if not more or len(shown) >= samples:
                 return shown, notes
-            if len(shown) >= samples:
-                break
     return shown, notes

@@ -1,54 +1,33 @@
-"""Files that others wrote, each read by itself, without a cache."""
+"""Files without an index, each read by itself, without a cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from stoker.catalog.unindexed.file_facts import UnindexedFile
-from stoker.catalog.unindexed.file_shards import describe_file
-from stoker.catalog.unindexed.found_files import FilesLocation, FoundFile
-from stoker.catalog.unindexed.inspect_headers import StoreSource
-from stoker.catalog.unindexed.listing import find_format_files
-from stoker.errors import ConfigError, CorruptDataError, StokerError
-from stoker.formats.base import ShardInfo
+from stoker.cache.range_fetch import fetch_part
+from stoker.catalog.unindexed.files_location import FilesLocation
+from stoker.catalog.unindexed.find_files import find_files
+from stoker.catalog.unindexed.inspect_headers import StoreSource, piece_numbers
+from stoker.catalog.unindexed.open_files import unindexed_format
+from stoker.errors import CorruptDataError, StokerError
+from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, MappedSource
 from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import codec_of, parse_compression
+from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts
-from stoker.formats.one_file import CLASS, LABEL, PATH, FileFormat, content_column, content_kind, folder_of
-from stoker.formats.registry import get_format
 from stoker.inspection.read_files import FileReader
+from stoker.storage import ObjectInfo, is_local
 from stoker.types import Buffer
 
-__all__ = ["FormatFiles", "FileGroup"]
+__all__ = ["SeparateFiles"]
+
+# Of remote files, row groups that follow each other are fetched together until they have so many bytes.
+_TOGETHER: Final = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class FileGroup:
-    """A file, and those that belong to it.
-
-    Attributes:
-        file: the one that tells what it holds.
-        beside: the others; the last of them holds the data.
-    """
-
-    file: FoundFile
-    beside: tuple[FoundFile, ...]
-
-    @property
-    def all(self) -> tuple[FoundFile, ...]:
-        """All of them."""
-        return (self.file, *self.beside)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all of them."""
-        return sum(one.size for one in self.all)
-
-
-class FormatFiles:
+class SeparateFiles:
     """Files of one format.
 
     Args:
@@ -64,99 +43,128 @@ class FormatFiles:
     Attributes:
         reader: the format.
         found: the files.
-        single: whether each is a sample.
+        local: whether they are on this machine.
         whole: whether all of a file is read to tell what it holds, of any of them.
     """
 
     def __init__(self, source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any]) -> None:
-        self.reader = get_format(name)
-        self.single: bool = isinstance(self.reader, FileFormat)
-        if not self.single and not self.reader.unindexed:
-            raise ConfigError(f"format={name!r} is read only from datasets that have an index.json")
-        suffixes = self.reader.file_suffixes
-        ends = self.reader.beside
-        _, _, listed, beside = find_format_files(source, lambda _: files.store, suffixes, name, ends)
-        self.found = [FileGroup(file, beside.get(file.key, ())) for file in listed]
+        self.reader = unindexed_format(name)
+        listed = find_files(source, lambda _: files.store, self.reader).sized()
+        self.found: Sequence[ObjectInfo] = listed.files
+        self.local = is_local(files.store.url) is not None
+        self.whole = self.reader.whole or any(self._codec(file) is not None for file in self.found)
+        self._beside = listed.beside
         self._files = files
-        self._settings = settings
-        self.whole = self.reader.whole or any(self._codec(one) is not None for one in self.found)
+        self._settings = settings = {name: one for name, one in settings.items() if name != "on_bad_files"}
+        names = [file.key for file in self.found]
+        self._single = HeaderFacts(1, self.reader.inspect_names(names, settings)) if self.reader.single else None
 
-    def single_spec(self) -> Mapping[str, Any]:
-        """Columns of files that are a sample each; folders are classes."""
-        name = self.reader.name
-        image = name != "files"
-        columns = {content_column(name): content_kind(name), PATH: "str"}
-        folders = sorted({folder_of(one.file.key) for one in self.found}) if image else [""]
-        if "" in folders:
-            return {"columns": columns}
-        numbers = {folder: number for number, folder in enumerate(folders)}
-        return {"columns": {**columns, CLASS: "str", LABEL: "int"}, "numbers": numbers}
+    def files_of(self, file: ObjectInfo) -> tuple[ObjectInfo, ...]:
+        """A file and those that belong to it."""
+        return (file, *self._beside.get(file.key, ()))
 
-    def inspect_header(self, one: FileGroup, data: Buffer | None = None) -> HeaderFacts:
+    def inspect(self, file: ObjectInfo, data: Buffer | None = None) -> UnindexedFile:
         """What a file holds.
 
         Args:
-            one: the file.
+            file: the file.
             data: its bytes; ``None`` to read what is needed of them.
 
         Raises:
             StokerError: it is damaged, or can not be read.
         """
-        where = self._files.store.url_of(one.file.key)
-        source: ByteSource
-        if data is None and self._codec(one) is not None:
-            data = self._files.read(one.file.key)
+        where = self._files.store.url_of(file.key)
+        unpacked: int | None = None
+        if (codec := self._codec(file)) is not None:
+            data = self._unpack(codec, file.key, self._files.read(file.key) if data is None else data)
+            unpacked = len(data)
+        source: ByteSource = StoreSource(self._files.store, file.key, file.size, where)
         if data is not None:
-            source = MappedSource(self._plain(one, data), where)
-        else:
-            source = StoreSource(self._files.store, one.file.key, one.file.size, where)
+            source = MappedSource(data, where)
         try:
-            header: HeaderFacts = self.reader.inspect_header(source, self._settings)
-        except StokerError:
-            raise
+            facts = self._single or self.reader.inspect_header(source, self._settings)
+        except StokerError as error:
+            raise error if where in str(error) else type(error)(f"{where}: {error}") from error
         except Exception as error:  # of another package's format
             raise CorruptDataError(f"{where}: {type(error).__name__}: {error}") from error
-        return header
+        beside = self._beside.get(file.key, ())
+        return UnindexedFile(file, facts.samples, facts.spec, piece_numbers(facts), beside, unpacked)
 
-    def shards(
-        self, one: FileGroup, header: HeaderFacts, data: Sequence[Buffer]
-    ) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
+    def shards(self, one: UnindexedFile, data: Sequence[Buffer]) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
         """A file's shards, each with the bytes to open.
 
         Args:
             one: the file.
-            header: what it holds.
             data: bytes of all of its files.
 
         Raises:
             CorruptDataError: the data ends before the last shard does.
         """
-        pieces = tuple((piece.start, piece.end, piece.samples) for piece in header.pieces)
-        size = one.file.size
-        if self._codec(one) is not None:
-            data = [self._plain(one, data[0])]
-            size = len(data[0])
-        file = UnindexedFile(one.file.key, size, one.file.version, header.samples, header.spec, pieces, one.beside)
-        for info in describe_file(self.reader.name, file, header.spec, in_place=False):
-            *heads, last = data
-            part = info.raw[-1].part
-            if part is not None and (part.starts[0], part.ends[0]) != (0, len(last)):
-                last = last[part.starts[0] : part.ends[0]]
-            yield info, [*heads, last]
+        if (codec := self._codec(one.file)) is not None:
+            data = [self._unpack(codec, one.key, data[0])]
+        for info in self.describe(one):
+            start, end = _window_of(info.raw[-1])
+            yield info, [*data[:-1], data[-1] if (start, end) == (0, len(data[-1])) else data[-1][start:end]]
 
-    def _codec(self, one: FileGroup) -> str | None:
-        return codec_of(one.file.key) if self.reader.packed else None
+    def row_groups(self, one: UnindexedFile) -> Iterator[tuple[tuple[int, int], list[ShardInfo]]]:
+        """Row groups that follow each other, with the window of the file that they lie in: one, or some of a remote file.
 
-    def _plain(self, one: FileGroup, data: Buffer) -> Buffer:
-        """A file's bytes, or of a compressed one what comes out.
+        Raises:
+            CorruptDataError: row groups contradict each other.
+        """
+        together: list[ShardInfo] = []
+        start = end = 0
+        for info in self.describe(one):
+            first, last = _window_of(info.raw[0])
+            low, high = min(start, first), max(end, last)
+            if together and (self.local or high - low > _TOGETHER):
+                yield (start, end), together
+                together = []
+            start, end = (low, high) if together else (first, last)
+            together.append(info)
+        if together:
+            yield (start, end), together
+
+    def fetch_shards(self, one: UnindexedFile) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
+        """A file's shards, each with the bytes to open, of which no more are read than it has.
+
+        Raises:
+            StokerError: they can not be read.
+        """
+        if self._codec(one.file) is not None or (self.local and not self.reader.row_groups):
+            yield from self.shards(one, [self._files.read(file.key) for file in one.files])
+            return
+        for info in self.describe(one, in_place=False):
+            yield info, [self._fetch(file) for file in info.raw]
+
+    def _fetch(self, file: FileInfo) -> Buffer:
+        part = file.part
+        assert part is not None  # as all files that are described without an index
+        return self._files.fetched(lambda path: fetch_part(self._files.store, part, path))
+
+    def describe(self, one: UnindexedFile, *, in_place: bool = True) -> Iterator[ShardInfo]:
+        """The shards of a file, as they are mapped where it lies, or as they are fetched.
+
+        Raises:
+            CorruptDataError: the data ends before the last shard does, or shards contradict each other.
+        """
+        return self.reader.describe_shards([one] if one.samples else [], one.spec, in_place=in_place)
+
+    def _codec(self, file: ObjectInfo) -> str | None:
+        return codec_of(file.key) if self.reader.packed else None
+
+    def _unpack(self, codec: str, key: str, data: Buffer) -> Buffer:
+        """What comes out of a compressed file.
 
         Raises:
             CorruptDataError: it is damaged, or holds more than so few bytes should.
         """
-        codec = self._codec(one)
-        if codec is None:
-            return data
         try:
             return bytes(parse_compression(codec).decompress_unsized(memoryview(data), most_unpacked(len(data))))
         except CorruptDataError as error:
-            raise CorruptDataError(f"{self._files.store.url_of(one.file.key)}: {error}") from None
+            raise CorruptDataError(f"{self._files.store.url_of(key)}: {error}") from None
+
+
+def _window_of(file: FileInfo) -> tuple[int, int]:
+    assert file.part is not None  # as all files that are described without an index
+    return file.part.window

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles
+from stoker.catalog.unindexed.files_location import Files
+from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.tokens.sources.parquet import open_files

@@ -13,9 +13,10 @@ import numpy as np
 from stoker.cache.base import CacheSettings
 from stoker.cache.open_cache import check_memory
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.unindexed.found_files import find_files, source_of
-from stoker.catalog.unindexed.open_parquet import Files, OnBadFiles, open_parquet
-from stoker.catalog.unindexed.parquet_footers import BadFile, FooterReader
+from stoker.catalog.unindexed.files_location import Files, source_of
+from stoker.catalog.unindexed.find_files import find_files
+from stoker.catalog.unindexed.inspect_headers import BadFile, HeaderReader
+from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unindexed_format
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.footer.facts import NULLS, RowGroup
@@ -215,17 +216,17 @@ def open_files(
     Raises:
         ConfigError: there is no token column, or there are no tokens.
         StorageError, CorruptDataError, FormatError, IndexFileError: as
-        :func:`~stoker.catalog.unindexed.open_parquet.open_parquet`.
+        :func:`~stoker.catalog.unindexed.open_files.open_unindexed`.
     """
     check_memory(in_memory, given, local)
     if column is None:
         column = _find_column(given, storage_options, skip_bad=on_bad_files == "skip")
-    place = open_parquet(
+    place = open_unindexed(
         given,
+        "parquet",
         local,
+        options={"hive": False, "on_bad_files": on_bad_files},
         columns=(column,),
-        hive=False,
-        on_bad_files=on_bad_files,
         settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
         storage_options=storage_options,
     )
@@ -234,21 +235,22 @@ def open_files(
 
 def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:
     """Name of the token column, by the schema of the first file that has rows."""
-    source, store, files = find_files(source_of(given), lambda root: open_store(root, storage_options))
-    reader = FooterReader(store, None, None, threads=1)
-    for file in files[:_MOST_LOOKED_AT]:
-        (facts,) = reader.read(reader.sized([file]), [{}], skip_bad=skip_bad)
-        if isinstance(facts, BadFile) or not len(facts.rows):
+    reader = unindexed_format("parquet")
+    found = find_files(source_of(given), lambda root: open_store(root, storage_options), reader)
+    headers = HeaderReader(reader, found.store, {})
+    for file in found.files[:_MOST_LOOKED_AT]:
+        one = headers.read(file, skip_bad=skip_bad)
+        if isinstance(one, BadFile) or not one.samples:
             continue
-        columns = {column.name: column.type for column in facts.schema.columns}
-        found = next((name for name in TOKEN_COLUMNS if name in columns), None)
-        if found is None:
+        columns: Mapping[str, str] = one.spec["columns"]
+        name = next((name for name in TOKEN_COLUMNS if name in columns), None)
+        if name is None:
             described = ", ".join(f"{name} ({kind})" for name, kind in columns.items())
             raise ConfigError(
-                f"{store.url_of(file.key)}: there is no token column: none is called {' or '.join(TOKEN_COLUMNS)}; there is "
-                f"{described}. Name it (column=), or make tokens of text with `stoker tokenize`"
+                f"{found.store.url_of(file.key)}: there is no token column: none is called {' or '.join(TOKEN_COLUMNS)}; "
+                f"there is {described}. Name it (column=), or make tokens of text with `stoker tokenize`"
             )
-        return found
+        return name
     raise ConfigError(
-        f"{source.root}: there are no tokens: none of the first {len(files[:_MOST_LOOKED_AT])} files has rows"
+        f"{found.source.root}: there are no tokens: none of the first {len(found.files[:_MOST_LOOKED_AT])} files has rows"
     )

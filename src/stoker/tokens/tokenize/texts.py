@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, Literal
 
 from stoker.catalog.splits import refuse_splits
-from stoker.catalog.unindexed.found_files import check_exists
+from stoker.catalog.unindexed.files_location import check_exists
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.formats.text.json_shards import lines_remedy
 from stoker.index.index import INDEX_NAME

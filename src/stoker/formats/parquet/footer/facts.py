@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.parquet.footer.schema import FileSchema
 from stoker.types import Ids
 
@@ -17,6 +18,7 @@ __all__ = [
     "DATA_PAGE",
     "DICTIONARY_PAGE",
     "FIELDS",
+    "GROUP_FIELDS",
     "MAGIC",
     "NULLS",
     "START",
@@ -32,6 +34,10 @@ MAGIC: Final = b"PAR1"
 # Facts of a chunk, in this order. Places are bytes from the file's start; -1 where there is none.
 START, DATA_PAGE, DICTIONARY_PAGE, COMPRESSED, UNCOMPRESSED, VALUES, NULLS, CODEC = range(8)
 FIELDS: Final = 8
+
+GROUP_FIELDS: Final = 4
+"""How many numbers of a row group come before the facts of its chunks: its place in the file, its rows, its uncompressed
+bytes with all columns, and whether a row of it may fulfil the predicate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +65,22 @@ class FileFacts:
     bytes: Ids
     chunks: NDArray[np.int64]
     possible: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, file: UnindexedFile, schema: FileSchema) -> FileFacts:
+        """The facts that :func:`~stoker.formats.parquet.footer.footer.read_facts` found, by its numbers of each row group."""
+        groups, leaves = file.pieces, sum(len(column.paths) for column in schema.columns)
+        return cls(
+            file.key,
+            file.file.size,
+            file.file.version,
+            schema,
+            groups[:, 0],
+            groups[:, 1],
+            groups[:, 2],
+            groups[:, GROUP_FIELDS:].reshape(len(groups), leaves, FIELDS),
+            groups[:, 3].astype(np.bool_),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

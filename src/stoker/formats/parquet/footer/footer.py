@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import CorruptDataError, FormatError
+from stoker.errors import ConfigError, CorruptDataError, FormatError
+from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
 from stoker.formats.parquet.footer import thrift
 from stoker.formats.parquet.footer.bounds import FooterBounds
-from stoker.formats.parquet.footer.facts import FIELDS, MAGIC, FileFacts
+from stoker.formats.parquet.footer.facts import FIELDS, GROUP_FIELDS, MAGIC
 from stoker.formats.parquet.footer.predicate import Predicate
 from stoker.formats.parquet.footer.schema import ARROW_KEY, FileSchema, leaves_below, read_schema
 from stoker.formats.parquet.footer.single_column import open_limits
 
-__all__ = ["TAIL", "column_names", "footer_length", "read_facts"]
+__all__ = ["KnownSchema", "read_facts", "read_footer"]
 
-TAIL: Final = 8
-"""Bytes after the footer: its length and the magic."""
-
+# Bytes after the footer: its length and the magic.
+_TAIL: Final = 8
 # Uncompressed, Snappy, gzip, Brotli, LZ4 as Hadoop frames it, zstd, LZ4: all but LZO.
 _CODECS: Final = frozenset([0, 1, 2, 4, 5, 6, 7])
 _MOST_ROWS: Final = 1 << 31
@@ -29,122 +32,135 @@ _MOST_ROWS: Final = 1 << 31
 _VALUES: Final = 2
 
 
-def footer_length(tail: bytes, size: int) -> int:
-    """Bytes of a file's footer, from the file's last bytes.
+@dataclass(frozen=True, slots=True)
+class KnownSchema:
+    """A schema that was met.
+
+    Attributes:
+        whole: of all columns.
+        chosen: of those that are read.
+        spec: the chosen one in JSON values.
+    """
+
+    whole: FileSchema
+    chosen: FileSchema
+    spec: Mapping[str, Any]
+
+
+def read_footer(source: ByteSource) -> bytes:
+    """The footer of a file, without its length and the magic.
 
     Raises:
-        CorruptDataError: this is not the end of a Parquet file of ``size`` bytes.
+        CorruptDataError: it is no Parquet file, or it is cut off.
+        FormatError: the footer is encrypted.
+        StorageError: it can not be read.
     """
+    size = source.size
     if size == 0:
         raise CorruptDataError("the file is empty (0 bytes), so it is no Parquet file")
+    tail = source.read(max(0, size - _TAIL), size)
     if tail[-4:] == b"PARE":
         raise FormatError("the file's footer is encrypted; encrypted Parquet is not supported")
-    if len(tail) < TAIL or tail[-4:] != MAGIC:
+    if len(tail) < _TAIL or tail[-4:] != MAGIC:
         raise CorruptDataError("the file does not end as Parquet files do: it is cut off, or no Parquet file")
-    length = int.from_bytes(tail[-TAIL:-4], "little")
-    if not 0 < length <= size - TAIL - len(MAGIC):
+    length = int.from_bytes(tail[:4], "little")
+    if not 0 < length <= size - _TAIL - len(MAGIC):
         raise CorruptDataError(f"its footer of {length} bytes does not fit into a file of {size} bytes")
-    return length
+    return source.read(size - _TAIL - length, size - _TAIL)
 
 
 def read_facts(
     footer: bytes,
-    *,
-    key: str,
     size: int,
-    version: str,
-    columns: Sequence[str] | None,
-    predicate: Predicate | None,
-    constants: Mapping[str, Any],
-    schemas: dict[tuple[bytes, bytes, str], tuple[FileSchema, FileSchema]],
-) -> FileFacts:
-    """What an index needs of a footer.
+    *,
+    columns: Sequence[str] | None = None,
+    predicate: Predicate | None = None,
+    partition: Mapping[str, Any] = MappingProxyType({}),
+    schemas: dict[Any, KnownSchema],
+) -> HeaderFacts:
+    """What an index needs of a footer; ``pieces`` are the row groups with rows.
 
     Args:
         footer: the footer without its tail.
-        key, size, version: of the file; see :class:`FileFacts`.
+        size: bytes of the file.
         columns: columns to read; ``None`` for all.
         predicate: which row groups to read; ``None`` for all.
-        constants: values that the file's directory tells, which hide columns of the file.
-        schemas: schemas that were met, whole and as chosen, which equal ones are taken from. To be shared by files of one
-            dataset only, as it does not tell ``columns`` apart.
+        partition: values that the file's folders tell, which hide columns of the file.
+        schemas: schemas that were met, which equal ones are taken from.
 
     Raises:
         CorruptDataError: the footer contradicts itself or the file's size; names row group and column.
         FormatError: the file needs what is not supported.
-        ConfigError: the predicate does not fit the file's columns.
+        ConfigError: the predicate does not fit the file's columns, or a file with rows lacks a column.
     """
     needed = None if columns is None else {*columns, *(predicate.columns if predicate is not None else ())}
     parsed = thrift.parse_footer(footer, partial(leaves_below, names=needed))
-    known = (
+    met = (
         b"".join(element.data for element in parsed.schema),
         parsed.metadata.get(ARROW_KEY, b""),
         parsed.created_by,
+        columns,
+        frozenset(partition),
     )
-    found = schemas.get(known)
-    if found is None:
-        whole_schema = read_schema(parsed, _opened(footer).schema_arrow)
-        found = schemas.setdefault(known, (whole_schema, _chosen(whole_schema, columns, constants)))
-    whole_schema, schema = found
+    schema = schemas.get(met)
+    if schema is None:
+        whole = read_schema(parsed, _opened(footer).schema_arrow)
+        chosen = _chosen(whole, columns, partition)
+        schema = schemas.setdefault(met, KnownSchema(whole, chosen, chosen.as_spec()))
+    _check_rows(parsed, sum(len(column.paths) for column in schema.whole.columns))
+    filled = [number for number, group in enumerate(parsed.groups) if group.rows]
+    if filled:
+        for name in columns or ():
+            if name not in schema.spec["columns"] and name not in partition:
+                there = [*_opened(footer).schema_arrow.names, *partition]
+                raise ConfigError(f"no column {name!r}; it has {', '.join(there)}")
+    possible = [True] * len(filled)
+    if predicate is not None:
+        bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], schema.whole, partition)
+        possible = [predicate.possible(partial(bounds.of, place)) for place in range(len(filled))]
     leaves = [
         (leaf, kind, column.name, column.flat)
-        for column in schema.columns
+        for column in schema.chosen.columns
         for leaf, kind in zip(column.leaves, column.kinds, strict=True)
     ]
-    count = sum(len(column.paths) for column in whole_schema.columns)
-    filled = [number for number, group in enumerate(parsed.groups) if group.rows]
+    end = size - _TAIL - len(footer)
+    groups: list[Sequence[int]] = []
+    for number, wanted in zip(filled, possible, strict=True):
+        group = parsed.groups[number]
+        facts = [number, group.rows, group.bytes, int(wanted)]
+        for leaf, kind, name, flat in leaves:
+            try:
+                facts += _chunk(group.chunks[leaf], kind, end, group.rows if flat else None)
+            except ValueError as error:
+                raise CorruptDataError(f"row group {number}, column {name!r}: {error}") from None
+        groups.append(facts)
+    table = np.array(groups, dtype=np.int64).reshape(len(groups), GROUP_FIELDS + FIELDS * len(leaves))
+    return HeaderFacts(parsed.rows, schema.spec, table)
+
+
+def _check_rows(parsed: thrift.Footer, leaves: int) -> None:
+    """See that row groups have as many chunks as the schema has leaves, and together the footer's number of rows."""
     for number, group in enumerate(parsed.groups):
         if not 0 <= group.rows < _MOST_ROWS:
             raise CorruptDataError(f"row group {number} claims {group.rows} rows")
-        if group.rows and len(group.chunks) != count:
+        if group.rows and len(group.chunks) != leaves:
             raise CorruptDataError(
-                f"row group {number} has {len(group.chunks)} column chunks, the schema {count} columns"
+                f"row group {number} has {len(group.chunks)} column chunks, the schema {leaves} columns"
             )
         if not group.rows and (values := max((chunk[_VALUES] for chunk in group.chunks if chunk), default=0)) > 0:
             raise CorruptDataError(f"row group {number} claims 0 rows, and {values} values in a column")
     if parsed.rows != (total := sum(group.rows for group in parsed.groups)):
         raise CorruptDataError(f"its footer claims {parsed.rows} rows, and {total} in its row groups")
-    possible = [True] * len(filled)
-    if predicate is not None:
-        bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], whole_schema, constants)
-        possible = [predicate.possible(partial(bounds.of, place)) for place in range(len(filled))]
-    chunks: list[Sequence[int]] = []
-    end = size - TAIL - len(footer)
-    for number in filled:
-        group = parsed.groups[number]
-        for leaf, kind, name, flat in leaves:
-            try:
-                chunks.append(_chunk(group.chunks[leaf], kind, end, group.rows if flat else None))
-            except ValueError as error:
-                raise CorruptDataError(f"row group {number}, column {name!r}: {error}") from None
-    numbers, rows = filled, [parsed.groups[number].rows for number in filled]
-    sizes = [parsed.groups[number].bytes for number in filled]
-    return FileFacts(
-        key,
-        size,
-        version,
-        schema,
-        np.array(numbers, dtype=np.int64),
-        np.array(rows, dtype=np.int64),
-        np.array(sizes, dtype=np.int64),
-        np.array(chunks, dtype=np.int64).reshape(len(rows), len(leaves), FIELDS),
-        np.array(possible, dtype=np.bool_),
-    )
 
 
-def _chosen(schema: FileSchema, columns: Sequence[str] | None, constants: Mapping[str, Any]) -> FileSchema:
+def _chosen(schema: FileSchema, columns: Sequence[str] | None, partition: Mapping[str, Any]) -> FileSchema:
     """The columns to read of a file."""
     names = [column.name for column in schema.columns]
-    wanted = [name for name in (names if columns is None else columns) if name not in constants]
+    wanted = [name for name in (names if columns is None else columns) if name not in partition]
     for name in wanted:
         if names.count(name) > 1:
             raise FormatError(f"it has two columns called {name!r}: rename one, or leave it out with columns=")
     return schema.select(wanted)
-
-
-def column_names(footer: bytes) -> list[str]:
-    """Names of all top-level columns of a footer that :func:`read_facts` has read."""
-    return list(_opened(footer).schema_arrow.names)
 
 
 def _opened(footer: bytes) -> Any:

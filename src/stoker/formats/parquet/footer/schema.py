@@ -76,6 +76,43 @@ class FileSchema:
         """The column of this name."""
         return next((column for column in self.columns if column.name == name), None)
 
+    def as_spec(self) -> dict[str, Any]:
+        """The schema in JSON values; ``columns`` are names and types."""
+        return {
+            "columns": {column.name: column.type for column in self.columns},
+            "created_by": self.created_by,
+            "schema": [
+                {
+                    "name": column.name,
+                    "arrow": base64.b64encode(column.arrow).decode(),
+                    "elements": base64.b64encode(column.elements).decode(),
+                    "count": column.count,
+                    "first": column.first,
+                    "paths": [list(path) for path in column.paths],
+                    "kinds": list(column.kinds),
+                }
+                for column in self.columns
+            ],
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> FileSchema:
+        """The schema that :meth:`as_spec` wrote."""
+        columns = (
+            ColumnSchema(
+                column["name"],
+                spec["columns"][column["name"]],
+                base64.b64decode(column["arrow"]),
+                base64.b64decode(column["elements"]),
+                column["count"],
+                column["first"],
+                tuple(tuple(path) for path in column["paths"]),
+                tuple(column["kinds"]),
+            )
+            for column in spec["schema"]
+        )
+        return cls(tuple(columns), spec["created_by"])
+
     def select(self, names: Sequence[str] | None) -> FileSchema:
         """Only the columns of these names that the file has, in the file's order."""
         if names is None:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from stoker.errors import CorruptDataError
 from stoker.formats.base import FileInfo, FilePart, ShardInfo
-from stoker.formats.parquet.footer.facts import COMPRESSED, MAGIC, START, FileFacts, RowGroup
+from stoker.formats.common.file_shards import UnindexedFile
+from stoker.formats.common.inspect_header import Partition
+from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, MAGIC, START, UNCOMPRESSED, FileFacts, RowGroup
+from stoker.formats.parquet.footer.schema import FileSchema
 from stoker.storage.versions import stable_version
 
-__all__ = ["describe_row_groups"]
+__all__ = ["describe_row_groups", "storage_of"]
 
 # Row groups of one file are fetched together until they have so many bytes.
 _FETCH_TOGETHER: Final = 16 << 20
 _NO_HASHES: Final[Mapping[str, str]] = {}
+# Numbers of CompressionCodec in parquet.thrift of the Parquet format.
+_CODECS: Final = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 
 
 def describe_row_groups(
-    facts: Sequence[FileFacts],
-    constants: Mapping[str, tuple[tuple[str, Any], ...]],
+    files: Sequence[UnindexedFile],
     kinds: Mapping[str, str],
+    partitions: Mapping[str, Partition],
     *,
     in_place: bool,
     apart: bool = False,
@@ -31,9 +36,9 @@ def describe_row_groups(
     """A description of each row group that may be read.
 
     Args:
-        facts: the files.
-        constants: of each file, by key, the values that its directory tells.
+        files: the files.
         kinds: names and types of the columns to read.
+        partitions: what the folders of each file tell, by its key.
         in_place: whether the files are mapped where they lie.
         apart: fetch each row group by itself, however small.
 
@@ -41,12 +46,25 @@ def describe_row_groups(
         CorruptDataError: chunks of a file overlap.
     """
     spec = {"columns": dict(kinds), "layout": ("parquet", tuple(kinds.items()))}
-    for one in facts:
-        chosen = tuple((name, value) for name, value in constants[one.key] if name in kinds)
+    schemas: dict[int, FileSchema] = {}
+    for file in files:
+        schema = schemas.get(id(file.spec))
+        if schema is None:
+            schema = schemas[id(file.spec)] = FileSchema.from_spec(file.spec)
+        one = FileFacts.of(file, schema)
+        chosen = tuple((name, value) for name, value in partitions.get(file.key, ()) if name in kinds)
         places, rows = np.flatnonzero(one.possible).tolist(), one.rows.tolist()
-        for file, together in _windows(one, places) if in_place else _fetched(one, places, apart):
+        for part, together in _windows(one, places) if in_place else _fetched(one, places, apart):
             for place in together:
-                yield ShardInfo("parquet", rows[place], (file,), (), None, spec, RowGroup(one, place, chosen))
+                yield ShardInfo("parquet", rows[place], (part,), (), None, spec, RowGroup(one, place, chosen))
+
+
+def storage_of(files: Sequence[UnindexedFile]) -> tuple[int, tuple[str, ...]]:
+    """Bytes of files' columns when they are decompressed, and the names of the codecs that they are compressed with."""
+    chunks = [FileFacts.of(one, FileSchema.from_spec(one.spec)).chunks for one in files]
+    codecs = {int(number) for one in chunks for number in np.unique(one[:, :, CODEC])}
+    names = tuple(_CODECS[number] for number in sorted(codecs) if 0 < number < len(_CODECS))
+    return sum(int(one[:, :, UNCOMPRESSED].sum()) for one in chunks), names
 
 
 def _windows(facts: FileFacts, places: Sequence[int]) -> Iterator[tuple[FileInfo, Sequence[int]]]:

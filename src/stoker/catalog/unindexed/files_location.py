@@ -1,0 +1,163 @@
+"""Where the files of a dataset are, by what the caller gives: a directory, a file, a pattern, or a list."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from stoker.display import redact_url
+from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.storage import is_local
+
+__all__ = ["Files", "FilesLocation", "check_exists", "source_of"]
+
+Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A directory or URL prefix, a file, a pattern, or a list of files."""
+
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class FilesLocation:
+    """Where the files are.
+
+    Attributes:
+        root: URL or directory that keys are relative to.
+        pattern: regular expression that the keys match; ``None`` for all files of the format.
+        keys: the files, where they are named one by one.
+        given: the pattern as it was given.
+    """
+
+    root: str
+    pattern: str | None = None
+    keys: tuple[str, ...] | None = None
+    given: str | None = None
+
+
+def source_of(given: Files) -> FilesLocation:
+    """What the caller means.
+
+    Args:
+        given: a directory or URL prefix; a file; a pattern with ``*`` (within a name), ``**`` (any directories), ``?``
+            and ``[...]``; or a list of files, all local or all of one bucket.
+
+    Raises:
+        ConfigError: an empty list, a file that comes twice, files of several buckets.
+    """
+    if isinstance(given, str | os.PathLike):
+        return _one(os.fspath(given))
+    names = [os.fspath(one) for one in given]
+    if not names:
+        raise ConfigError("the list of files is empty")
+    local = [is_local(name) for name in names]
+    if all(path is not None for path in local):
+        names = [str(path) for path in local]
+        root = os.path.commonpath([os.path.dirname(name) for name in names])
+        keys = [os.path.relpath(name, root) for name in names]
+    else:
+        heads = [_split(name) for name in names]
+        if len({head for head, _ in heads}) > 1:
+            raise ConfigError(
+                "a list of files must lie in one bucket, or on this machine; found "
+                f"{' and '.join(sorted({head for head, _ in heads})[:2])}. Give each its own Stream"
+            )
+        parts = [tail.split("/") for _, tail in heads]
+        common: list[str] = []
+        for names_there in zip(*(one[:-1] for one in parts), strict=False):
+            if len(set(names_there)) > 1:
+                break
+            common.append(names_there[0])
+        root = "/".join([heads[0][0], *common])
+        keys = ["/".join(one[len(common) :]) for one in parts]
+    twice = {key for key in keys if keys.count(key) > 1} if len(set(keys)) != len(keys) else set()
+    if twice:
+        raise ConfigError(f"the list of files has {min(twice)!r} twice")
+    return FilesLocation(root, keys=tuple(keys))
+
+
+def check_exists(given: str | os.PathLike[str]) -> None:
+    """See that a local path, which is no pattern, exists.
+
+    Raises:
+        ObjectNotFoundError: it does not; names what lies beside it and is named alike.
+    """
+    path = is_local(given)
+    if path is None or path.exists() or _WILD.search(str(path)):
+        return
+    parent = path.parent
+    if not parent.is_dir():
+        raise ObjectNotFoundError(f"{path} does not exist, nor does its directory: check the path", url=str(path))
+    near = difflib.get_close_matches(path.name, [entry.name for entry in os.scandir(parent)], 3)
+    meant = f": did you mean {' or '.join(repr(name) for name in near)}?" if near else f": check what is in {parent}"
+    raise ObjectNotFoundError(f"{path} does not exist{meant}", url=str(path))
+
+
+def _one(text: str) -> FilesLocation:
+    local = is_local(text)
+    if local is not None:
+        path = str(local)
+        if _WILD.search(path) and not os.path.exists(path):
+            return _wild(path)
+        if os.path.isfile(path):
+            return FilesLocation(os.path.dirname(path), keys=(os.path.basename(path),))
+        return FilesLocation(path)
+    head, tail = _split(text)
+    if _WILD.search(tail):
+        return _wild(text)
+    if head.startswith(("http://", "https://")):  # which can not be listed
+        parent, _, name = text.rpartition("/")
+        if not name:
+            raise ConfigError(
+                f"{redact_url(text)}: plain HTTP can not list a directory. Name the files, in a list if several"
+            )
+        return FilesLocation(parent, keys=(name,))
+    return FilesLocation(text.rstrip("/"))
+
+
+def _wild(text: str) -> FilesLocation:
+    first = _WILD.search(text)
+    assert first is not None
+    root, _, pattern = text[: first.start()].rpartition("/")
+    return FilesLocation(root or "/", pattern=_regular(pattern + text[first.start() :]), given=text)
+
+
+def _regular(pattern: str) -> str:
+    """A pattern of files as a regular expression of keys."""
+    out: list[str] = []
+    segments = pattern.split("/")
+    for number, segment in enumerate(segments):
+        last = number == len(segments) - 1
+        if segment == "**":
+            out.append(".*" if last else "(?:.*/)?")
+            continue
+        at = 0
+        while at < len(segment):
+            char = segment[at]
+            close = segment.find("]", at + 2) if char == "[" else -1
+            if char == "*":
+                out.append("[^/]*")
+            elif char == "?":
+                out.append("[^/]")
+            elif close > 0:
+                inside = segment[at + 1 : close].replace("\\", r"\\")
+                out.append(f"[^{inside[1:]}]" if inside[0] == "!" else f"[{inside}]")
+                at = close
+            else:
+                out.append(re.escape(char))
+            at += 1
+        if not last:
+            out.append("/")
+    return "".join(out)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """``scheme://host`` and the path; a local path has no host."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "", url
+    host, _, path = rest.partition("/")
+    return f"{scheme}://{host}", path

@@ -1,0 +1,209 @@
+"""Which files a dataset without an index has."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar
+
+from stoker.catalog.splits import refuse_splits
+from stoker.catalog.unindexed.files_location import FilesLocation
+from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files
+from stoker.concurrency.threads import Threads
+from stoker.errors import IndexFileError, ObjectNotFoundError
+from stoker.formats.common.checks import check_basename
+from stoker.formats.format import Format
+from stoker.index.index import INDEX_NAME
+from stoker.storage import ObjectInfo, Store, is_local
+from stoker.storage.files import walk_files
+from stoker.storage.local import file_errors, file_info
+from stoker.storage.unfinished import MARK, counted_files
+
+__all__ = ["SourceFiles", "find_files", "is_hidden", "read_listed", "side_by_side"]
+
+_T = TypeVar("_T")
+_THREADS: Final = 16
+_LISTED_DELAYS: Final = (0.1, 0.3, 1.0, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFiles:
+    """The files of a dataset.
+
+    Attributes:
+        source: where they are, which may turn out to be a single file.
+        store: of the source's root.
+        files: key, size and version of each, in the order of their keys, or in that of a list. The size is -1 where nobody
+            has asked yet.
+        beside: the files that belong to each, by its key.
+    """
+
+    source: FilesLocation
+    store: Store
+    files: Sequence[ObjectInfo]
+    beside: Mapping[str, tuple[ObjectInfo, ...]]
+
+    def sized(self) -> SourceFiles:
+        """The same with the sizes of files that were named and not listed.
+
+        Raises:
+            ObjectNotFoundError: one does not exist.
+        """
+        unknown = [
+            one for one in (*self.files, *(one for more in self.beside.values() for one in more)) if one.size < 0
+        ]
+        if not unknown:
+            return self
+        infos = side_by_side([partial(_head, self.store, one.key) for one in unknown], "sizes")
+        found = {info.key: info for info in infos}
+        return replace(
+            self,
+            files=[found.get(one.key, one) for one in self.files],
+            beside={key: tuple(found.get(one.key, one) for one in more) for key, more in self.beside.items()},
+        )
+
+
+def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader: Format) -> SourceFiles:
+    """The files of a format.
+
+    In directories only names with one of the format's suffixes count. There and by patterns, hidden files are passed over:
+    names that begin with ``_`` or ``.``, in any directory below the root, as Spark and others leave them beside the data. So
+    are an ``index.json`` at the root, and files of a writer that is not done (:mod:`stoker.storage.unfinished`). In
+    directories that ``datasets`` saved, only the files that their ``state.json`` lists count.
+
+    Args:
+        source: where.
+        open_root: opens a root.
+        reader: the format.
+
+    Raises:
+        ObjectNotFoundError: there are none; says what is there.
+        IndexFileError: a file's name leaves the root.
+        ConfigError: a directory holds several splits (:mod:`stoker.catalog.splits`); says how to choose one.
+    """
+    store, suffixes = open_root(source.root), reader.file_suffixes
+    if source.keys is not None:
+        for key in source.keys:
+            _check_name(key, source.root)
+        return _with_beside(source, store, [ObjectInfo(key, -1) for key in source.keys], reader)
+    matches = re.compile(source.pattern).fullmatch if source.pattern is not None else None
+    found: list[ObjectInfo] = []
+    listed: dict[str, ObjectInfo] = {}
+    notes: list[str] = []
+    saved: list[str] = []
+    others = 0
+    for file in _listing(source.root, store):
+        key = file.key
+        if key.endswith(MARK):
+            notes.append(key)
+        if key.endswith((DICT_NAME, STATE_NAME)):
+            saved.append(key)
+        if reader.beside and key.lower().endswith(reader.beside):
+            listed[key] = file
+        counts = matches(key) if matches else not suffixes or key.lower().endswith(suffixes)
+        if is_hidden(key) or not counts or key == INDEX_NAME:
+            others += 1
+            continue
+        _check_name(key, source.root)
+        found.append(file)
+    found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
+    if found:
+        if matches is None:
+            found = saved_files(found, saved, store) if reader.name == "arrow" else found
+            refuse_splits((file.key for file in found), source.root, folders_only=reader.single)
+        return _with_beside(source, store, found, reader, listed)
+    if source.pattern is None and not others and is_local(source.root) is None:
+        # Only a listing tells a file from a directory that is named like one, as Spark names them.
+        head, _, name = source.root.rpartition("/")
+        if not head.endswith("/") and (not suffixes or name.lower().endswith(suffixes)):
+            return _with_beside(FilesLocation(head, keys=(name,)), open_root(head), [ObjectInfo(name, -1)], reader)
+    what = f"match {source.given!r}" if source.pattern is not None else f"end with {', '.join(suffixes) or 'anything'}"
+    raise ObjectNotFoundError(
+        f"{source.root}: no files of format {reader.name!r} there: of its {others} files, none does {what}, or it is hidden "
+        "(beginning with _ or a dot)",
+        url=source.root,
+    )
+
+
+def _with_beside(
+    source: FilesLocation,
+    store: Store,
+    files: Sequence[ObjectInfo],
+    reader: Format,
+    listed: Mapping[str, ObjectInfo] | None = None,
+) -> SourceFiles:
+    """The files with those that belong to each; a pattern may match the files alone, and not what belongs to them."""
+    beside: dict[str, tuple[ObjectInfo, ...]] = {}
+    for file in files if reader.beside else ():
+        keys = [os.path.splitext(file.key)[0] + end for end in reader.beside]
+        beside[file.key] = tuple((listed or {}).get(key) or ObjectInfo(key, -1) for key in keys)
+    return SourceFiles(source, store, files, beside)
+
+
+def _check_name(key: str, root: str) -> None:
+    if problem := check_basename(key):
+        raise IndexFileError(f"{root}: a file has the unsafe name {key!r}: {problem}")
+
+
+def _listing(root: str, store: Store) -> Iterator[ObjectInfo]:
+    """All files below the root, of whatever kind, in no order."""
+    directory = is_local(root)
+    if directory is None:
+        yield from store.list()
+        return
+    if not directory.is_dir():
+        raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
+    with file_errors(directory):
+        for key, status in walk_files(str(directory)):
+            yield file_info(key, status)
+
+
+def _head(store: Store, key: str) -> ObjectInfo:
+    try:
+        return store.head(key)
+    except ObjectNotFoundError as error:
+        raise ObjectNotFoundError(f"{error}: check the list of files", url=store.url_of(key)) from None
+
+
+def side_by_side(work: Sequence[Callable[[], _T]], name: str, most: int = _THREADS) -> list[_T]:
+    """Results of some calls that wait for storage, in order; the first error is raised, and what waits is dropped.
+
+    Args:
+        work: the calls.
+        name: of the threads.
+        most: how many threads.
+    """
+    if len(work) < 2:
+        return [action() for action in work]
+    threads = Threads(min(most, len(work)), name)
+    try:
+        return [future.result() for future in [threads.submit(action) for action in work]]
+    finally:
+        threads.close()
+
+
+def read_listed(store: Store, read: Callable[[], _T]) -> _T:
+    """What ``read`` gives of a file that was just listed.
+
+    One that an object store does not find is asked for again for some seconds: a listing may be ahead of what can be read.
+
+    Raises:
+        ObjectNotFoundError: it is still not there.
+    """
+    for delay in () if is_local(store.url) is not None else _LISTED_DELAYS:
+        try:
+            return read()
+        except ObjectNotFoundError:
+            time.sleep(delay)
+    return read()
+
+
+def is_hidden(key: str) -> bool:
+    """Whether engines that write Parquet keep such a file for themselves."""
+    if "." not in key[:1] and "_" not in key[:1] and "/." not in key and "/_" not in key:  # nearly all
+        return False
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in key.split("/"))

@@ -1,0 +1,188 @@
+"""Files without an index as shards: what is known of each, which bytes a shard is read from, and its name in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stoker.errors import CorruptDataError
+from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ShardInfo
+from stoker.formats.common.compression import codec_of
+from stoker.storage import ObjectInfo
+from stoker.storage.versions import stable_version
+from stoker.types import Array, Ids
+
+__all__ = ["PieceDetail", "UnindexedFile", "describe_file", "file_mark", "packed_file", "piece_of", "whole_file"]
+
+_NO_HASHES: Final[Mapping[str, str]] = {}
+
+
+def file_mark(file: ObjectInfo) -> tuple[str, int, str]:
+    """Key, size and version of a file, which tell it from one that replaces it between two runs."""
+    return file.key, file.size, stable_version(file.version)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnindexedFile:
+    """What is known of a file of a dataset that has no index.
+
+    Attributes:
+        file: its key relative to the dataset's root, its size and its version.
+        samples: how many it holds.
+        spec: what its format needs to read it; JSON values. Files that are alike share one.
+        pieces: the shards that it is read as; int64, shape ``(shards, numbers)``. The numbers are first byte, end and
+            samples, unless the format describes its shards itself. No shards stand for one, which is all of the file.
+        beside: files that belong to it, as its format has them; the last of them holds the data, then.
+        unpacked: bytes of what comes out of a compressed file, which ``pieces`` are of; ``None`` for others.
+    """
+
+    file: ObjectInfo
+    samples: int
+    spec: Mapping[str, Any]
+    pieces: Ids
+    beside: tuple[ObjectInfo, ...] = ()
+    unpacked: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Its path relative to the dataset's root."""
+        return self.file.key
+
+    @property
+    def files(self) -> tuple[ObjectInfo, ...]:
+        """The file and those beside it."""
+        return (self.file, *self.beside)
+
+    @property
+    def shards(self) -> int:
+        """How many shards it is read as."""
+        return len(self.pieces) or int(self.samples > 0)
+
+    @property
+    def mark(self) -> tuple[tuple[str, int, str], ...]:
+        """The marks of the file and of those beside it."""
+        return tuple(map(file_mark, self.files))
+
+
+@dataclass(frozen=True, slots=True)
+class PieceDetail:
+    """Which piece of a file a shard is; see :class:`stoker.formats.base.ShardDetail`.
+
+    Attributes:
+        bytes: of the piece.
+        identity: tells it from other pieces of other files.
+        first: number of its first sample in the file.
+    """
+
+    bytes: int
+    identity: str
+    first: int
+
+
+def describe_file(
+    format_name: str, one: UnindexedFile, spec: Mapping[str, Any], *, in_place: bool
+) -> Iterator[ShardInfo]:
+    """The shards of a file: one, or as many as it has pieces.
+
+    Args:
+        format_name: the file's format.
+        one: the file.
+        spec: of all files together.
+        in_place: whether files are mapped where they lie.
+
+    Raises:
+        CorruptDataError: the file's data ends before its last piece does.
+    """
+    if one.unpacked is not None:
+        yield from _unpacked_shards(format_name, one, spec)
+        return
+    *heads, data = one.files
+    before = tuple(whole_file(file, in_place=in_place) for file in heads)
+    if not len(one.pieces):
+        yield ShardInfo(format_name, one.samples, (*before, whole_file(data, in_place=in_place)), (), None, spec)
+        return
+    if one.pieces[-1, 1] > data.size:
+        raise CorruptDataError(
+            f"{data.key} has {data.size} bytes, but its samples end at byte {one.pieces[-1, 1]}. Was it written to the end?"
+        )
+    kind = _kind(spec)
+    first = 0
+    for start, end, samples in one.pieces.tolist():
+        part = FilePart(data.key, data.size, data.version, (start,), (end,), in_place=in_place)
+        name = data.key if in_place else f"{_cached(data)}.pieces/{start}-{end}"
+        detail = PieceDetail(end - start, f"{data.key}\0{data.size}\0{start}-{end}\0{kind}", first)
+        yield ShardInfo(
+            format_name, samples, (*before, FileInfo(name, end - start, _NO_HASHES, part)), (), None, spec, detail
+        )
+        first += samples
+
+
+def _unpacked_shards(format_name: str, one: UnindexedFile, spec: Mapping[str, Any]) -> Iterator[ShardInfo]:
+    """The shards of a compressed file: all are windows of what comes out of it, which lies in the cache."""
+    assert one.unpacked is not None
+    kind, first = _kind(spec), 0
+    for start, end, samples in one.pieces.tolist() or ((0, one.unpacked, one.samples),):
+        raw, packed = packed_file(one.file, one.unpacked, start, end)
+        identity = f"{one.key}\0{one.file.size}\0{start}-{end} of {one.unpacked}\0{kind}"
+        detail = PieceDetail(end - start, identity, first)
+        yield ShardInfo(format_name, samples, (raw,), (packed,), codec_of(one.key), spec, detail)
+        first += samples
+
+
+def piece_of(info: ShardInfo, data: Array, where: str) -> Array:
+    """The bytes of a shard that is a piece, from what was opened: the piece itself, or the window that it is mapped in.
+
+    Args:
+        info: the shard's description; its last file is the one that has pieces.
+        data: what was opened of that file; uint8.
+        where: names the shard in errors.
+
+    Raises:
+        CorruptDataError: it is not as long as it should be.
+    """
+    part: FilePart | None = info.raw[-1].part
+    skip = part.starts[0] - part.window[0] if part is not None and part.in_place else 0
+    found = data[skip:]
+    if len(found) != info.raw[-1].bytes:
+        raise CorruptDataError(f"{where}: {len(found)} bytes where {info.raw[-1].bytes} were indexed")
+    return found
+
+
+def packed_file(file: ObjectInfo, size: int = UNKNOWN, start: int = 0, end: int = 0) -> tuple[FileInfo, FileInfo]:
+    """A window of what comes out of a compressed file, in the cache, and the file itself.
+
+    Args:
+        file: the compressed file.
+        size: bytes of all that comes out of it; :data:`~stoker.formats.base.UNKNOWN` for all of it, whatever that is.
+        start: first byte of the window.
+        end: the byte after its last.
+    """
+    stem, suffix = os.path.splitext(os.path.splitext(file.key)[0])
+    part = FilePart(file.key, size, "", (start,), (end,), in_place=True)
+    return FileInfo(f"{stem}.{_mark(file)}{suffix}", end - start, _NO_HASHES, part), whole_file(file, in_place=False)
+
+
+def _kind(spec: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(repr(spec).encode(), digest_size=8).hexdigest()
+
+
+def whole_file(file: ObjectInfo, *, in_place: bool) -> FileInfo:
+    """A file that is read whole. That it is still the one that was found is checked when it is mapped or fetched."""
+    part = FilePart(file.key, file.size, file.version, (0,), (file.size,), in_place=in_place)
+    return FileInfo(file.key if in_place else _cached(file), file.size, _NO_HASHES, part)
+
+
+def _cached(file: ObjectInfo) -> str:
+    """A file's name in a cache: its own, and what tells it from one that replaces it."""
+    if not file.version:
+        return file.key
+    stem, suffix = os.path.splitext(file.key)
+    return f"{stem}.{_mark(file)}{suffix}"
+
+
+def _mark(file: ObjectInfo) -> str:
+    """What tells a file from one that replaces it, as a part of a name."""
+    return hashlib.blake2b(f"{stable_version(file.version)}\0{file.size}".encode(), digest_size=8).hexdigest()
