@@ -332,5 +332,5 @@ def test_files_of_another_version_of_what_compresses_them_are_not_completed(
     manifest = json.loads((tmp_path / "_generated.json").read_text())
     manifest["libraries"][library] += "-of-others"
     (tmp_path / "_generated.json").write_text(json.dumps(manifest))
-    with pytest.raises(ConfigError, match=f"holds another data set .{library} is .*-of-others"):
+    with pytest.raises(ConfigError, match=f"holds another dataset .{library} is .*-of-others"):
         generate(made, tmp_path)

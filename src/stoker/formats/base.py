@@ -80,7 +80,7 @@ class FileInfo:
 
 
 class ShardDetail(Protocol):
-    """What a format has to know of one shard beyond the ``spec`` that it shares with others."""
+    """Facts of one shard that a format needs beyond the ``spec`` that shards share."""
 
     @property
     def bytes(self) -> int:
@@ -131,7 +131,7 @@ class ShardInfo:
 @checked
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How samples are decoded and handed out. Nothing here changes which samples come, or when.
+    """Options of decoding. None of them changes which samples come, or when.
 
     >>> ReadOptions(views=True, decoded_limit="2gb").decoded_bytes
     2147483648

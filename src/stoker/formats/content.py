@@ -1,4 +1,4 @@
-"""What bytes are, by how they begin: tells a column that was declared with the wrong encoding from damaged data."""
+"""Recognises a value by its first bytes: tells a column that was declared with the wrong encoding from damaged data."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class Format(ABC):
         )
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:  # noqa: ARG002
-        """What a file holds that no index describes.
+        """Reads the header of a file without an index.
 
         Args:
             source: the file.

@@ -1,4 +1,4 @@
-"""What values a shard's columns hold, in terms that all formats share: by these, shards are read together or refused."""
+"""Types of columns in terms that all formats share: by these, shards are read together or refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ANYTHING: Final = "json"
 
 @dataclass(frozen=True, slots=True)
 class ColumnKind:
-    """What a column's values are.
+    """The type of a column's values.
 
     Attributes:
         format: of its shard.

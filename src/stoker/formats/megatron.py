@@ -1,4 +1,4 @@
-"""Megatron's indexed data sets: a ``.bin`` of tokens, and an ``.idx`` that says what lies where in it.
+"""Megatron's indexed datasets: a ``.bin`` of tokens, and an ``.idx`` that says what lies where in it.
 
 The ``.idx``, all little-endian: 9 bytes ``MMIDIDX\\0\\0``, u64 version 1, u8 code of the dtype, u64 number of sequences, u64
 number of document borders, i32 lengths of the sequences, i64 places of their first bytes in the ``.bin``, i64 document
@@ -233,7 +233,7 @@ class MegatronFormat(PackedFormat):
     """A pair of files, in pieces of about 64 MiB of tokens."""
 
     name = "megatron"
-    shard = "64 MiB of an indexed data set's tokens"
+    shard = "64 MiB of an indexed dataset's tokens"
     reader = MegatronShard
     writer = "stoker.writing.megatron_writer:MegatronShardWriter"
     views = "tokens"

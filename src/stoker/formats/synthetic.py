@@ -36,7 +36,7 @@ _NUMBER: Final = "number"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a column holds: values of a dtype and shape; ``classes`` of them, or the sample's number, where it is a label."""
+    """The kind of a column: values of a dtype and shape; ``classes`` of them, or the sample's number, where it is a label."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class _Kind:
 
 
 def synthetic_spec(columns: Any, seed: Any, distinct: Any) -> Mapping[str, Any]:
-    """What synthetic shards share.
+    """The spec that synthetic shards share.
 
     Args:
         columns: column name to what it holds: a dtype (``float32``), ``ndarray:DTYPE:d0,d1``, ``bytes:N`` (N of them),

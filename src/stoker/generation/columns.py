@@ -1,4 +1,4 @@
-"""One column of a synthetic data set: :class:`Column`."""
+"""One column of a synthetic dataset: :class:`Column`."""
 
 from __future__ import annotations
 

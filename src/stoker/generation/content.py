@@ -39,7 +39,7 @@ _BOOLEAN: Final = Finish(clear=b"\1")
 
 @lru_cache(maxsize=64)
 def finish_of(dtype: str) -> Finish | None:
-    """What makes random bytes numbers of a type."""
+    """The step that makes random bytes numbers of a type."""
     return _BOOLEAN if dtype == "bool" else _FLOATS.get(dtype)
 
 
@@ -51,10 +51,10 @@ def mean_width(column: Column) -> int:
 
 
 class FileContent:
-    """Where the values of one file come from. Each of its streams is read once, from the begin, by one thread.
+    """The source of the values of one file. Each of its streams is read once, from the beginning, by one thread.
 
     Args:
-        spec: the data set.
+        spec: the dataset.
         number: of the file.
     """
 

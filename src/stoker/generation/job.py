@@ -1,4 +1,4 @@
-"""Making a data set: all files that are not there yet, by threads or processes, and in the end what tells of them."""
+"""Making a dataset: all files that are not there yet, by threads or processes, and in the end what tells of them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class GenerateReport:
-    """What was done.
+    """The result of :func:`generate`.
 
     Attributes:
-        files: of the data set.
-        samples: of the data set.
+        files: of the dataset.
+        samples: of the dataset.
         bytes: written now.
         seconds: it took.
         made: files that were made now.
         kept: files that were there already, of those that were this host's to make.
-        complete: whether the data set is whole; with several hosts, the last to be done finds it so.
+        complete: whether the dataset is whole; with several hosts, the last to be done finds it so.
     """
 
     files: int
@@ -74,10 +74,10 @@ def generate(
     resume: bool = True,
     host: tuple[int, int] = (0, 1),
 ) -> GenerateReport:
-    """Make a synthetic data set.
+    """Make a synthetic dataset.
 
     Each file's bytes are a function of the spec and the file's number. So any number of threads, processes and hosts make the
-    same data set, and one that is half made is completed: files that are there, of the right size, are kept. A file appears
+    same dataset, and one that is half made is completed: files that are there, of the right size, are kept. A file appears
     under its name when it is whole. The manifest ``_generated.json``, and for MDS the index, come last.
 
     Args:
@@ -137,7 +137,7 @@ def _is_there(spec: DatasetSpec, out: Output, there: dict[str, int]) -> bool:
 def _finish(
     spec: DatasetSpec, store: Store, made: dict[str, GeneratedFile], host: tuple[int, int], processes: int, threads: int
 ) -> bool:
-    """Write what tells of the data set, if all of it is there."""
+    """Write what tells of the dataset, if all of it is there."""
     if host[1] > 1:
         write_share(store, host, made)
         there = {item.key: item.size for item in store.list()}

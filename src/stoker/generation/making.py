@@ -59,7 +59,7 @@ class FileBuilder:
     """A file in the making.
 
     Args:
-        spec: the data set.
+        spec: the dataset.
         out: which file.
     """
 
@@ -80,7 +80,7 @@ class FileBuilder:
 
     @property
     def facts(self) -> GeneratedFile:
-        """What was made, once all chunks have been taken."""
+        """Size and hashes of the file, once all chunks have been taken."""
         return GeneratedFile(self._stored.size, self._stored.digests, self._raw.size, self._raw.digests)
 
 
@@ -88,7 +88,7 @@ def iterate_file(spec: DatasetSpec, number: int) -> Iterator[memoryview]:
     """The bytes of a file, in chunks: a function of the arguments, and of the versions of libraries that encode.
 
     Args:
-        spec: the data set.
+        spec: the dataset.
         number: place of the file in :func:`~stoker.generation.file_names`.
 
     Yields:

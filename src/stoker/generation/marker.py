@@ -1,4 +1,4 @@
-"""What lies beside the files: a manifest that tells whose data set it is and whether it is whole, and MDS's index."""
+"""The files beside a synthetic dataset: a manifest with its description, and MDS's index."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _MOST_BYTES: Final = 1 << 30
 
 
 def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
-    """See that the place is empty, or holds this data set or the beginning of it.
+    """See that the place is empty, or holds this dataset or the beginning of it.
 
     Returns:
-        Whether the data set is complete already.
+        Whether the dataset is complete already.
 
     Raises:
         ConfigError: there is something else.
@@ -67,18 +67,18 @@ def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
             for name, was, now in _differences(theirs[part], mine[part])
         ]
         raise ConfigError(
-            f"{store.url} holds another data set ({'; '.join(other)[:500]}): choose another place, or clear this one"
+            f"{store.url} holds another dataset ({'; '.join(other)[:500]}): choose another place, or clear this one"
         )
     return complete
 
 
 def mark_unfinished(store: Store, spec: DatasetSpec) -> None:
-    """Say that files of the data set are missing: until :func:`write_manifest` nobody reads the others as all of it."""
+    """Say that files of the dataset are missing: until :func:`write_manifest` nobody reads the others as all of it."""
     store.put(MARK, UnfinishedOutput(_described(spec)).to_json())
 
 
 def _began(store: Store, mine: Mapping[str, Any]) -> tuple[dict[str, Any], bool] | None:
-    """Spec and libraries of the data set that lies there, and whether it is complete; ``None`` if there is none."""
+    """Spec and libraries of the dataset that lies there, and whether it is complete; ``None`` if there is none."""
     try:
         found = json.loads(store.get(MANIFEST, max_bytes=_MOST_BYTES))
         return {key: found[key] for key in mine}, bool(found["complete"])
@@ -110,7 +110,7 @@ def write_share(store: Store, host: tuple[int, int], made: Mapping[str, Generate
 
 
 def read_shares(store: Store) -> dict[str, GeneratedFile]:
-    """What all hosts have told."""
+    """The facts that all hosts have stored."""
     found: dict[str, GeneratedFile] = {}
     for item in store.list(_SHARES):
         try:
@@ -128,7 +128,7 @@ def remove_shares(store: Store) -> None:
 
 
 def write_manifest(store: Store, spec: DatasetSpec, files: Iterable[tuple[Output, GeneratedFile]]) -> None:
-    """Write the index, if the format has one, and then the manifest of the data set that is whole."""
+    """Write the index, if the format has one, and then the manifest of the dataset that is whole."""
     known = list(files)
     layout = layout_of(spec)
     if isinstance(layout, MDSLayout):

@@ -1,4 +1,4 @@
-"""Where the files of a data set lie."""
+"""Names of the files of a synthetic dataset."""
 
 from __future__ import annotations
 

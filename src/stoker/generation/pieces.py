@@ -35,7 +35,7 @@ Seal = Callable[[NDArray[np.uint8], int], object]
 
 @dataclass(frozen=True)
 class Finish:
-    """What makes random bytes values of a type: bits that are cleared, then bits that are set, or a table of bytes.
+    """The step that makes random bytes values of a type: bits that are cleared, then bits that are set, or a table of bytes.
 
     Attributes:
         clear: bits that stay, of one value.

@@ -1,4 +1,4 @@
-"""What a synthetic data set is: :class:`DatasetSpec`."""
+"""The description of a synthetic dataset: :class:`DatasetSpec`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_FILES: Final = 1 << 31
 @checked
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A synthetic data set: everything that its bytes depend on.
+    """A synthetic dataset: everything that its bytes depend on.
 
     Attributes:
         format: ``mds``, ``parquet``, ``npy``, ``npz``, ``hdf5``, ``tfrecord``, ``tar``, ``arrow``, ``jpeg``, ``png``,
@@ -113,7 +113,7 @@ class DatasetSpec:
 
     @property
     def form(self) -> GeneratedFiles:
-        """What files of the format can hold."""
+        """The kinds of files that are made of the format."""
         return _generated(self.format)
 
     @property
@@ -232,7 +232,7 @@ def _format(name: str) -> Format:
 
 
 def _generated(name: str) -> GeneratedFiles:
-    """How files of a format are made.
+    """The description of the files that are made of a format.
 
     Raises:
         ConfigError: there is no such format, or none of its files are made.

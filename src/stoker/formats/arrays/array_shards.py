@@ -267,7 +267,7 @@ def rows_first(array: Array, last: bool | None, where: str) -> Array:
 
 
 def split_shape(shape: tuple[int, ...], last: bool | None, where: str) -> tuple[int, tuple[int, ...]]:
-    """How many samples an array of a shape holds, and the shape of each.
+    """The number of samples in an array of a shape, and the shape of each.
 
     Args:
         shape: as the file has it; not yet believed.

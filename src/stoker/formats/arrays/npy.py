@@ -102,7 +102,7 @@ def parse_header(
 
 @lru_cache(maxsize=256)
 def _literals(raw: bytes, coding: str) -> tuple[np.dtype[Any], Any, Any]:
-    """Dtype, shape and order as a header has them. Headers of the files of a data set are few."""
+    """Dtype, shape and order as a header has them. Headers of the files of a dataset are few."""
     text = raw.decode(coding)
     if plain := _PLAIN.fullmatch(text):
         shape = tuple(int(number) for number in plain[3].replace(",", " ").split())

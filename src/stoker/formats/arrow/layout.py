@@ -1,4 +1,4 @@
-"""Where an Arrow IPC file's record batches lie, how many rows they have and how large they become.
+"""Finds an Arrow IPC file's record batches, their rows and how large they become in memory.
 
 pyarrow tells neither without reading a batch whole, and takes memory for what a compressed buffer claims to hold. What is
 read here are the few fields of the flatbuffers (Message.fbs and File.fbs of Apache Arrow) that tell it.
@@ -28,7 +28,7 @@ _MOST_RATIO: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ArrowFileLayout:
-    """What a file's messages say.
+    """Facts that a file's messages tell.
 
     Attributes:
         stream: whether it is of the streaming format, without a footer.

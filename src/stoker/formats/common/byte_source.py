@@ -125,7 +125,7 @@ class HeadView:
         return found
 
     def rows(self, places: Ids, width: int) -> NDArray[np.uint8]:
-        """What lies at places that were looked at; shape ``(places, width)``."""
+        """The bytes at places that were read before; shape ``(places, width)``."""
         found = b"".join([self._kept[place][:width] for place in places.tolist()])
         return np.frombuffer(found, np.uint8).reshape(len(places), width).copy()
 

@@ -91,7 +91,7 @@ def parse_samples(obj: Mapping[str, Any], where: str) -> int:
 
 
 def parse_settings(obj: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], int | str | None]:
-    """What the writer was told and readers do not need: ``hashes`` and ``size_limit``."""
+    """Settings of the writer that readers do not need: ``hashes`` and ``size_limit``."""
     hashes = string_list(obj, "hashes", where) if "hashes" in obj else ()
     size_limit = obj.get("size_limit")
     if not isinstance(size_limit, int | str | None) or isinstance(size_limit, bool):
@@ -149,7 +149,7 @@ def _parse_file(obj: Mapping[str, Any], key: str, where: str, limit: int) -> Fil
 
 
 def check_basename(basename: str) -> str | None:
-    """What makes this path unfit as a file's name below a dataset's root, or ``None`` if nothing does."""
+    """The reason why a path can not name a file below a dataset's root; ``None`` where it can."""
     # One test for the usual case: words of letters, digits, dashes and underscores between single dots and slashes.
     if _USUAL(basename) is not None:
         return None

@@ -1,4 +1,4 @@
-"""What formats share whose shards are files of other programs' formats: NPY, NPZ, HDF5, Arrow, tar, TFRecord.
+"""The base of formats whose shards are files that other programs know: NPY, NPZ, HDF5, Arrow, tar, TFRecord.
 
 Such a shard comes from one of two places. One that stoker wrote has an entry in the index with columns and encodings as an
 MDS shard has them, and a meta file beside its data file, which holds nothing that readers of the format need:
@@ -236,7 +236,7 @@ def _undecodable(where: str, row: int, name: str, encoding: Encoding, error: Exc
 
 
 def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str) -> Ids | None:
-    """Where samples begin in the data file, by the meta file; ``None`` for a shard that has none.
+    """Reads from the meta file where samples begin in the data file; ``None`` for a shard without one.
 
     Raises:
         CorruptDataError: sizes or offsets contradict the index or each other.

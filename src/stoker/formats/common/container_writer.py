@@ -77,7 +77,7 @@ class PackedEncoder(MDSEncoder):
         return [pieces, [self.offsets(0, bounds) + self.config]]
 
     def slices(self, body: memoryview, ends: Ids) -> dict[str, Slices]:
-        """Where each column's values lie in the records."""
+        """Finds each column's values in the records."""
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
         sizes = [encoding.size for encoding in self.encodings.values()]
         variable = sum(size is None for size in sizes)

@@ -63,7 +63,7 @@ def check_empty(info: ShardInfo, where: str) -> None:
 
 
 def identity_of(info: ShardInfo) -> dict[str, Any]:
-    """What of a shard's description decides how its bytes are read; not what its writer was merely told."""
+    """The part of a shard's description that decides how its bytes are read; settings of the writer are left out."""
     if info.detail is not None:  # the detail has an identity of its own, whatever columns are read
         return {"format": info.format}
     left_out = (*_SETTINGS, *get_format(info.format).implied)

@@ -66,7 +66,7 @@ def fastest_hash(names: Iterable[str]) -> str | None:
 
 
 def new_hash(name: str) -> Callable[[], Any]:
-    """What makes an empty hash of this name; picklable.
+    """A function that makes an empty hash of this name; picklable.
 
     Raises:
         FormatError: there is no such hash.

@@ -72,7 +72,7 @@ def check_types(parts: Sequence[Batch], shards: Sequence[str]) -> None:
 
 
 def _type_name(column: Column) -> str:
-    """What a column's values are, by the first that is not null; empty where nothing can be told.
+    """The type of a column's values, by the first that is not null; empty where all are.
 
     Numbers in lists, as where some are null, are of a kind (``integer``); in arrays also of a data type (``integer int32``).
     """

@@ -143,7 +143,7 @@ def blame(column: str, number: int, error: Exception) -> EncodingError:
 
 
 def batch_length(columns: Mapping[str, Any], names: Sequence[str], first: int) -> int:
-    """How many samples a batch holds.
+    """The number of samples in a batch.
 
     Raises:
         EncodingError: a column is missing, has no length, or another length than the first.

@@ -89,12 +89,12 @@ def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
 
 
 def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:
-    """How many chunks a shape has."""
+    """The number of chunks of a shape."""
     return math.prod(-(-extent // step) for extent, step in zip(shape, chunk, strict=True))
 
 
 def _found(dataset: Any, shape: Sequence[int], chunk: Sequence[int], size: int, where: str) -> list[Any]:
-    """Where the chunks lie, checked."""
+    """Places of the chunks, checked."""
     most = _count(shape, chunk)
     found: list[Any] = []
 

@@ -66,7 +66,7 @@ class _Dataset:
 def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     """The datasets of a file by path.
 
-    Links to other files are not followed: a data set must not make its reader open what lies elsewhere.
+    Links to other files are not followed: a dataset must not make its reader open what lies elsewhere.
 
     Raises:
         CorruptDataError: it is no HDF5 file.

@@ -28,7 +28,7 @@ _PIECE_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """Where a sample's columns lie in its bytes: u32 sizes of the variable columns, then all payloads in order.
+    """The layout of a sample's bytes: u32 sizes of the variable columns, then all payloads in order.
 
     Attributes:
         names: columns in the file's (sorted) order.

@@ -1,4 +1,4 @@
-"""What the index says of an MDS shard, checked."""
+"""Checks what the index says of an MDS shard."""
 
 from __future__ import annotations
 

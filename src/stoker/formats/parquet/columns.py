@@ -24,7 +24,7 @@ from stoker.types import Column
 __all__ = ["KEY", "ParquetColumn", "read_declared", "schema_of", "stored", "stored_to_arrow", "to_arrow"]
 
 KEY: Final = b"stoker"
-"""Of the files' metadata: a JSON object whose ``columns`` are names and encodings."""
+"""Key in the files' metadata of a JSON object whose ``columns`` are names and encodings."""
 
 _TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
 
@@ -150,7 +150,7 @@ def _arrow_type(column: ParquetColumn) -> Any:
 
 
 def _declaration(column: ParquetColumn) -> dict[str, str] | None:
-    """What a field says of the arrays that its bytes are; ``None`` for other columns."""
+    """The type of the arrays that a field's bytes are; ``None`` for other columns."""
     encoding = get_encoding(column.encoding)
     if encoding.size is None:
         return None

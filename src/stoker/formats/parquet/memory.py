@@ -39,7 +39,7 @@ class Sized(Protocol):
 
 
 class Shelf:
-    """Where one reader's decoded columns stand, by name. What stands there goes with it."""
+    """One reader's decoded columns, by name. They are freed with it."""
 
     __slots__ = ("__weakref__", "columns", "decodes")
 
@@ -77,7 +77,7 @@ class DecodedMemory:
             return self._total
 
     def get(self, shelf: Shelf, name: str, decode: Callable[[], Sized]) -> Any:
-        """What stands on the shelf under this name, decoded first if need be, by one thread for all that ask for it."""
+        """A column of the shelf, decoded first if need be, by one thread for all that ask for it."""
         found = shelf.columns.get(name)
         if found is not None:
             return found

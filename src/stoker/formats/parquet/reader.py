@@ -223,7 +223,7 @@ def _let_go(buffer: Buffer, start: int, end: int) -> None:
 
 
 def _shift(part: FilePart, places: Ids, sizes: Ids) -> Ids:
-    """How far bytes of the file are moved in the buffer that holds the part."""
+    """The distance by which bytes of the file are moved in the buffer that holds the part."""
     if part.in_place:
         return np.full(len(places), -part.window[0], dtype=np.int64)
     starts, ends = np.array(part.starts, dtype=np.int64), np.array(part.ends, dtype=np.int64)

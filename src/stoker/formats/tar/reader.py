@@ -304,7 +304,7 @@ class TarShard(PackedShard):
 
 
 def _spec_of(columns: Mapping[str, str]) -> dict[str, Any]:
-    """What is told of archives of others. Files of whole numbers, by their extension, hold digits, whatever their type."""
+    """The spec of an archive without an index. Files of whole numbers, by extension, hold digits, whatever their type."""
     spec: dict[str, Any] = {"columns": columns, "encodings": columns}
     if digits := [name for name, encoding in columns.items() if is_number(name, encoding)]:
         spec[DIGITS] = digits

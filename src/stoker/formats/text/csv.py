@@ -100,7 +100,7 @@ def _value(separator: str, quote: str) -> re.Pattern[str]:
 
 
 def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, separator: str | None) -> HeaderFacts:
-    """What a file of separated values holds.
+    """Inspects a file of separated values.
 
     Settings: ``columns`` (kinds by name: ``str``, ``int`` or ``float``; or all names, in order, where there is no header),
     ``header`` (whether the first line has the names, default true), ``quote`` (default ``"``; empty for none) and

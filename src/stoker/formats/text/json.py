@@ -48,7 +48,7 @@ class JSONFileShard(LineShard):
 
 
 def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
-    """What a file of JSON lines holds.
+    """Inspects a file of JSON lines.
 
     Settings: ``columns`` (keys to read, to ``str``, ``int``, ``float``, ``bool`` or ``json``, which is anything). By default
     these are found out from the first 1000 lines; what is not of one kind there, or missing, is ``json``.

@@ -67,7 +67,7 @@ def parse_objects(lines: Sequence[str], columns: Sequence[str], kinds: Mapping[s
 
 
 def lines_remedy(line: str | bytes) -> str:
-    """What to do with a file whose line is no JSON object, where that shows that it is other JSON; else empty."""
+    """A remedy for a file whose line is no JSON object, where the line shows that it is other JSON; else empty."""
     text = bytes(line[:80]).decode("utf-8", "replace") if isinstance(line, bytes | bytearray) else line[:80]
     text = text.lstrip("\ufeff \t").rstrip()
     if text.startswith("["):

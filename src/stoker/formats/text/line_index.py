@@ -30,7 +30,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 def find_lines(data: NDArray[np.uint8], quote: int | None) -> tuple[Ids, Ids]:
-    """Where lines begin and end, without what ends them; the last may have no newline.
+    """Finds where lines begin and end, without their newlines; the last may have none.
 
     Args:
         data: whole lines; uint8, shape ``(n,)``.
@@ -72,7 +72,7 @@ def _borders(data: NDArray[np.uint8], quote: int | None, inside: int) -> tuple[I
 
 
 def first_lines(source: ByteSource, quote: int | None, count: int) -> tuple[int, int, list[bytes]]:
-    """Where text begins (behind a byte order mark) and the second line, and the first lines, at most ``count`` of them.
+    """Finds where text begins (behind a byte order mark) and where its second line does, and reads the first ``count`` lines.
 
     Only the first MiB is looked at; a line that is longer than that is none of these.
     """

@@ -182,7 +182,7 @@ def _unpack(octets: NDArray[np.uint8]) -> Array:
 
 
 def feature_head(name: bytes, kind: int, size: int) -> bytes:
-    """What comes in an Example before the ``size`` bytes of a feature's one value of bytes, or of its packed numbers."""
+    """The bytes of an Example before the ``size`` bytes of a feature's one value of bytes, or of its packed numbers."""
     head = b"\x0a" + encode_varint(size)
     for tag, before in ((kind << 3 | 2, b""), (0x12, b"\x0a" + encode_varint(len(name)) + name), (0x0A, b"")):
         head = before + bytes((tag,)) + encode_varint(len(head) + size) + head

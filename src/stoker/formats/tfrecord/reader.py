@@ -45,7 +45,7 @@ _KINDS: Final = {word: kind for kind, word in _WORDS.items()}
 
 
 def feature_kind(encoding: Encoding) -> int:
-    """Which list of an Example holds values of an encoding."""
+    """The list of an Example that holds values of an encoding."""
     if encoding.name in ("float32", "ndarray:float32") or encoding.name.startswith("ndarray:float32:"):
         return FLOATS if encoding.size is not None else BYTES
     dtype, shape = fixed_kind(encoding) if encoding.size is not None else (np.dtype(np.uint8), ())
@@ -58,7 +58,7 @@ def feature_kind(encoding: Encoding) -> int:
 
 
 def read_frames(data: Buffer | HeadView, offsets: Ids | None, where: str) -> Ids:
-    """Where each record begins, and where the last one ends; int64, shape ``(n + 1,)``.
+    """Finds the first byte of each record, and the end of the last; int64, shape ``(n + 1,)``.
 
     Args:
         data: the file.

@@ -1,4 +1,4 @@
-"""Files of arrays: NPY, NPZ, HDF5 and Megatron's indexed data set. Values lie end to end between what tells their shape."""
+"""Files of arrays: NPY, NPZ, HDF5 and Megatron's indexed dataset. Values lie end to end between what tells their shape."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class _Archive:
         self._member: tuple[bytes, int, bool] = (b"", 0, False)
 
     def begin(self, name: str, size: int) -> bytes:
-        """What comes before a member that has about this size."""
+        """The bytes before a member of about this size."""
         file = f"{name}.npy".encode()
         wide = size + (1 << 20) >= _WIDE
         extra = struct.pack("<2H2Q", 1, 16, 0, 0) if wide else b""
@@ -146,7 +146,7 @@ class _Archive:
         return head
 
     def end(self, size: int, stored: int, crc: int) -> bytes:
-        """What comes behind it: the checksum and sizes of what was stored."""
+        """The bytes behind a member: its checksum and sizes."""
         file, start, wide = self._member
         tail = struct.pack("<4sI2Q" if wide else "<4s3I", b"PK\7\x08", crc, stored, size)
         self.at += stored + len(tail)

@@ -1,4 +1,4 @@
-"""What the layout of each format provides: a file of the data set as pieces."""
+"""The base of the formats' layouts: a file of the dataset as pieces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["GeneratedLayout", "layout_of"]
 
 
 class GeneratedLayout(ABC):
-    """How files of a data set look. Threads share it.
+    """The layout of a dataset's files. Threads share it.
 
     Args:
-        spec: the data set.
+        spec: the dataset.
 
     Raises:
         ConfigError: the format can not hold files of this spec.
@@ -46,6 +46,6 @@ class GeneratedLayout(ABC):
 
 @lru_cache(maxsize=8)
 def layout_of(spec: DatasetSpec) -> GeneratedLayout:
-    """The layout of a data set."""
+    """The layout of a dataset."""
     made: GeneratedLayout = load(spec.form.layout)(spec)
     return made

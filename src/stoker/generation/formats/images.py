@@ -46,7 +46,7 @@ def draws_per_image(shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Strips:
-    """What images are put together of.
+    """The parts from which images are assembled.
 
     Attributes:
         kind: ``jpeg`` or ``png``.
@@ -172,7 +172,7 @@ def _jpeg_strips(pictures: list[NDArray[np.uint8]], quality: int) -> Strips:
 
 
 def _scan(data: bytes) -> tuple[int, int]:
-    """Where the coded pixels of a JPEG file begin, and where its height is told."""
+    """Finds the coded pixels of a JPEG file, and the place of its height."""
     at, place = 2, 0
     while True:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")

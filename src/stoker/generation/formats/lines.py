@@ -45,7 +45,7 @@ class _LineLayout(GeneratedLayout):
 
     @abstractmethod
     def marks(self) -> list[bytes]:
-        """What comes before each value, and behind the last."""
+        """The bytes before each value, and behind the last."""
 
     def size(self, number: int) -> int | None:
         """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""

@@ -32,7 +32,7 @@ class MDSLayout(GeneratedLayout):
 
     @cached_property
     def encoder(self) -> MDSEncoder:
-        """What the header and the index say of columns."""
+        """The encoder that makes the header and the entries of the index."""
         columns = {column.name: _encoding(column) for column in self.spec.fields}
         settings: dict[str, Any] = {
             "compression": self.spec.compression,

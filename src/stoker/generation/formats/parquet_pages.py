@@ -133,7 +133,7 @@ def _levels(column: Column, count: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def page_header(values: int, raw: int, stored: int) -> bytes:
-    """What comes before a page of so many values, and bytes before and after compression."""
+    """The header of a page of so many values, with its bytes before and after compression."""
     page = compact.struct(
         (1, compact.integer(values, wide=False)),
         (2, compact.integer(PLAIN, wide=False)),

@@ -113,7 +113,7 @@ class TFRecordLayout(GeneratedLayout):
         return parts
 
     def _heads(self, sizes: list[int]) -> list[bytes]:
-        """What comes before all features, and before each value of these sizes."""
+        """The bytes before all features, and before each value of these sizes."""
         heads = [
             self._head(column.name.encode(), _kind(column), size)
             for column, size in zip(self.spec.fields, sizes, strict=True)
@@ -122,7 +122,7 @@ class TFRecordLayout(GeneratedLayout):
 
 
 def _kind(column: Column) -> int:
-    """Which list of an Example holds a column."""
+    """The list of an Example that holds a column."""
     if column.dtype == "float32":
         return FLOATS
     if column.dtype in _VARINTS and not column.tokens and (not column.shape or column.dtype == "int64"):

@@ -41,7 +41,7 @@ _MAX_NDIM = 63
 
 
 class _DtypeRules:
-    """How arrays of one dtype name are checked, stored and read back."""
+    """Checks, stores and reads arrays of one dtype name."""
 
     def __init__(self, name: str) -> None:
         self.name = name

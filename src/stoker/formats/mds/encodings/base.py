@@ -1,4 +1,4 @@
-"""What an encoding is: one column's values to bytes and back, one by one and as whole columns."""
+"""The base of encodings: one column's values to bytes and back, one by one and as whole columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.types import Column
 __all__ = ["BytesLike", "Encoding", "RawColumn"]
 
 BytesLike = bytes | bytearray | memoryview
-"""What one encoded value may be held in."""
+"""Types of an encoded value."""
 
 RawColumn = NDArray[np.uint8] | list[bytes]
 """An encoded column: ``(n, size)`` bytes for a fixed width, a list of n values otherwise."""
@@ -106,7 +106,7 @@ class Encoding(ABC):
         return [decode(value) for value in values]
 
     def items(self, column: Column) -> list[Any]:
-        """What single samples hold for a decoded column: one value a sample, in the types that users see."""
+        """Values of a decoded column for single samples, in the types that users see."""
         return column if isinstance(column, list) else list(column)
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ def load_at_once() -> None:
 
 
 def loaded(made: Any) -> Any:
-    """What a transform returned, with images that it left to be loaded, if there are any."""
+    """Loads the images that a transform returned and left to be loaded."""
     if _left_to_load:
         values = made.values() if isinstance(made, dict) else made if isinstance(made, list | tuple) else (made,)
         for value in values:

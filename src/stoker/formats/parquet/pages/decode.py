@@ -97,7 +97,7 @@ def _open(column: ColumnSchema, rows: int, chunks: NDArray[np.int64], created_by
 
 @contextmanager
 def _explained(column: ColumnSchema, where: str) -> Iterator[None]:
-    """What pyarrow raises, as errors that name row group and column."""
+    """Turns errors of pyarrow into errors that name row group and column."""
     pa = pyarrow()
     try:
         yield

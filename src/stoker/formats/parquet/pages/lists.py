@@ -37,7 +37,7 @@ _KIND: Final = re.compile(r"list<((u?)int(8|16|32|64)|float|double)>")
 
 @dataclass(frozen=True, slots=True)
 class ListShape:
-    """How a column of lists of integers lies in a file.
+    """The layout of a column of lists of integers in a file.
 
     Attributes:
         deepest: definition level of a value.
@@ -182,7 +182,7 @@ def decode_lists(
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Where lists lie in a page.
+    """The lists of a page.
 
     Attributes:
         starts: number of the first value of each list that begins here; int64.

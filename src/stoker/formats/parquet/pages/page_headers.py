@@ -32,7 +32,7 @@ _STRUCT: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class PageHead:
-    """What the head of a page says.
+    """The fields of a page's header.
 
     Attributes:
         kind: of the page, as ``parquet.thrift`` numbers them.
@@ -82,7 +82,7 @@ def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[P
 
 
 def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int) -> Iterator[str]:
-    """What is wrong with the pages of a chunk, if anything.
+    """Yields what is wrong with the pages of a chunk.
 
     Args:
         buffer: bytes that hold the chunk.

@@ -95,7 +95,7 @@ def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, S
 
 
 def _page_of(head: PageHead, *, packed: bool) -> Page:
-    """What a head says that concerns decoding; ``packed``: the chunk has a codec."""
+    """Fields of a page's header that concern decoding; ``packed``: the chunk has a codec."""
     numbers = head.numbers
     coding = numbers.get(4 if head.kind == DATA_V2 else 2, -1)
     if head.kind != INDEX and coding != PLAIN and coding not in _DICTIONARIES:

@@ -168,7 +168,7 @@ def _bodies(flat: Array, starts: Ids, sizes: Ids) -> Array:
 
 
 def _kind(width: int) -> np.dtype[Any]:
-    """What values of so many bits are unpacked into."""
+    """The type into which values of so many bits are unpacked."""
     return np.dtype("<u1" if width <= 8 else "<u2" if width <= 16 else "<u4")
 
 

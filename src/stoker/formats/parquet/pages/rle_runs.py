@@ -1,4 +1,4 @@
-"""Where runs of Parquet's hybrid encoding lie; see :mod:`stoker.formats.parquet.pages.rle_bitpacked`.
+"""Finds the runs of Parquet's hybrid encoding; see :mod:`stoker.formats.parquet.pages.rle_bitpacked`.
 
 The walks from head to head are the loops here; all else is done for many runs at once.
 """
@@ -164,7 +164,7 @@ def parse_head(body: memoryview | bytes, at: int) -> tuple[int, int]:
 
 
 def alike(flat: Array, at: int, stride: int) -> int:
-    """How many whole runs follow that have the same head of one or two bytes as the one at ``at``."""
+    """Counts the whole runs that follow and have the same head of one or two bytes as the one at ``at``."""
     count = (flat.size - at) // stride - 1
     if count < 1:
         return 0

@@ -53,11 +53,11 @@ class PlacedValues(ColumnValues):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of values."""
 
     @abstractmethod
     def addresses(self, rows: Ids) -> Ids:
-        """Where the values of rows lie, which are checked to be inside; int64. They hold as long as this object."""
+        """Addresses of the values of rows, checked to be inside; int64. They are valid as long as this object lives."""
 
     @property
     def width(self) -> int:
@@ -89,7 +89,7 @@ class Fixed(PlacedValues):
 
     @property
     def address(self) -> int:
-        """Where the first value lies."""
+        """Address of the first value."""
         return int(self.array.ctypes.data)
 
     def addresses(self, rows: Ids) -> Ids:
