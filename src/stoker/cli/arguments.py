@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
-__all__ = ["byte_size", "count", "duration", "integer", "seconds", "with_options"]
+__all__ = ["byte_size", "count", "duration", "integer", "named", "named_json", "seconds", "with_options"]
 
 # An argument of Python's in an error: `exist_ok=True`, `fill={...}`, `column=`. Not `s.fill=` nor `--fill=`.
 _ARGUMENT: Final = re.compile(r"(?<![\w.?&/-])([a-z]\w*)=(True|False)?")
@@ -74,6 +75,23 @@ def duration(text: str) -> float:
     if match is None or match[2] not in _TIMES or not float(match[1]):
         raise argparse.ArgumentTypeError(f"must be a number above 0 with {', '.join(_TIMES)}, like 30d, got {text!r}")
     return float(match[1]) * _TIMES[match[2]]
+
+
+def named(text: str) -> tuple[str, str]:
+    """``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def named_json(text: str) -> tuple[str, Any]:
+    """``NAME=VALUE``, the value in JSON, or else the text itself."""
+    name, value = named(text)
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
 
 
 def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[str, str]) -> str:

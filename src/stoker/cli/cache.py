@@ -52,7 +52,7 @@ def run(chosen: argparse.Namespace) -> None:
         CacheError: a directory is not there.
         ConfigError: nothing says what to remove.
     """
-    from stoker.cli.render.amounts import bytes_text
+    from stoker.cli.render.numbers import bytes_text
     from stoker.inspection.caches import list_caches, prune_caches
 
     if chosen.action == "list":
@@ -88,19 +88,17 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _print(caches: list[CacheFacts]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from stoker.cli.pairs import stdout
-    from stoker.cli.render.amounts import bytes_text, seconds_text
+    from stoker.cli.render.numbers import bytes_text, seconds_text
+    from stoker.cli.terminal import make_console, make_table
     from stoker.display import escape
 
     if not caches:
         sys.stdout.write("there are no caches\n")
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("cache", "of", "size", "files", "last used", ""):
-        table.add_column(heading, header_style="dim", overflow="fold", justify="right" if heading == "size" else "left")
+    headings = ("cache", "of", "size", "files", "last used", "")
+    table = make_table(headings, left=[one for one in headings if one != "size"], fold=True)
     now = time.time()
     for cache in caches:
         used = "never" if cache.used is None else f"{seconds_text(max(0.0, now - cache.used))} ago"
@@ -116,4 +114,4 @@ def _print(caches: list[CacheFacts]) -> None:
         table.add_row(*(Text(escape(text)) for text in row))
     table.add_section()
     table.add_row("", "", bytes_text(sum(cache.bytes for cache in caches)), "", "", "")
-    stdout().print(table)
+    make_console(wide=True).print(table)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
-from stoker.cli.arguments import byte_size, count, integer
-from stoker.cli.render.amounts import bytes_text, seconds_text
+from stoker.cli.arguments import byte_size, count, integer, named, named_json
+from stoker.cli.render.numbers import bytes_text, seconds_text
 from stoker.cli.running import (
+    add_format,
     add_json,
     add_storage_options,
     bar,
+    format_options,
     on_interrupt,
     print_json,
     storage_options,
@@ -57,10 +58,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--to", metavar="FORMAT", default="mds", help="mds (default), parquet, arrow, tar, tfrecord, ..."
     )
-    parser.add_argument("--format", metavar="FORMAT", help="of SRC, where names do not tell; files: a file a sample")
-    parser.add_argument(
-        "--format-option", metavar="NAME=VALUE", action="append", default=[], type=_pair, help="for the format of SRC"
-    )
+    add_format(parser, "of SRC, where names do not tell; files: a file a sample")
     columns = parser.add_argument_group("columns")
     columns.add_argument(
         "--columns", metavar="NAME=TYPE,...", type=_columns, default={}, help="such as x=int64,y=ndarray:float32:3,4"
@@ -75,7 +73,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        type=_filling,
+        type=named_json,
         help="for nulls; a JSON value or text",
     )
     columns.add_argument("--drop-nulls", action="store_true", help="leave out samples with nulls")
@@ -137,7 +135,7 @@ def run(chosen: argparse.Namespace) -> None:
             resume=not chosen.restart,
             allow_unsafe_types=chosen.allow_unsafe_types,
             storage_options=storage_options(chosen),
-            format_options=dict(chosen.format_option),
+            format_options=format_options(chosen),
             progress=_progress(shown),
         )
     if chosen.json:
@@ -173,29 +171,13 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
-    return name, value
-
-
-def _filling(text: str) -> tuple[str, Any]:
-    """A value in JSON, or else the text itself."""
-    name, value = _pair(text)
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def _columns(text: str) -> dict[str, str]:
     """Commas stand between columns, and between the sizes of a shape."""
     columns: dict[str, str] = {}
     last = ""
     for part in text.split(","):
         if "=" in part:
-            last, encoding = _pair(part.strip())
+            last, encoding = named(part.strip())
             columns[last] = encoding
         elif last and part.strip().isdigit():
             columns[last] += f",{part.strip()}"
@@ -210,7 +192,7 @@ def _shares(text: str) -> dict[str, Any]:
 
     shares: dict[str, Any] = {}
     for part in text.split(","):
-        name, value = _pair(part.strip())
+        name, value = named(part.strip())
         try:
             shares[name] = Fraction(value)
         except (ValueError, ZeroDivisionError):

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Final
 
 from stoker.cli.arguments import byte_size, count, integer
-from stoker.cli.render.amounts import bytes_text
+from stoker.cli.render.numbers import bytes_text
 from stoker.cli.running import add_json, add_storage_options, bar, on_interrupt, print_json, storage_options
 
 __all__ = ["add", "run"]

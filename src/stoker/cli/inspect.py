@@ -14,6 +14,7 @@ from stoker.cli.running import (
     print_json,
     storage_options,
 )
+from stoker.cli.terminal import make_console, make_table, pairs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,22 +63,16 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print_json(facts.as_dict())
         return
-    from stoker.cli.pairs import stdout
-
-    _print(stdout(), facts, pictures=chosen.pictures)
+    _print(make_console(wide=True), facts, pictures=chosen.pictures)
 
 
 def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
-    from rich.table import Table
     from rich.text import Text
-
-    from stoker.cli.pairs import pairs
 
     console.print(pairs(facts.url, _rows(facts)))
     console.print()
-    table = Table(title="columns", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("name", "type", "shape"):
-        table.add_column(heading, header_style="dim", overflow="fold")
+    headings = ("name", "type", "shape")
+    table = make_table(headings, title="columns", left=headings, fold=True)
     for column in facts.columns:
         shape = "varies" if column.shape is None else str(column.shape) if column.shape else "-"
         table.add_row(*(Text(text) for text in (_plain(column.name), _plain(column.type), shape)))
@@ -94,7 +89,7 @@ def _print(console: Console, facts: DatasetFacts, *, pictures: bool) -> None:
 
 
 def _rows(facts: DatasetFacts) -> list[tuple[str, str]]:
-    from stoker.cli.render.amounts import bytes_text, count_text
+    from stoker.cli.render.numbers import bytes_text, count_text
 
     def count(value: int | None) -> str:
         return "not counted" if value is None else count_text(value)

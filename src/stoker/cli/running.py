@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
+from stoker.cli.arguments import named, named_json
 from stoker.cli.terminal import make_console
 from stoker.writing.progress import ProgressBar
 
@@ -59,7 +60,7 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        type=_named,
+        type=named,
         help="a setting of the object store by obstore's name, such as endpoint=http://host:9000; may be given again",
     )
 
@@ -69,35 +70,24 @@ def storage_options(chosen: argparse.Namespace) -> dict[str, str] | None:
     return dict(chosen.storage_option) or None
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
+def add_format(
+    parser: argparse.ArgumentParser, said: str = "of files without an index.json; default: by their names"
+) -> None:
     """Define ``--format`` and ``--format-option NAME=VALUE``, for files that are read without an index."""
-    parser.add_argument("--format", metavar="NAME", help="of files without an index.json; default: by their names")
+    parser.add_argument("--format", metavar="NAME", help=said)
     parser.add_argument(
         "--format-option",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        type=_named,
+        type=named_json,
         help="a setting of the format, as JSON or text, such as axis=-1; may be given again",
     )
 
 
 def format_options(chosen: argparse.Namespace) -> dict[str, Any] | None:
     """What ``--format-option`` gave, for ``format_options=``."""
-    found: dict[str, Any] = {}
-    for name, text in chosen.format_option:
-        try:
-            found[name] = json.loads(text)
-        except (ValueError, RecursionError):
-            found[name] = text
-    return found or None
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
-    return name, value
+    return dict(chosen.format_option) or None
 
 
 def shows_progress(chosen: argparse.Namespace) -> bool:

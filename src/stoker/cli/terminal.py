@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from stoker.display import escape
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-__all__ = ["escaped_output", "make_console"]
+__all__ = ["escaped_output", "make_console", "make_table", "pairs"]
 
 _WIDE = 1000
 
@@ -65,3 +66,42 @@ def make_console(*, stderr: bool = False, wide: bool = False) -> Console:
     if isinstance(stream, _Escaped):
         stream = stream.stream
     return Escaping(file=stream, highlight=False, width=_WIDE if wide and not stream.isatty() else None)
+
+
+def make_table(
+    headings: Sequence[str], *, title: str | None = None, left: Sequence[str] = (), fold: bool = False
+) -> Table:
+    """An empty table for :func:`make_console`.
+
+    Args:
+        headings: of the columns.
+        title: above it.
+        left: headings of columns that are aligned to the left; the others are to the right.
+        fold: break long cells, instead of letting the table grow wider.
+    """
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in headings:
+        justify: Any = "left" if heading in left else "right"
+        if fold:
+            table.add_column(heading, justify=justify, header_style="dim", overflow="fold")
+        else:
+            table.add_column(heading, justify=justify, header_style="dim", no_wrap=True)
+    return table
+
+
+def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """A table of names and what they are."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(escape(title)), title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False
+    )
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        # Text, so that brackets in a URL are not taken for markup; escaped here, so that the widths are right.
+        table.add_row(Text(escape(name)), Text(escape(value)))
+    return table

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from stoker.bench.results.report_files import RunFiles
 from stoker.bench.results.report_steps import stall_histogram, timeline
 from stoker.cli.bench.datum import datum
-from stoker.cli.render.amounts import count_text, decimal_bytes_text, seconds_text, time_unit
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
+from stoker.cli.render.numbers import count_text, decimal_bytes_text, seconds_text, time_unit
 from stoker.cli.render.picture import COLOURS, SHARED
 
 __all__ = ["charts"]

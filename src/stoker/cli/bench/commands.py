@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from stoker.cli.arguments import integer
 from stoker.cli.bench import compare as bench_compare
@@ -44,6 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--loader",
         metavar="NAME",
         action="append",
+        default=[],
         help="the loader under test, as reader.loader; of several, one after the other, a table compares them",
     )
     add_json(one)
@@ -88,13 +88,11 @@ def _run(chosen: argparse.Namespace) -> int | None:
     from stoker.bench.run import run_benchmark
     from stoker.bench.settings.sources import read_workload
 
-    settings = list(chosen.settings)
-    if chosen.loader is not None and len(chosen.loader) > 1:
+    if len(chosen.loader) > 1:
         from stoker.cli.bench.loaders import run_loaders
 
         return run_loaders(chosen)
-    if chosen.loader is not None:
-        settings.append(f"reader.loader={chosen.loader[0]}")
+    settings = [*chosen.settings, *(f"reader.loader={name}" for name in chosen.loader)]
     resolved = read_workload(chosen.workload, settings)
     if not chosen.json:
         for note in resolved.notes:
@@ -114,15 +112,10 @@ def _run(chosen: argparse.Namespace) -> int | None:
     if chosen.json:
         print_json(result)
     else:
-        _show(result)
+        from stoker.cli.bench.table import show_result
+
+        show_result(make_console(), result)
     return None if result["valid"] else ExitCode.PROBLEMS
-
-
-def _show(result: dict[str, Any]) -> None:
-
-    from stoker.cli.bench.table import show_result
-
-    show_result(make_console(), result)
 
 
 def _init(chosen: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.running import ExitCode, add_json, print_json
+from stoker.cli.terminal import make_console, make_table
 
 if TYPE_CHECKING:
     from stoker.bench.compare.compare import Change, ComparedMetric, Comparison
@@ -93,18 +94,15 @@ def run(chosen: argparse.Namespace) -> int | None:
 
 
 def _show(found: Comparison, failed: list[Change]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from stoker.bench.compare.compare import METRICS
-    from stoker.cli.pairs import stdout
 
-    console = stdout()
+    console = make_console(wide=True)
     for letter, names in zip("AB", found.names, strict=True):
         console.print(Text(f"{letter}: {', '.join(names)}", style="bold"))
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "A", "", "B", "", "change", f"{found.confidence:.0%} interval", "p", "verdict"):
-        table.add_column(heading, justify="left" if heading in {"", "verdict"} else "right", no_wrap=True)
+    headings = ("", "A", "", "B", "", "change", f"{found.confidence:.0%} interval", "p", "verdict")
+    table = make_table(headings, left=("", "verdict"))
     metrics = {metric.name: metric for metric in METRICS}
     for change in found.changes:
         metric = metrics[change.metric]
@@ -125,9 +123,7 @@ def _show(found: Comparison, failed: list[Change]) -> None:
     console.print(table)
     console.print(Text(found.method, style="dim"))
     if found.differences:
-        other = Table(title="what differs", title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for heading in ("", "A", "B"):
-            other.add_column(heading, overflow="fold", header_style="dim")
+        other = make_table(("", "A", "B"), title="what differs", left=("", "A", "B"), fold=True)
         for name, (a, b) in found.differences.items():
             other.add_row(Text(name, style="dim"), Text(a), Text(b))
         console.print(other)
@@ -139,7 +135,7 @@ def _show(found: Comparison, failed: list[Change]) -> None:
 
 def metric_text(metric: ComparedMetric, value: float) -> str:
     """A value in words."""
-    from stoker.cli.render.amounts import decimal_bytes_text, seconds_text
+    from stoker.cli.render.numbers import decimal_bytes_text, seconds_text
 
     if metric.unit == "part":
         return f"{value:.2%}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.running import ExitCode, on_interrupt, print_json
-from stoker.cli.terminal import make_console
+from stoker.cli.terminal import make_console, make_table
 from stoker.errors import ConfigError
 
 __all__ = ["run_loaders"]
@@ -74,15 +74,10 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
 
 
 def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console = make_console()
-    table = Table(box=None, pad_edge=False)
-    for heading in _COLUMNS:
-        table.add_column(
-            heading, justify="left" if heading in _COLUMNS[:3] else "right", header_style="dim", no_wrap=True
-        )
+    table = make_table(_COLUMNS, left=_COLUMNS[:3])
     for name, result in found.items():
         table.add_row(*_row(name, result))
     console.print(table)

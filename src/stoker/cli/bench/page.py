@@ -10,8 +10,8 @@ from typing import Final
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum
-from stoker.cli.render.amounts import decimal_bytes_text, seconds_text
 from stoker.cli.render.markup import Html, document, pairs, rows, section, tile
+from stoker.cli.render.numbers import decimal_bytes_text, seconds_text
 
 __all__ = ["bench_page"]
 

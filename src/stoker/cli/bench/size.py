@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import byte_size, integer
 from stoker.cli.running import ExitCode, add_json, on_interrupt, print_json
+from stoker.cli.terminal import make_console, make_table, pairs
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,16 +123,11 @@ def _tell(accelerators: int, result: Mapping[str, Any]) -> None:
 
 
 def _show(found: DatasetSize) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from stoker.cli.pairs import stdout
-
-    console = stdout()
+    console = make_console(wide=True)
     console.print(Text(f"{found.workload}, data at {found.url}, {found.steps} steps a run", style="bold"))
-    table = Table(box=None, pad_edge=False)
-    for heading in ("accelerators", "utilization", "at 95 %", "runs", "samples/s", ""):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    table = make_table(("accelerators", "utilization", "at 95 %", "runs", "samples/s", ""))
     for point in found.points:
         known = point.low is not None and point.high is not None
         table.add_row(
@@ -151,8 +147,7 @@ def _show(found: DatasetSize) -> None:
 
 
 def _show_demand(demand: Demand, name: str) -> None:
-    from stoker.cli.pairs import pairs, stdout
-    from stoker.cli.render.amounts import bytes_text
+    from stoker.cli.render.numbers import bytes_text
 
     many = f"{demand.accelerators} accelerator{'' if demand.accelerators == 1 else 's'}"
     hosts = f"{demand.hosts} host{'' if demand.hosts == 1 else 's'} of {bytes_text(demand.host_memory_bytes)}"
@@ -166,4 +161,4 @@ def _show_demand(demand: Demand, name: str) -> None:
         ("size", f"{bytes_text(demand.bytes)} ({demand.bytes:,} bytes)"),
         ("the workload's data set", enough),
     ]
-    stdout().print(pairs(f"what MLPerf Storage's rules demand of {name} for {many} on {hosts}", rows))
+    make_console(wide=True).print(pairs(f"what MLPerf Storage's rules demand of {name} for {many} on {hosts}", rows))

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.render.amounts import decimal_bytes_text as _size
+from stoker.cli.render.numbers import decimal_bytes_text as _size
+from stoker.cli.terminal import make_table
 
 __all__ = ["as_part", "as_time", "show_result"]
 
@@ -56,9 +57,7 @@ def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
     size, most = _size(layout["bytes"]), _size(layout["most_rank_bytes"])
     place = found["storage"]["url"]
     console.print(Text(f"checkpoints at {place}: {size} of {layout['ranks']} ranks, up to {most} a rank", style="dim"))
-    table = Table(box=None, pad_edge=False)
-    for heading in ("checkpoints", "", "seconds", "±", "MB/s", "slowest rank", "fsync"):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    table = make_table(("checkpoints", "", "seconds", "±", "MB/s", "slowest rank", "fsync"))
     for kind, done in (("save", "saved"), ("load", "loaded")):
         over = found[kind]
         if over is not None:
@@ -77,21 +76,9 @@ def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
 
 
 def _epochs(result: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
     barrier = any(epoch["barrier_part"] for epoch in result["epochs"])
-    for heading in (
-        "epoch",
-        "steps",
-        "AU",
-        "stall",
-        *(("barrier",) if barrier else ()),
-        "other",
-        "samples/s",
-        "MB/s",
-        "first",
-        "p99",
-    ):
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    headings = ("epoch", "steps", "AU", "stall", "barrier", "other", "samples/s", "MB/s", "first", "p99")
+    table = make_table([heading for heading in headings if barrier or heading != "barrier"])
     repeats = result["plan"]["workload"]["train"]["repeats"] > 1
     for epoch in result["epochs"]:
         stall, rate, size = epoch["stall_seconds"], epoch["samples_per_second"], epoch["bytes_per_second"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cli.render.amounts import bytes_text, count_text, seconds_text
+from stoker.cli.render.numbers import bytes_text, count_text, seconds_text
 from stoker.simulate import Report
 
 __all__ = ["advice"]

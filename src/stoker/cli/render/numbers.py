@@ -1,120 +1,54 @@
-"""The numbers of a report in words, for the terminal and for the page."""
+"""Bytes, seconds and counts for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+__all__ = ["bytes_text", "byte_unit", "count_text", "decimal_bytes_text", "seconds_text", "time_unit"]
 
-import numpy as np
-
-from stoker.cli.render.amounts import bytes_text, count_text, seconds_text
-from stoker.simulate import NodeReport, Report
-
-__all__ = ["NODE_COLUMNS", "NODE_LEGEND", "findings", "node_rows", "settings_in_words"]
-
-NODE_COLUMNS = ("node", "samples", "shards", "fetched", "shared", "cache", "evicted", "again")
-"""Headings of :func:`node_rows`."""
-
-NODE_LEGEND = (
-    "fetched: bytes through its link; shared: shards that another node fetches too; cache: bytes that it must hold to fetch "
-    "each shard once; evicted: files removed for the cache limit; again: bytes fetched again after that"
-)
-"""What the headings mean."""
-
-_WORDS = {
-    "num_canonical_nodes": "canonical nodes",
-    "ranks_per_node": "ranks a node",
-    "workers": "workers a rank",
-    "batch_size": "batch of a rank",
-    "predownload": "samples ahead",
-}
+_BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
-def settings_in_words(report: Report, settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and value of every setting in force."""
-    model = report.model
-    limit = "none" if model.cache_limit is None else bytes_text(model.cache_limit)
-    said = [
-        (_WORDS.get(name, name.replace("_", " ")), str(value) if name == "seed" else _value(value))
-        for name, value in settings.items()
-    ]
-    return [
-        *said,
-        ("bandwidth of a node", "unbounded" if model.bandwidth is None else f"{bytes_text(model.bandwidth)}/s"),
-        ("latency", seconds_text(model.latency)),
-        ("time of a step", seconds_text(model.step_time)),
-        ("cache limit of a node", limit),
-    ]
+def byte_unit(size: float) -> tuple[int, str]:
+    """The largest unit, a power of 1024 as everywhere in stoker, that ``size`` has at least one of."""
+    return next((unit for unit in _BYTES if size >= unit[0]), _BYTES[-1])
 
 
-def findings(report: Report) -> list[tuple[str, str]]:
-    """What is found, and its value, in the order of interest."""
-    clock, quality, sharing = report.clock, report.quality, report.sharing
-    samples, steps = report.balance.samples, report.balance.steps
-    least = report.least_bandwidth
-    enough = "none is enough" if least is None else "any" if least == 0 else f"{bytes_text(least)}/s a node"
-    first = report.first_batches
-    return [
-        (
-            "first batch on all ranks after",
-            f"{seconds_text(clock.first_batch)}; on the first after {seconds_text(first.min())}",
-        ),
-        ("waiting after that", f"{seconds_text(clock.waiting)} of {seconds_text(clock.total)}{_where(report)}"),
-        ("throughput", f"{count_text(report.samples_a_second)} samples/s"),
-        ("bandwidth with which nothing waits", enough),
-        (
-            "fetched by all nodes",
-            f"{bytes_text(sum(node.bytes for node in report.nodes))}; the shards have {bytes_text(report.bytes)}",
-        ),
-        (
-            "shards of several nodes",
-            f"{count_text(sharing.shards)} of {count_text(report.shards)}; {bytes_text(sharing.extra_bytes)} more than once",
-        ),
-        ("cache needed by a node", bytes_text(report.cache_needed)),
-        ("samples of a rank", _range(samples)),
-        ("steps of a rank", _range(steps)),
-        ("samples that come twice", count_text(report.balance.padding)),
-        ("correlation of place and id", f"{quality.position_correlation:.3f} (0: random, 1: id order)"),
-        ("distance of neighbours", f"{quality.neighbour_distance:.3f} of a random order's"),
-        (
-            "shards in a global batch",
-            f"{count_text(quality.shards_a_batch)}; a random order has {count_text(quality.shards_if_random)}",
-        ),
-        ("evaluated", f"{report.sampling}; the last three on {count_text(quality.samples)} samples"),
-    ]
+def bytes_text(size: float) -> str:
+    """A size with three digits: ``1.52 GB``."""
+    unit, name = byte_unit(size)
+    return f"{_digits(size / unit)} {name}"
 
 
-def node_rows(nodes: list[NodeReport]) -> list[tuple[str, ...]]:
-    """A row a node, as :data:`NODE_COLUMNS` has it."""
-    return [
-        (
-            str(node.node),
-            count_text(node.samples),
-            count_text(node.cache.shards.size),
-            bytes_text(node.bytes),
-            count_text(node.shared),
-            bytes_text(node.cache.needed),
-            count_text(node.cache.evictions),
-            bytes_text(node.refetched),
-        )
-        for node in nodes
-    ]
+def decimal_bytes_text(size: float) -> str:
+    """A size by powers of 1000, as benchmarks of storage have it: ``1.52 GB``."""
+    for name in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{_digits(size)} {name}"
+        size /= 1000
+    return f"{_digits(size)} TB"
 
 
-def _where(report: Report) -> str:
-    waits = report.waits(1)
-    if not waits:
-        return ""
-    longest = waits[0]
-    first, last = int(longest["first"]), int(longest["last"])
-    at = f"step {first}" if first == last else f"steps {first} to {last}"
-    return f"; the longest, {seconds_text(longest['seconds'])}, before {at}"
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which a span of time is told; two of it at least."""
+    return next((unit for unit in _TIMES if seconds >= 2 * unit[0]), _TIMES[-1])
 
 
-def _range(values: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-    low, high = int(values.min()), int(values.max())
-    return count_text(low) if low == high else f"{count_text(low)} to {count_text(high)}"
+def seconds_text(seconds: float) -> str:
+    """A span of time with three digits: ``3.4 min``."""
+    if 0 < seconds < 0.1:
+        return f"{_digits(seconds * 1000)} ms"
+    unit, name = time_unit(seconds)
+    return f"{_digits(seconds / unit)} {name}"
 
 
-def _value(value: Any) -> str:
-    return count_text(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+def count_text(count: float) -> str:
+    """A count with separators between thousands."""
+    return f"{count:,.0f}" if abs(count) >= 100 or count == int(count) else _digits(count)
+
+
+def _digits(value: float) -> str:
+    """Three digits, without zeros at the end of a fraction."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:.{2 if value < 10 else 1}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cli.render.amounts import byte_unit, bytes_text, count_text, seconds_text, time_unit
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import document, legend, pairs, rows, section, tile
-from stoker.cli.render.numbers import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
+from stoker.cli.render.numbers import byte_unit, bytes_text, count_text, seconds_text, time_unit
 from stoker.cli.render.picture import COLOURS, SHARED, map_url, node_colour, shard_map
+from stoker.cli.render.report_text import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
 from stoker.simulate import Report
 
 __all__ = ["page"]

@@ -1,4 +1,4 @@
-"""A report on the terminal."""
+"""A simulation's report on the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.pairs import pairs
-from stoker.cli.render.numbers import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
+from stoker.cli.render.report_text import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
+from stoker.cli.terminal import make_table, pairs
 from stoker.simulate import Report
 
 __all__ = ["show"]
@@ -38,9 +38,7 @@ def _nodes(report: Report) -> Table:
         # Those that fetch the most are those that decide.
         shown = sorted(sorted(shown, key=lambda node: -node.bytes)[:_MOST_NODES], key=lambda node: node.node)
     title = f"nodes ({_MOST_NODES} of {len(report.nodes)}, those that fetch the most)" if left_out else "nodes"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in NODE_COLUMNS:
-        table.add_column(heading, justify="right", header_style="dim", no_wrap=True)
+    table = make_table(NODE_COLUMNS, title=title)
     for row in node_rows(shown):
         table.add_row(*row)
     return table
