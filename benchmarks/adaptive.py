@@ -48,7 +48,9 @@ def work(told: dict[str, Any]) -> None:
 
         ray.init(address=told["address"], log_to_driver=False)
     dataset = StreamingDataset(remote=told["remote"], local=told["cache"], shuffle=True)
-    config = StreamingConfig(told["world_size"], told["rank"], RoundRobin(), prefetch_buffer_size=16, ends="uneven")
+    config = StreamingConfig(
+        told["world_size"], told["rank"], RoundRobin(), prefetch_buffer_size=16, remainder="uneven"
+    )
     if engine is not None:
         config = StreamingConfig(
             told["world_size"],

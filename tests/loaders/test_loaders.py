@@ -75,7 +75,13 @@ class TestStreamingShardLoaderOfArrays(OverSamples):
 
     def make(self, folder: Path, world: World) -> StreamingShardLoader:
         config = StreamingConfig(
-            world.world_size, world.rank, Elastic(), prefetch_buffer_size=4, shuffle_seed=3, batch_size=2, ends="drop"
+            world.world_size,
+            world.rank,
+            Elastic(),
+            prefetch_buffer_size=4,
+            shuffle_seed=3,
+            batch_size=2,
+            remainder="drop",
         )
         return StreamingShardLoader({"id": np.load(folder / "id.npy")}, config)
 

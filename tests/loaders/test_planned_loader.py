@@ -218,7 +218,7 @@ def test_a_forgotten_loader_ends_its_thread() -> None:
     ("more", "message"),
     [
         ({"batch_size": 4}, "global_batch_size=20 and batch_size contradict"),
-        ({"ends": "join"}, "ends='join' contradict"),
+        ({"remainder": "join"}, "remainder='join' contradict"),
         ({"partition": Contiguous()}, "a partition other than Elastic"),
         ({"weights": (1, 2, 3)}, "an integer from 1 for each of the 2 ranks"),
         ({"weights": (1, 0)}, "an integer from 1 for each"),

@@ -20,7 +20,9 @@ DATA = {"x": np.arange(1000)}
 
 
 def loader(url: Any, rank: int = 0, world: int = 1, **config: Any) -> StreamingShardLoader:
-    return StreamingShardLoader(DATA, StreamingConfig(world, rank, checkpoint_url=url, **{"ends": "drop", **config}))
+    return StreamingShardLoader(
+        DATA, StreamingConfig(world, rank, checkpoint_url=url, **{"remainder": "drop", **config})
+    )
 
 
 def test_a_checkpoint_is_written_at_the_interval_by_what_is_done(tmp_path: Path) -> None:
@@ -75,13 +77,13 @@ def test_ranks_in_step_all_go_on_from_the_same_one(tmp_path: Path) -> None:
 
 def test_workers_that_are_not_in_step_go_on_from_their_own(tmp_path: Path) -> None:
     for rank, samples in ((0, 31), (1, 57)):
-        one = loader(tmp_path, rank, 2, ends="uneven", checkpoint_interval=10)
+        one = loader(tmp_path, rank, 2, remainder="uneven", checkpoint_interval=10)
         for _ in range(samples):
             one.next()
         one.close()
     positions = []
     for rank in range(2):
-        other = loader(tmp_path, rank, 2, ends="uneven")
+        other = loader(tmp_path, rank, 2, remainder="uneven")
         other.restore_latest()
         positions.append(500 - sum(1 for _ in other))
     assert positions == [30, 50]

@@ -28,8 +28,8 @@ ENGINE = "memory://config"
         ({"checkpoint_interval": 0}, "checkpoint_interval must be an integer from 1"),
         ({"replication_factor": 0}, "replication_factor must be an integer from 1"),
         ({"replication_factor": 3, "world_size": 2}, "replication_factor 3 exceeds world_size 2"),
-        ({"ends": "stop"}, "ends must be 'pad', 'drop', 'uneven', 'join' or None"),
-        ({"ends": "join"}, "give batch_size="),
+        ({"remainder": "stop"}, "remainder must be 'pad', 'drop', 'uneven', 'join' or None"),
+        ({"remainder": "join"}, "give batch_size="),
         ({"commit": "always"}, "commit must be 'next' or 'explicit'"),
         ({"patience": 0}, "patience is seconds above 0"),
         ({"commit_every": float("inf")}, "commit_every is seconds above 0"),
@@ -39,7 +39,10 @@ ENGINE = "memory://config"
         ({"commit": "explicit"}, "commit='explicit' is for work that is leased"),
         ({"partition": Adaptive()}, "give coordinator="),
         ({"dynamic_balancing": True}, "give coordinator="),
-        ({"partition": Adaptive(), "coordinator": ENGINE, "ends": "pad"}, "ends='pad' is for workers in lockstep"),
+        (
+            {"partition": Adaptive(), "coordinator": ENGINE, "remainder": "pad"},
+            "remainder='pad' is for workers in lockstep",
+        ),
         ({"partition": Adaptive(replay=RECORDED), "coordinator": ENGINE}, "a replay runs a recorded assignment"),
         (
             {"partition": Adaptive(), "coordinator": ENGINE, "replication_factor": 2, "world_size": 2},

@@ -80,7 +80,7 @@ def test_every_sample_comes_to_one_worker_once(
         shuffle_seed=seed,
         batch_size=batch_size,
         prefetch_buffer_size=buffer,
-        ends="uneven",
+        remainder="uneven",
     )
     parts = [list(loader) for loader in made]
     assert sorted(chain.from_iterable(map(numbers, parts))) == list(range(count))
@@ -96,7 +96,7 @@ def test_shards_give_what_arrays_do_every_sample_once(data: Path, partition: Par
     dataset = StreamingDataset(local=data, shuffle=True)
     parts = []
     for rank in range(3):
-        config = StreamingConfig(3, rank, partition, prefetch_buffer_size=buffer, ends="uneven")
+        config = StreamingConfig(3, rank, partition, prefetch_buffer_size=buffer, remainder="uneven")
         loader = StreamingShardLoader(dataset, config)
         assert loader.is_empty() is False
         parts.append([check_sample(sample) for sample in loader])
@@ -108,7 +108,7 @@ def test_a_dataset_of_streams(tmp_path: Path) -> None:
     for name, ids in (("a", range(100)), ("b", range(100, 150))):
         make_dataset(tmp_path / name, ids)
     streams = [Stream(local=tmp_path / name, name=name) for name in "ab"]
-    config = StreamingConfig(2, 0, batch_size=8, shuffle_seed=1, ends="uneven")
+    config = StreamingConfig(2, 0, batch_size=8, shuffle_seed=1, remainder="uneven")
     found = []
     for rank in range(2):
         with StreamingShardLoader(streams, StreamingConfig(**{**_fields(config), "rank": rank})) as loader:
@@ -298,18 +298,22 @@ def test_lockstep_has_no_coordinator_to_ask() -> None:
 
 
 @pytest.mark.parametrize("partition", [Elastic(), RoundRobin(), HashBased(16, key="user")])
-@pytest.mark.parametrize("ends", ["pad", "drop", "join"])
-def test_ranks_in_step_take_the_same_number_of_steps(partition: Partition, ends: str) -> None:
-    parts = [list(loader) for loader in loaders(47, 4, partition=partition, batch_size=3, ends=ends)]
+@pytest.mark.parametrize("remainder", ["pad", "drop", "join"])
+def test_ranks_in_step_take_the_same_number_of_steps(partition: Partition, remainder: str) -> None:
+    parts = [list(loader) for loader in loaders(47, 4, partition=partition, batch_size=3, remainder=remainder)]
     assert len({len(part) for part in parts}) == 1
     assert all(
         len(part) == len(loader)
-        for part, loader in zip(parts, loaders(47, 4, partition=partition, batch_size=3, ends=ends), strict=True)
+        for part, loader in zip(
+            parts, loaders(47, 4, partition=partition, batch_size=3, remainder=remainder), strict=True
+        )
     )
 
 
 def test_joined_ranks_are_kept_in_step_by_flagged_fillers_and_lose_nothing() -> None:
-    parts = [list(loader) for loader in loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, ends="join")]
+    parts = [
+        list(loader) for loader in loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, remainder="join")
+    ]
     real = [number for part in parts for batch in part for number in batch["id"][~batch[FILLER]].tolist()]
     assert sorted(real) == list(range(29))
     flagged = [bool(batch[FILLER][0]) for part in parts for batch in part]
@@ -321,16 +325,18 @@ def test_joined_ranks_are_kept_in_step_by_flagged_fillers_and_lose_nothing() -> 
 
 
 def test_a_joined_epoch_goes_on_in_step_from_among_its_fillers() -> None:
-    made = loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, ends="join")
+    made = loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, remainder="join")
     steps = len(made[0])
     whole = [list(loader) for loader in made]
     for step in range(1, steps):
         rest = []
-        for rank, loader in enumerate(loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, ends="join")):
+        for rank, loader in enumerate(
+            loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, remainder="join")
+        ):
             for _ in range(step):
                 loader.next()
             checkpoint = loader.get_checkpoint()
-            fresh = loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, ends="join")[rank]
+            fresh = loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, remainder="join")[rank]
             fresh.restore_from_checkpoint(checkpoint)
             assert fresh.epoch == 0
             rest.append(list(fresh))
@@ -348,15 +354,15 @@ def test_a_joined_epoch_goes_on_in_step_from_among_its_fillers() -> None:
     world=st.integers(1, 4),
     partition=st.sampled_from(PARTITIONS[:6]),
     batch_size=st.none() | st.integers(1, 5),
-    ends=st.sampled_from(["pad", "drop", "uneven"]),
+    remainder=st.sampled_from(["pad", "drop", "uneven"]),
     part=st.floats(0, 1),
     ahead=st.integers(0, 30),
 )
 @settings(max_examples=60, deadline=None)
 def test_a_loader_goes_on_from_a_checkpoint_with_exactly_the_rest(
-    count: int, world: int, partition: Partition | None, batch_size: int | None, ends: str, part: float, ahead: int
+    count: int, world: int, partition: Partition | None, batch_size: int | None, remainder: str, part: float, ahead: int
 ) -> None:
-    config = {"partition": partition, "shuffle_seed": 9, "batch_size": batch_size, "ends": ends}
+    config = {"partition": partition, "shuffle_seed": 9, "batch_size": batch_size, "remainder": remainder}
     if all(loader.is_empty() for loader in loaders(count, world, **config)):
         with pytest.raises(ConfigError, match="no batch for any"):
             next(iter(loaders(count, world, **config)[0]))
@@ -402,7 +408,7 @@ def test_a_checkpoint_inside_a_batch_goes_on_inside_it(data: Path) -> None:
 
 
 def test_a_world_of_another_size_goes_on_with_the_rest() -> None:
-    config = {"batch_size": 3, "shuffle_seed": 5, "ends": "uneven", "partition": Elastic()}
+    config = {"batch_size": 3, "shuffle_seed": 5, "remainder": "uneven", "partition": Elastic()}
     first = loaders(60, 4, **config)
     begun = [loader.next() for loader in first for _ in range(2)]
     checkpoint = first[0].get_checkpoint()

@@ -167,7 +167,7 @@ def test_num_samples_counts_what_padded_ranks_repeat(data: Path, steps: int) -> 
 
 def test_a_shard_loader_that_ended_first_goes_on_alone_and_for_nobody_else() -> None:
     arrays = {"x": np.arange(COUNT)}
-    config: dict[str, Any] = {"partition": SKEWED, "ends": "uneven", "batch_size": 4}
+    config: dict[str, Any] = {"partition": SKEWED, "remainder": "uneven", "batch_size": 4}
     first = StreamingShardLoader(arrays, StreamingConfig(3, 0, **config))
     assert sum(len(batch["x"]) for batch in first) == 10
     checkpoint = first.get_checkpoint()

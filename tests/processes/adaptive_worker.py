@@ -36,7 +36,7 @@ def main(told: dict[str, Any]) -> None:
         prefetch_buffer_size=told.get("buffer", 16),
         fault_tolerant=engine is not None,
         replication_factor=told.get("replication", 1),
-        ends=None if engine else "uneven",
+        remainder=None if engine else "uneven",
     )
     loader = StreamingShardLoader(dataset, config)
     out = os.open(told["out"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

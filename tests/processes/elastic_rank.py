@@ -32,7 +32,7 @@ def main(data: str, cache: str, folder: str) -> None:
     life = int(killed.exists())
 
     dataset = StreamingDataset(remote=data, local=cache, shuffle=True, batch_size=BATCH)
-    loader = StreamingShardLoader(dataset, StreamingConfig(world, rank, batch_size=BATCH, ends="drop"))
+    loader = StreamingShardLoader(dataset, StreamingConfig(world, rank, batch_size=BATCH, remainder="drop"))
     model = torch.zeros(1, dtype=torch.int64)
     step = 0
     if saved.exists():

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from stoker.cluster import World
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.pipeline.workers.config import Ends
+from stoker.pipeline.workers.config import WorkerRemainder
 
 __all__ = ["CloseOnExit", "Loader"]
 
@@ -27,7 +27,7 @@ class Loader(Protocol[_Item_co]):
         ...
 
     @property
-    def remainder(self) -> Ends:
+    def remainder(self) -> WorkerRemainder:
         """What ranks do whose parts of an epoch do not end together: ``"pad"``, ``"drop"``, ``"uneven"`` or ``"join"``."""
         ...
 

@@ -21,7 +21,7 @@ from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
-from stoker.pipeline.workers.config import Ends, StreamingConfig
+from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
 from stoker.pipeline.workers.engine import WorkerEngine
 from stoker.pipeline.workers.leased import LeasedSource
 from stoker.pipeline.workers.lockstep import FILLER, LockstepSource
@@ -51,7 +51,7 @@ class StreamingShardLoader(CloseOnExit):
             which is not to be iterated over meanwhile; or :class:`~stoker.streams.streams.Stream` objects; or a dict of
             arrays.
         config: settings of this worker: rank, batching, checkpoints, coordination.
-        world, remainder: short for a config with this rank, world size and ``ends``, and nothing else.
+        world, remainder: short for a config with this rank, world size and ``remainder``, and nothing else.
         transform: applied to each sample; for a StreamingDataset, give it there.
 
     Raises:
@@ -65,15 +65,15 @@ class StreamingShardLoader(CloseOnExit):
         config: StreamingConfig | None = None,
         *,
         world: World | None = None,
-        remainder: Ends | None = None,
+        remainder: WorkerRemainder | None = None,
         transform: Transform | None = None,
     ) -> None:
         if config is None:
             here = world or World(0, 1)
-            config = StreamingConfig(here.world_size, here.rank, ends=remainder)
+            config = StreamingConfig(here.world_size, here.rank, remainder=remainder)
         elif world is not None or remainder is not None:
             raise ConfigError(
-                "the config has rank=, world_size= and ends=: give world= and remainder= without a config"
+                "the config has rank=, world_size= and remainder=: give world= and remainder= without a config"
             )
         self.config = config
         if isinstance(dataset, Stream):
@@ -354,8 +354,8 @@ class StreamingShardLoader(CloseOnExit):
         return World(self.config.rank, self.config.world_size, source="StreamingConfig")
 
     @property
-    def remainder(self) -> Ends:
-        """The behaviour of ranks that run out before others: ``ends`` of the config, or of the dataset."""
+    def remainder(self) -> WorkerRemainder:
+        """The behaviour of ranks that run out before others: ``remainder`` of the config, or of the dataset."""
         return self._worker.source.remainder
 
     def stats(self) -> StreamStats:

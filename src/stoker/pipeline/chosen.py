@@ -22,12 +22,12 @@ def changed_order(sample_order: SampleOrder, config: StreamingConfig) -> SampleO
         ConfigError: the sample order is not stoker's own, or the config's partition needs what the dataset does not read.
     """
     partition = config.adaptive.base if config.adaptive is not None else config.partition
-    if partition is None and config.shuffle_seed is None and config.ends is None:
+    if partition is None and config.shuffle_seed is None and config.remainder is None:
         return sample_order
     if not isinstance(sample_order, NativeOrder):
         raise ConfigError(
-            "partition=, shuffle_seed= and ends= change stoker's own orders, not those of mosaicml-streaming: leave them "
-            "out of the config, or use shuffle_algo='block'"
+            "partition=, shuffle_seed= and remainder= change stoker's own orders, not those of mosaicml-streaming: leave "
+            "them out of the config, or use shuffle_algo='block'"
         )
     settings = sample_order.settings
     if partition is not None:
@@ -44,8 +44,8 @@ def changed_order(sample_order: SampleOrder, config: StreamingConfig) -> SampleO
     if config.shuffle_seed is not None:
         shuffle = "block" if settings.shuffle == "none" else settings.shuffle
         settings = replace(settings, shuffle=shuffle, seed=config.shuffle_seed)
-    if config.ends is not None:
-        settings = replace(settings, remainder="uneven" if config.ends == "join" else config.ends)
+    if config.remainder is not None:
+        settings = replace(settings, remainder="uneven" if config.remainder == "join" else config.remainder)
     return NativeOrder(sample_order.sources, settings, sample_order.origin)
 
 
@@ -55,5 +55,5 @@ def order_of_arrays(rows: ArraySource, config: StreamingConfig) -> NativeOrder:
     assert not isinstance(given, Adaptive)
     alone = config.world_size == 1 or config.global_batch_size is not None
     partition: Partition = given or (Elastic() if alone else RoundRobin())
-    ends = "uneven" if config.ends in (None, "join") else config.ends
-    return array_order(rows, partition, config.shuffle_seed, ends)
+    remainder = "uneven" if config.remainder in (None, "join") else config.remainder
+    return array_order(rows, partition, config.shuffle_seed, remainder)

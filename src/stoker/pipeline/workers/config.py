@@ -17,9 +17,9 @@ from stoker.order.partition.partition import Elastic, Partition
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.types import StorageOptions
 
-__all__ = ["CommitWhen", "Ends", "StreamingConfig"]
+__all__ = ["CommitWhen", "WorkerRemainder", "StreamingConfig"]
 
-Ends: TypeAlias = Remainder | Literal["join"]
+WorkerRemainder: TypeAlias = Remainder | Literal["join"]
 CommitWhen = Literal["next", "explicit"]
 
 
@@ -44,7 +44,7 @@ class StreamingConfig:
             What is no whole global batch at an epoch's end is left out.
         weights: for each rank an integer, its part of the global batch in proportion: unlike machines get unlike parts.
             The same for all ranks. ``None``: equal parts.
-        ends: what ranks do that run out before others; ``None``: as the dataset says; for arrays ``"uneven"``.
+        remainder: what ranks do that run out before others; ``None``: as the dataset says; for arrays ``"uneven"``.
             ``"pad"``: they repeat some of their samples. ``"drop"``: all stop when the first runs out. ``"uneven"``: they
             stop, and the others continue. ``"join"``: they continue in step with fillers, batches whose column ``"_filler"``
             says so; so collectives meet, and nothing is lost or repeated.
@@ -72,7 +72,7 @@ class StreamingConfig:
     batch_size: int | None = None
     global_batch_size: int | None = None
     weights: tuple[int, ...] | None = None
-    ends: Ends | None = None
+    remainder: WorkerRemainder | None = None
     checkpoint_interval: int | None = 1000
     checkpoint_url: str | os.PathLike[str] | None = None
     storage_options: StorageOptions | None = field(default=None, repr=False)
@@ -126,9 +126,9 @@ class StreamingConfig:
         """Shuffled by this seed."""
         return replace(self, shuffle_seed=seed)
 
-    def with_batch_size(self, samples: int, ends: Ends | None = None) -> Self:
-        """In batches; ``ends`` says what ranks do that run out before others."""
-        return replace(self, batch_size=samples, ends=ends or self.ends)
+    def with_batch_size(self, samples: int, remainder: WorkerRemainder | None = None) -> Self:
+        """In batches; ``remainder`` says what ranks do that run out before others."""
+        return replace(self, batch_size=samples, remainder=remainder or self.remainder)
 
     def with_global_batch_size(self, samples: int, weights: Sequence[int] | None = None) -> Self:
         """In parts of global batches, by these weights of the ranks."""
@@ -174,21 +174,21 @@ class StreamingConfig:
             ConfigError: they do not; names what contradicts what.
         """
         self._check_numbers()
-        if self.ends is not None and self.ends not in (*get_args(Remainder), "join"):
-            raise ConfigError(f"ends must be one of pad, drop, uneven, join, got {self.ends!r}")
+        if self.remainder is not None and self.remainder not in (*get_args(Remainder), "join"):
+            raise ConfigError(f"remainder must be one of pad, drop, uneven, join, got {self.remainder!r}")
         if self.commit not in get_args(CommitWhen):
             raise ConfigError(f"commit must be 'next' or 'explicit', got {self.commit!r}")
         self._check_plan()
-        if self.ends == "join" and self.batch_size is None:
-            raise ConfigError("ends='join' flags batches: give batch_size=")
+        if self.remainder == "join" and self.batch_size is None:
+            raise ConfigError("remainder='join' flags batches: give batch_size=")
         adaptive = self.adaptive
         if adaptive is None:
             self._check_unleased()
             return
-        if self.ends not in (None, "uneven"):
+        if self.remainder not in (None, "uneven"):
             raise ConfigError(
-                f"ends={self.ends!r} is for workers in lockstep, Adaptive for those that are not: leave ends= out, or use a "
-                "static partition or Elastic()"
+                f"remainder={self.remainder!r} is for workers in lockstep, Adaptive for those that are not: leave remainder= "
+                "out, or use a static partition or Elastic()"
             )
         if adaptive.replay is not None:
             if self.coordinator is not None or self.fault_tolerant:
@@ -236,7 +236,7 @@ class StreamingConfig:
             return
         for name, given in (
             ("batch_size", self.batch_size is not None),
-            (f"ends={self.ends!r}", self.ends not in (None, "drop")),
+            (f"remainder={self.remainder!r}", self.remainder not in (None, "drop")),
             ("dynamic_balancing", self.dynamic_balancing),
             ("a partition other than Elastic()", not isinstance(self.partition, Elastic | None)),
         ):

@@ -15,7 +15,7 @@ from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.resume import check_not_empty, others_have_more, resume_point, run_from
 from stoker.pipeline.state.state import make_state, read_state
-from stoker.pipeline.workers.config import Ends, StreamingConfig
+from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
 from stoker.pipeline.workers.range_source import Piece, RangeSource, RestoreRequest, WorkerProgress, piece_size
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.types import Batch
@@ -23,7 +23,7 @@ from stoker.types import Batch
 __all__ = ["FILLER", "LockstepSource"]
 
 FILLER: Final = "_filler"
-"""Column of batches of ``ends="join"``: bool, shape ``(n,)``; true where the samples only keep a rank in step."""
+"""Column of batches of ``remainder="join"``: bool, shape ``(n,)``; true where the samples only keep a rank in step."""
 
 
 class LockstepSource(RangeSource):
@@ -49,9 +49,9 @@ class LockstepSource(RangeSource):
         self.epoch = point.epoch
 
     @property
-    def remainder(self) -> Ends:
-        if self._config.ends is not None:
-            return self._config.ends
+    def remainder(self) -> WorkerRemainder:
+        if self._config.remainder is not None:
+            return self._config.remainder
         return self.sample_order.settings.remainder if isinstance(self.sample_order, NativeOrder) else "pad"
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class LockstepSource(RangeSource):
         plan = self.sample_order.run(begin, self._data_rank).plan
         if self._config.batch_size is None:
             return plan.samples
-        if self._config.ends == "join":
+        if self._config.remainder == "join":
             return _most_steps(self.sample_order, begin, self._data_rank)
         return len(plan)
 
@@ -84,7 +84,7 @@ class LockstepSource(RangeSource):
         point, ended_first = self._here(at), False
         if finished:
             plan = self._run.plan
-            ended_first = self._config.ends != "join" and others_have_more(plan)
+            ended_first = self._config.remainder != "join" and others_have_more(plan)
             if ended_first:
                 point = replace(self._point, position=plan.position_after(len(plan)), partial=0)
             else:
@@ -124,7 +124,7 @@ class LockstepSource(RangeSource):
     def ended(self, at: int) -> bool:  # noqa: ARG002 - a run's beginning tells
         if not self._point.position or self._run.plan.samples:
             return False
-        return self._config.ends != "join" or not _most_steps(self.sample_order, self._point, self._data_rank)
+        return self._config.remainder != "join" or not _most_steps(self.sample_order, self._point, self._data_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class _LockstepReader:
 
     def batches(self) -> Iterator[Piece]:
         """The rest of the rank's part, batch by batch; then fillers, if ranks are to end together."""
-        joined = self.config.ends == "join"
+        joined = self.config.remainder == "join"
         batch: Batch | None = None
         steps = 0
         for batch in self.rows.batches(self.run):

@@ -16,7 +16,7 @@ from stoker.errors import ConfigError, StateError
 from stoker.order.native import NativeOrder
 from stoker.pipeline.state.state import check_same_order
 from stoker.pipeline.workers.adaptive import Splits
-from stoker.pipeline.workers.config import Ends, StreamingConfig
+from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
 from stoker.pipeline.workers.range_source import (
     STEPS_AHEAD,
     Piece,
@@ -83,7 +83,7 @@ class PlannedSource(RangeSource):
         )
 
     @property
-    def remainder(self) -> Ends:
+    def remainder(self) -> WorkerRemainder:
         return "drop"
 
     @property

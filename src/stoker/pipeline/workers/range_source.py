@@ -14,7 +14,7 @@ from stoker.coordination import LeasedSplit
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
-from stoker.pipeline.workers.config import Ends, StreamingConfig
+from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
 from stoker.pipeline.workers.sample_source import SampleSource, in_order
 
 __all__ = ["Piece", "WorkerProgress", "RangeReader", "RangeSource", "RestoreRequest"]
@@ -138,8 +138,8 @@ class RangeSource(ABC):
         """
 
     @property
-    def remainder(self) -> Ends:
-        """The behaviour of ranks that run out before others: see ``StreamingConfig.ends``."""
+    def remainder(self) -> WorkerRemainder:
+        """The behaviour of ranks that run out before others: see ``StreamingConfig.remainder``."""
         return "uneven"
 
     @property
