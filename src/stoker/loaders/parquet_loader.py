@@ -33,10 +33,8 @@ from stoker.tokens.layouts.base import DocumentBlock
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.layouts.registry import LayoutName, make_layout
-from stoker.tokens.order.coalesce import join_steps
-from stoker.tokens.order.division import Granularity, TokenDivision
-from stoker.tokens.order.file_shares import FileShares
-from stoker.tokens.order.prefetch import read_ahead
+from stoker.tokens.order.division import FileShares, Granularity, TokenDivision
+from stoker.tokens.order.prefetch import join_steps, read_ahead
 from stoker.tokens.order.token_order import BlockSpan, TokenOrder, TokenSampleOrder, stretches
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
 from stoker.tokens.sources.open_source import open_source

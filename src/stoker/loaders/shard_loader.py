@@ -15,7 +15,6 @@ from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.sample_order import SampleOrder
-from stoker.pipeline.chosen import changed_order, order_of_arrays
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.stats.stats import StreamStats
@@ -29,6 +28,7 @@ from stoker.pipeline.workers.planned import PlannedSource
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest
 from stoker.pipeline.workers.replayed import ReplayedSource
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
+from stoker.pipeline.workers.worker_order import changed_order, order_of_arrays
 from stoker.streams.streams import Stream
 from stoker.types import Transform
 

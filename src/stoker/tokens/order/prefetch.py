@@ -1,4 +1,7 @@
-"""Blocks decoded ahead of the batches that need them, on threads, no more of them at once than memory is meant for."""
+"""Decodes blocks on threads, ahead of the batches that need them, and makes batches of them, several at a time.
+
+There are no more blocks at once than memory is meant for.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,53 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from stoker.concurrency.threads import Threads
 from stoker.tokens.order.token_order import BlockSpan
 
-__all__ = ["read_ahead"]
+__all__ = ["join_steps", "read_ahead"]
+
+# Memory of batches that are made together: little beside a block, and it stays in the processor's cache.
+_BYTES: Final = 4 << 20
+_MOST: Final = 8
 
 _Block = TypeVar("_Block")
 _Batch = TypeVar("_Batch")
 _Key: TypeAlias = tuple[int, int]
 """Numbers of a track and of a block on it."""
+
+
+def join_steps(steps: Iterator[list[BlockSpan]], rows: int, step: int, row_bytes: int) -> Iterator[list[BlockSpan]]:
+    """Batches that follow each other within one block as one step.
+
+    Args:
+        steps: batches, as stretches of tracks.
+        rows: rows of a batch.
+        step: amounts in a row.
+        row_bytes: memory that a row of a batch takes.
+    """
+    most = rows * max(1, min(_MOST, _BYTES // max(1, rows * row_bytes)))
+    held: BlockSpan | None = None
+    for stretches in steps:
+        one = stretches[0]
+        if held is not None:
+            if (
+                held.rows < most
+                and len(stretches) == 1
+                and one.rows == rows
+                and (one.track, one.blocks, one.inside) == (held.track, held.blocks, held.inside + held.rows * step)
+            ):
+                held = held._replace(rows=held.rows + rows)
+                continue
+            yield [held]
+            held = None
+        if len(stretches) == 1 and one.rows == rows and one.blocks[1] - one.blocks[0] == 1:
+            held = one
+        else:
+            yield stretches
+    if held is not None:
+        yield [held]
 
 
 def read_ahead(
