@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stoker.coordination.history.assignment import Replay, entries_of
+from stoker.coordination.history.assignment import Replay
 from stoker.coordination.history.checkpoint import take, uncommitted
 from stoker.coordination.history.codec import _DECODERS, _KINDS, decode, encode
 from stoker.coordination.history.records import CoordinationSettings, Entry, Epoch, Lane, LogChunk, SplitRecord
 from stoker.coordination.rules import (
     cleared,
     commit,
+    entries_of,
     finished,
     first_lane,
     give_back,

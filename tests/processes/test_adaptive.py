@@ -24,7 +24,7 @@ from adaptive_worker import BASES
 
 from stoker import StreamingDataset
 from stoker.coordination import CoordinationSettings, EngineError, open_store
-from stoker.coordination.history.recorded_assignment import Assignment
+from stoker.coordination.history.assignment import Assignment
 from stoker.coordination.run import RunRecords
 from stoker.loaders.shard_loader import Adaptive, StreamingConfig, StreamingShardLoader
 from stoker.pipeline.workers.replicas import lanes_held

@@ -1,7 +1,6 @@
 """Rank and world size of this process."""
 
 from stoker.cluster.mesh import Mesh
-from stoker.cluster.worker import LoaderWorker
-from stoker.cluster.world import World
+from stoker.cluster.world import LoaderWorker, World
 
 __all__ = ["LoaderWorker", "Mesh", "World"]

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.arguments import checked
+from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["World", "ranks_of_node"]
+__all__ = ["LoaderWorker", "World", "ranks_of_node"]
 
 
 @checked
@@ -138,3 +139,32 @@ def _torch_distributed() -> World | None:
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     per_node = int(local) if local.isdigit() else 1
     return World(int(distributed.get_rank()), size, min(max(1, per_node), size), "torch.distributed")
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderWorker:
+    """This process among the worker processes of one torch ``DataLoader``.
+
+    Attributes:
+        number: this worker, in ``[0, count)``.
+        count: number of workers; 1 outside a worker process.
+        token: equal in all workers that were started together, different each time workers are started; ``None``
+            outside a worker process.
+    """
+
+    number: int = 0
+    count: int = 1
+    token: int | None = None
+
+    @classmethod
+    def detect(cls) -> LoaderWorker:
+        """Read it from torch, if torch is imported; a process without torch is no worker of its DataLoader.
+
+        Another data set that a transform reads is not divided among workers: each has samples of its own to transform.
+        """
+        data = sys.modules.get("torch.utils.data")
+        info = None if data is None else data.get_worker_info()
+        if info is None or in_user_code():
+            return cls()
+        # DataLoader draws a base seed each time it starts workers and gives worker w that plus w.
+        return cls(int(info.id), int(info.num_workers), int(info.seed) - int(info.id))

@@ -10,6 +10,8 @@ from by compare-and-set, or is thrown away. From these alone it follows that eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, ReturnedRange, SplitRecord
 from stoker.errors import ConfigError
 
@@ -17,12 +19,14 @@ __all__ = [
     "TOKEN_BITS",
     "cleared",
     "commit",
+    "entries_of",
     "finished",
     "first_lane",
     "give_back",
     "leasable",
     "lease",
     "log_entries",
+    "partial",
     "remaining",
     "set_aside",
     "spilled",
@@ -233,3 +237,25 @@ def _noted(log: tuple[Entry, ...], split: SplitRecord) -> tuple[Entry, ...]:
         if last.end == entry.begin and (*last[2:4], last.turn + 1) == entry[2:5]:
             return (*log[:-1], entry._replace(begin=last.begin))
     return (*log, entry)
+
+
+def entries_of(lanes: Sequence[Lane], chunks: Sequence[Sequence[Entry]]) -> list[Entry]:
+    """All entries of one incarnation of an epoch so far, what is committed of splits that are out included.
+
+    Args:
+        lanes: all its lanes.
+        chunks: for each lane the entries of its chunks, in order.
+    """
+    found: list[Entry] = []
+    for lane, earlier in zip(lanes, chunks, strict=True):
+        found += [*earlier, *lane.log, *partial(lane)]
+    return found
+
+
+def partial(lane: Lane) -> list[Entry]:
+    """The committed parts of a lane's splits that are leased."""
+    return [
+        Entry(s.begin, s.cursor, s.rank, s.incarnation, s.turn, s.token)
+        for s in lane.splits
+        if s.begin < s.cursor < s.end
+    ]

@@ -11,12 +11,11 @@ from typing import Any
 from stoker.coordination.engines.store import CoordinationStore
 from stoker.coordination.errors import EngineError, Owner
 from stoker.coordination.health import WorkerState
-from stoker.coordination.history.assignment import entries_of
 from stoker.coordination.history.checkpoint import differences, restored, take
 from stoker.coordination.history.codec import decode, encode
 from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Summary, WorkerRecord
 from stoker.coordination.operations import Create, Get, Keys, Operation, Swap, Versioned
-from stoker.coordination.rules import finished, first_lane, remaining, set_aside, stalled
+from stoker.coordination.rules import entries_of, finished, first_lane, remaining, set_aside, stalled
 from stoker.errors import ConfigError, StateError
 from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
 

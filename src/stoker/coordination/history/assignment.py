@@ -1,35 +1,21 @@
-"""The recorded assignment: the worker that committed each position, and a replay of it."""
+"""The recorded assignment of an epoch: the worker that committed each position, what it is of, and a replay of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-from stoker.coordination.history.records import Entry, Lane
+from stoker.coordination.history.checkpoint import differences
+from stoker.coordination.history.codec import from_rows, to_rows
+from stoker.coordination.history.records import Entry
 from stoker.errors import ConfigError, StateError
+from stoker.storage.recorded_versions import with_versions_of
 
-__all__ = ["Replay", "entries_of", "from_rows", "partial", "to_rows"]
+__all__ = ["Assignment", "Replay"]
 
-
-def entries_of(lanes: Sequence[Lane], chunks: Sequence[Sequence[Entry]]) -> list[Entry]:
-    """All entries of one incarnation of an epoch so far, what is committed of splits that are out included.
-
-    Args:
-        lanes: all its lanes.
-        chunks: for each lane the entries of its chunks, in order.
-    """
-    found: list[Entry] = []
-    for lane, earlier in zip(lanes, chunks, strict=True):
-        found += [*earlier, *lane.log, *partial(lane)]
-    return found
-
-
-def partial(lane: Lane) -> list[Entry]:
-    """The committed parts of a lane's splits that are leased."""
-    return [
-        Entry(s.begin, s.cursor, s.rank, s.incarnation, s.turn, s.token)
-        for s in lane.splits
-        if s.begin < s.cursor < s.end
-    ]
+_VERSION: Final = 1
 
 
 class Replay:
@@ -74,18 +60,65 @@ class Replay:
         return self._splits[rank]
 
 
-def to_rows(entries: Iterable[Entry]) -> list[list[int]]:
-    """Entries as JSON can have them."""
-    return [list(entry) for entry in entries]
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A recorded assignment of an epoch, and what it is of.
 
-
-def from_rows(rows: Iterable[Sequence[int]]) -> list[Entry]:
-    """The entries that :func:`to_rows` made.
-
-    Raises:
-        StateError: they are none.
+    Attributes:
+        epoch: number of the epoch.
+        world_size: ranks of the run.
+        identity: names and JSON values of what the positions follow from: data set, order and settings.
+        entries: who committed what.
     """
-    try:
-        return [Entry(*[int(number) for number in row]) for row in rows]
-    except (TypeError, ValueError) as error:
-        raise StateError(f"not a recorded assignment: {error}") from error
+
+    epoch: int
+    world_size: int
+    identity: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The assignment as JSON can have it."""
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "world_size": self.world_size,
+            "identity": dict(self.identity),
+            "entries": to_rows(self.entries),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Assignment:
+        """The assignment that :meth:`as_dict` gave.
+
+        Raises:
+            StateError: it is none.
+        """
+        try:
+            version, epoch, world_size = (values[name] for name in ("version", "epoch", "world_size"))
+            identity, rows = values["identity"], values["entries"]
+            good = version == _VERSION and all(type(number) is int and number >= 0 for number in (epoch, world_size))
+        except (KeyError, TypeError, IndexError):
+            good, identity, rows, epoch, world_size = False, None, (), 0, 0
+        if not good or not isinstance(identity, Mapping):
+            raise StateError("not a recorded assignment: give what loader.assignment() returned, whole")
+        return cls(epoch, world_size, dict(identity), tuple(from_rows(rows)))
+
+    def check(self, identity: Mapping[str, Any]) -> None:
+        """See that an order is the one that was recorded.
+
+        Raises:
+            StateError: it is another; says what differs.
+        """
+        ours, theirs = _comparable(identity), _comparable(with_versions_of(self.identity, identity))
+        if ours != theirs:
+            said = differences(theirs, ours, "the recorded assignment", "this loader")
+            raise StateError(f"the recorded assignment is of another data set, order or settings: {said}")
+
+
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is once it was written and read; without the name of a single stream, which is that of its directory."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+    streams = plain.get("streams")
+    if isinstance(streams, dict) and len(streams) == 1:
+        plain["streams"] = list(streams.values())
+    return plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from stoker.coordination.history.records import (
@@ -22,7 +23,7 @@ from stoker.coordination.history.records import (
 )
 from stoker.errors import StateError
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "from_rows", "to_rows"]
 
 _VERSION: Final = 2
 
@@ -102,3 +103,20 @@ _DECODERS = {
     "Summary": _summary,
     "Worker": _worker,
 }
+
+
+def to_rows(entries: Iterable[Entry]) -> list[list[int]]:
+    """Entries as JSON can have them."""
+    return [list(entry) for entry in entries]
+
+
+def from_rows(rows: Iterable[Sequence[int]]) -> list[Entry]:
+    """The entries that :func:`to_rows` made.
+
+    Raises:
+        StateError: they are none.
+    """
+    try:
+        return [Entry(*[int(number) for number in row]) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise StateError(f"not a recorded assignment: {error}") from error

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, NoReturn
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.coordination.history.recorded_assignment import Assignment
+from stoker.coordination.history.assignment import Assignment
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
 from stoker.order.partition.part_plan import PART_BITS, DealtPlan, PartPlan
