@@ -135,11 +135,12 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.Where": (_of(column="x", op="==", value=1), nothing),
     "stoker.World": (_of(), nothing),
     "stoker.XSVWriter": (_folder("str", separator=";"), _abort),
+    "stoker.open_writer": (_folder("int", format="mds"), _abort),
     "stoker.merge_index": (_at("urls", "parts"), nothing),
     "stoker.rebuild_index": (_at("url", exist_ok=True), nothing),
     "stoker.formats.mds.encodings.register_encoding": (_of(name="mine", encoding=Mine, replace=True), nothing),
     "stoker.train_validation_split": (_of(), nothing),
-    "stoker.conversion.convert": (
+    "stoker.convert": (
         lambda root: {"source": root / "data", "destination": OUT, "processes": 1},
         nothing,
     ),
@@ -162,19 +163,19 @@ CASES: dict[str, tuple[Valid, Callable[[Any], object]]] = {
     "stoker.writing.shard_formats.TarWriter": (_folder("int"), _abort),
     "stoker.coordination.CoordinationSettings": (_of(), nothing),
     "stoker.generation.DatasetSpec": (_of(format="npy", files=1, samples_per_file=2, record_bytes=8), nothing),
-    "stoker.generation.generate": (
+    "stoker.generate": (
         lambda root: {"spec": DatasetSpec(format="npy", record_bytes=8), "url": OUT},
         nothing,
     ),
     "stoker.inspection.caches.list_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
     "stoker.inspection.caches.prune_caches": (lambda root: {"directories": [root / "empty"]}, nothing),
-    "stoker.inspection.inspect": (_at("url"), nothing),
-    "stoker.inspection.verify": (_at("url"), nothing),
+    "stoker.inspect": (_at("url"), nothing),
+    "stoker.verify": (_at("url"), nothing),
     "stoker.order.mixture.schedule.Schedule.parse": (_of(points={0: {"a": 1}}), nothing),
     "stoker.simulate.Cluster": (_of(nodes=1, ranks_per_node=1), nothing),
     "stoker.simulate.CostModel": (_of(), nothing),
     "stoker.tokens.LMSettings": (_of(seq_len=4), nothing),
-    "stoker.tokens.tokenize.tokenize.tokenize": (
+    "stoker.tokenize": (
         lambda root: {"src": root / "text", "dst": OUT, "tokenizer": root / "tokenizer.json", "processes": 1},
         nothing,
     ),

@@ -35,6 +35,7 @@ What loaders give:
     StokerError             the base of all errors; see ``stoker.errors``
 
 Writing; all writers are in ``stoker.writers``:
+    open_writer             a writer of any format, by the format's name
     MDSWriter               samples to MDS shards, in a directory or at a URL
     CSVWriter               likewise to CSV
     TSVWriter               likewise to TSV
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from stoker.tokens.batch import LMBatch
     from stoker.tokens.settings import ShardConfig
     from stoker.tokens.tokenize.tokenize import tokenize
+    from stoker.writers import open_writer
     from stoker.writing.shard_formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
 
 __version__ = "0.1.0"
@@ -121,11 +123,14 @@ _MODULES: Final = {
     "generate": "stoker.generation",
     "inspect": "stoker.inspection",
     "merge_index": "stoker.index.merge",
+    "open_writer": "stoker.writers",
     "rebuild_index": "stoker.index.rebuild",
     "tokenize": "stoker.tokens.tokenize.tokenize",
     "train_validation_split": "stoker.streams.subsets",
     "verify": "stoker.inspection",
 }
+
+_SUBMODULES: Final = ("errors", "partitions", "testing", "tokens", "writers")
 
 _MOVED: Final = {
     **dict.fromkeys(
@@ -169,6 +174,7 @@ __all__ = [
     "generate",
     "inspect",
     "merge_index",
+    "open_writer",
     "rebuild_index",
     "tokenize",
     "train_validation_split",
@@ -189,6 +195,8 @@ if not TYPE_CHECKING and not _has_torch():
 
 def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
+    if module is None and name in _SUBMODULES:
+        return import_module(f"stoker.{name}")
     if module is None:
         where = f": it is in {_MOVED[name]}" if name in _MOVED else ""
         raise AttributeError(f"module 'stoker' has no attribute {name!r}{where}")

@@ -63,7 +63,7 @@ class Format(ABC):
         aliases: other names that ``format=`` takes.
         shard: what a shard is, in a few words, for the documentation.
         views: what is handed out without a copy with ``views=True``, in words; empty for nothing.
-        extra: optional dependencies that reading needs, ``stoker[extra]``.
+        extra: name of the extra whose packages reading needs.
         roles: what the files of a shard are called in an entry of the index, after ``raw_`` and ``zip_``; the last of them
             has the header, ``u32 samples | u32 offsets | config JSON``.
         implied: keys of a shard's spec that the name of the format implies, so that entries do not have them.

@@ -1,0 +1,121 @@
+"""All writers of datasets, and :func:`open_writer`, which finds one by the name of its format.
+
+Each is a :class:`Writer`: ``write(sample)``, ``write_batch(columns)``, ``end_shard()``, ``finish()``, ``abort()``, a context
+manager. :class:`WriterOptions` lists the options that all take. :class:`MegatronWriter`, which writes one pair of files, is
+none of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final, Unpack
+
+from stoker.arguments import checked, unknown_name
+from stoker.errors import ConfigError
+from stoker.formats.registry import format_name, format_names, get_format, load
+from stoker.tokens.sources.megatron import MegatronWriter
+from stoker.writing.base import Writer, WriterOptions
+from stoker.writing.destination import OutPath
+from stoker.writing.image_folders import JPEGWriter, PNGWriter
+from stoker.writing.megatron_writer import MegatronShardWriter
+from stoker.writing.parquet_writer import ParquetWriter
+from stoker.writing.shard_formats import (
+    ArrowWriter,
+    CSVWriter,
+    HDF5Writer,
+    JSONWriter,
+    MDSWriter,
+    NPYWriter,
+    NPZWriter,
+    TarWriter,
+    TFRecordWriter,
+    TSVWriter,
+    XSVWriter,
+)
+
+__all__ = [
+    "ArrowWriter",
+    "CSVWriter",
+    "FormatOptions",
+    "HDF5Writer",
+    "JPEGWriter",
+    "JSONWriter",
+    "MDSWriter",
+    "MegatronShardWriter",
+    "MegatronWriter",
+    "NPYWriter",
+    "NPZWriter",
+    "PNGWriter",
+    "ParquetWriter",
+    "TFRecordWriter",
+    "TSVWriter",
+    "TarWriter",
+    "Writer",
+    "WriterOptions",
+    "XSVWriter",
+    "open_writer",
+]
+
+_COLUMNS: Final = "give an encoding's name, such as 'int', 'float32', 'str' or 'ndarray:uint16:512'"
+
+
+class FormatOptions(WriterOptions, total=False):
+    """Options of all writers, and those that only some formats have.
+
+    Attributes:
+        separator: of ``xsv``: what stands between two values.
+        newline: of lines of text: what ends a line, default a line feed.
+        raw: of ``tfrecord``: records are the bytes of the one column's encoding.
+        first: of ``tar``: number of the first sample.
+    """
+
+    separator: str
+    newline: str
+    raw: bool
+    first: int | None
+
+
+@checked(columns=_COLUMNS)
+def open_writer(
+    format: str,  # noqa: A002 - what it is called everywhere
+    columns: Mapping[str, str],
+    out: OutPath,
+    remote: str | os.PathLike[str] | None = None,
+    **options: Unpack[FormatOptions],
+) -> Writer:
+    """Begin a dataset of a format. The same as to call the format's writer.
+
+    Args:
+        format: its name or another name of it: ``"mds"``, ``"parquet"``, ``"tar"`` or ``"webdataset"``, ``"jsonl"``, ...
+        columns: column name to encoding, as the format's writer takes them.
+        out: a directory, a URL, or a ``(directory, URL)`` pair.
+        remote: a URL to upload to, where ``out`` is a directory.
+        **options: see :class:`FormatOptions`.
+
+    Raises:
+        ConfigError: an unknown format, or one that is only read; an unknown option; or what its writer raises.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     with open_writer("jsonl", {"text": "str"}, out) as writer:
+    ...         writer.write({"text": "a line"})
+    ...         writer.write_batch({"text": ["two", "more"]})
+    ...     writer.samples_written
+    3
+    """
+    name = format_name(format)
+    if name not in format_names():
+        raise ConfigError(unknown_name("format", format, writable_formats()))
+    writer = get_format(name).writer
+    if not writer:
+        raise ConfigError(
+            f"format={format!r} is read and not written; formats to write: {', '.join(writable_formats())}"
+        )
+    opened: Writer = load(writer)(columns, out, remote, **options)
+    return opened
+
+
+def writable_formats() -> list[str]:
+    """Names of the formats that have a writer."""
+    return [name for name in format_names() if get_format(name).writer]
