@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import CSVWriter, JSONWriter, MDSWriter
-from stoker.cache.quota_shares import share_limit
+from stoker.cache.quota import share_limit
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool

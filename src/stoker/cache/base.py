@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stoker.cache.directory import CacheDirectory
+from stoker.cache.eviction import EvictionPolicy, least_recently_opened
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
 from stoker.formats.base import FileInfo, ShardInfo
@@ -30,11 +31,11 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS: Final = 2
 
 CacheKind: TypeAlias = Literal["disk", "memory"]
+"""Where shards of a remote are: in files that all processes of a node share, or held by each that reads them."""
 IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
 """How a cache treats a new file that exceeds its limit. ``"exceed"``: remove files that are not in use; where that is not
 enough, exceed the limit. ``"evict"``: remove files that are not in use; where that is not enough, do not fetch the file.
 ``"give up"``: remove nothing, and do not fetch the file."""
-"""Where shards of a remote are: in files that all processes of a node share, or held by each that reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class CacheSettings:
         limit: most bytes of shard files to keep; ``None`` for no limit.
         stall_timeout: seconds without progress after which another process's download is no longer waited for.
         in_memory: shards of a remote are held in the memory of the process that reads them, while it reads them.
+        eviction: which files go first where there is no room; a policy of :mod:`stoker.cache.eviction`.
     """
 
     validate_hash: str | bool | None = None
@@ -56,6 +58,7 @@ class CacheSettings:
     limit: int | None = None
     stall_timeout: float = 60.0
     in_memory: bool = False
+    eviction: EvictionPolicy = least_recently_opened
 
 
 class ShardCache(ABC):

@@ -91,7 +91,9 @@ class DiskCache(ShardCache):
         # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
-            self._quota = CacheQuota(root, self._private, settings.limit, settings.stall_timeout, known)
+            self._quota = CacheQuota(
+                root, self._private, settings.limit, settings.stall_timeout, known, settings.eviction
+            )
             if directory is not None:
                 self._quota.others = directory.others
         if settings.limit is not None and store is None:

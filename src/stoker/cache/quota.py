@@ -1,4 +1,4 @@
-"""How many bytes a cache holds, and which files go when it is full.
+"""How many bytes a cache holds, and how a limit is divided among caches.
 
 The count lies in a file beside the downloads and is written under its lock, so that a download costs no look at all the
 files that are there. It may only be too high (a killed process took room and did not use it); then the files are
@@ -14,14 +14,17 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from stoker.cache.eviction import CachedFile, EvictionPolicy
 from stoker.cache.in_use import Users
+from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files import PRIVATE, open_own
+from stoker.types import Ids
 
 __all__ = [
     "PART",
@@ -32,6 +35,7 @@ __all__ = [
     "part_name",
     "release",
     "remove_unlocked",
+    "share_limit",
     "shard_files",
     "try_lock",
 ]
@@ -42,6 +46,8 @@ PART = ".part"
 """What the name of a file that is being made ends with."""
 
 _PART_NAME = re.compile(r"(?P<name>.+?)(?:\.[0-9a-f]{16})?" + re.escape(PART))
+# A directory holds the shard that is read and the one that comes next.
+_LEAST_SHARDS = 2
 # Once files must go, this part of the limit goes, so that they are counted seldom.
 _SLACK = 32
 
@@ -118,15 +124,23 @@ class CacheQuota:
         patience: seconds after which a process that does not let go of the count is no longer waited for.
         known: basename to size of every file of the dataset, for those that are being made. All files below the root and
             outside of the private directory are counted and may be removed, but the index.
+        policy: says which files go first.
 
     Attributes:
         others: gives directories of other versions of the dataset, which count, too.
     """
 
     def __init__(
-        self, root: Path, private: Path, limit: int, patience: float, known: Callable[[], Mapping[str, int]]
+        self,
+        root: Path,
+        private: Path,
+        limit: int,
+        patience: float,
+        known: Callable[[], Mapping[str, int]],
+        policy: EvictionPolicy,
     ) -> None:
         self.limit = limit
+        self._policy = policy
         self._root = root
         self._private = private
         self._patience = patience
@@ -139,7 +153,7 @@ class CacheQuota:
         return {**self.__dict__, "_sizes": None, "_counted": False}
 
     def take(self, needed: int, *, evict: bool = True) -> bool:
-        """Take room for a file that is about to be made, removing the least recently opened of those not in use if ``evict``.
+        """Take room for a file that is about to be made, removing files that are not in use if ``evict``.
 
         The caller holds the lock of the file's part file, and so is seen by others that count.
 
@@ -159,12 +173,12 @@ class CacheQuota:
             os.pwrite(descriptor, used.to_bytes(8, "little"), 0)
             return used <= self.limit
 
-    def _files(self) -> tuple[int, list[tuple[int, int, Path]]]:
-        """Bytes of all files, those under way included; time of use, size and path of those that are whole."""
+    def _files(self) -> tuple[int, list[CachedFile]]:
+        """Bytes of all files, those under way included; and those that are whole."""
         if self._sizes is None:
             self._sizes = self._known()
         used = 0
-        candidates: list[tuple[int, int, Path]] = []
+        candidates: list[CachedFile] = []
         # What is being made is counted first: a file that gets its name meanwhile is then counted twice, not never.
         for path, status in files_below(self._private):
             match = _PART_NAME.fullmatch(path.name)
@@ -174,20 +188,19 @@ class CacheQuota:
         for root in (self._root, *self.others()):
             for path, status in shard_files(root):
                 used += status.st_size
-                candidates.append((status.st_mtime_ns, status.st_size, path))
+                candidates.append(CachedFile(status.st_mtime_ns, status.st_size, path))
         return used, candidates
 
     def _evict(self) -> int:
         """Count the files, remove those that must go; bytes that are left."""
         used, candidates = self._files()
         if used > self.limit:
-            candidates.sort()
             with Users() as users:
-                for _, size, path in candidates:
+                for file in self._policy(candidates):
                     if used <= self.limit - self.limit // _SLACK:
                         break
-                    if users.remove(path):
-                        used -= size
+                    if users.remove(file.path):
+                        used -= file.bytes
         return used
 
     @contextlib.contextmanager
@@ -234,3 +247,45 @@ def files_below(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
                     stack.append(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False):
                     yield Path(entry.path), entry.stat(follow_symlinks=False)
+
+
+def share_limit(limit: int, shard_bytes: Sequence[Ids], names: Sequence[str]) -> list[int]:
+    """Divide a limit among cache directories: equal parts, but none more than it can fill, and each at least two shards.
+
+    What a stream has in use at a time is so many shards, however many it has in all, so parts by size would starve the small
+    streams of a mixture, which come round most often. What small ones do not fill goes to the large.
+
+    Args:
+        limit: bytes for all together.
+        shard_bytes: for each directory, bytes of each of its shards.
+        names: name the directories in errors.
+
+    Returns:
+        Bytes for each; their sum is at most ``limit``.
+
+    Raises:
+        ConfigError: the limit can not hold two of the largest shards of each.
+    """
+    totals = [int(sizes.sum()) for sizes in shard_bytes]
+    least = [
+        min(total, _LEAST_SHARDS * int(sizes.max(initial=0))) for total, sizes in zip(totals, shard_bytes, strict=True)
+    ]
+    if sum(least) > limit:
+        worst = max(range(len(least)), key=least.__getitem__)
+        raise ConfigError(
+            f"cache_limit={limit} can not hold two shards of each of {len(least)} caches, which take {sum(least)} bytes; "
+            f"{names[worst]} takes most of them, {least[worst]}"
+        )
+    spare = limit - sum(totals)
+    if spare >= 0:
+        return [total + spare // len(totals) for total in totals]
+
+    def parts(level: int) -> list[int]:
+        return [max(low, min(level, high)) for low, high in zip(least, totals, strict=True)]
+
+    # The highest level of water that the limit fills these vessels to.
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if sum(parts(middle)) <= limit else (low, middle - 1)
+    return parts(low)

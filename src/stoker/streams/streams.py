@@ -14,7 +14,7 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.cache.base import CacheSettings
 from stoker.cache.open_cache import check_memory
-from stoker.cache.quota_shares import share_limit
+from stoker.cache.quota import share_limit
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.open_format import check_format, is_made, open_format
 from stoker.catalog.unindexed.files_location import Files
@@ -132,7 +132,7 @@ class StreamDefaults:
         columns: all columns that will be read; ``None`` for all.
         in_memory: shards of a remote are held in memory.
         cache_limit: bytes that all streams' caches together may take. It is divided among the cache directories: see
-            :func:`~stoker.cache.quota_shares.share_limit`. Streams that are read where they lie take none of it.
+            :func:`~stoker.cache.quota.share_limit`. Streams that are read where they lie take none of it.
 
     Raises:
         ConfigError: a number out of range.

@@ -20,7 +20,7 @@ from stoker.formats.parquet.pages.rle_bitpacked import exceptions, unpack
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import token_counts
 from stoker.reading.shard_pool import ShardPool
-from stoker.tokens.sources.decode import decode_pieces
+from stoker.tokens.sources.parquet import decode_pieces
 from support import open_parquet
 
 KINDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

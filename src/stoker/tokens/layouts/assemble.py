@@ -10,8 +10,7 @@ from stoker.errors import FormatError
 from stoker.integers import ranges
 from stoker.tokens.batch import Extents, LMBatch, runs_of
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.runs import copy_runs
+from stoker.tokens.sources.ragged import Ragged, copy_runs
 from stoker.types import Array, Ids
 
 __all__ = ["DocumentRuns", "assemble", "batch_arrays", "full_lengths", "too_long_error"]

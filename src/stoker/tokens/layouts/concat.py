@@ -16,8 +16,7 @@ from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.streaming_concat import Joiner
 from stoker.tokens.layouts.windows import windows
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.runs import copy_runs
+from stoker.tokens.sources.ragged import Ragged, copy_runs
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Array, Ids
 

@@ -10,8 +10,7 @@ from stoker.errors import ConfigError
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.assemble import batch_arrays, full_lengths
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.runs import copy_runs
+from stoker.tokens.sources.ragged import Ragged, copy_runs
 from stoker.types import Array, Ids
 
 __all__ = ["stream_starts", "windows"]

@@ -15,9 +15,8 @@ from numpy.typing import DTypeLike
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.formats.megatron import DTYPES, index_bytes, read_index
 from stoker.storage.files import check_mapped
-from stoker.tokens.sources.ragged import Ragged
+from stoker.tokens.sources.ragged import Ragged, copy_runs
 from stoker.tokens.sources.raw import map_file
-from stoker.tokens.sources.runs import copy_runs
 from stoker.types import Ids
 
 __all__ = ["MegatronFile", "MegatronWriter"]

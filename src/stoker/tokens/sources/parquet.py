@@ -20,24 +20,27 @@ from stoker.catalog.unindexed.open_files import OnBadFiles, open_unindexed, unin
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.parquet.footer.facts import NULLS, RowGroup
+from stoker.formats.parquet.pages.pages import OtherPagesError
+from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import TOKEN_COLUMNS, token_column, token_counts
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
 from stoker.streams.derived_arrays import ArraySink, keep
 from stoker.tokens.order.division import Groups
-from stoker.tokens.sources.decode import decode_pieces
 from stoker.tokens.sources.measure import measure
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import SkippedFile
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["ParquetSource", "open_files"]
+__all__ = ["ParquetSource", "decode_pieces", "open_files"]
 
 logger = logging.getLogger(__name__)
 
 # Files whose columns are looked at, where the first ones have none.
 _MOST_LOOKED_AT: Final = 64
 _FETCH_THREADS: Final = 8
+# What is decoded at a time stays in the processor's cache until it has been copied.
+_PIECE_TOKENS: Final = 1 << 18
 
 
 class ParquetSource:
@@ -254,3 +257,31 @@ def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_b
     raise ConfigError(
         f"{found.source.root}: there are no tokens: none of the first {len(found.files[:_MOST_LOOKED_AT])} files has rows"
     )
+
+
+def decode_pieces(reader: ParquetReader, column: str, where: str) -> Iterator[Ragged]:
+    """The documents of a row group, some at a time: faster than all at once. Each holds until the next are asked for.
+
+    Args:
+        reader: the row group.
+        column: of lists of integers.
+        where: names the row group in errors.
+
+    Raises:
+        CorruptDataError: the bytes are no such column.
+        FormatError: it does not hold lists of integers, or a token is null.
+    """
+    done = 0
+    try:
+        for values, offsets in reader.lists(column):
+            yield Ragged(values, offsets, column=column, where=where, rows=done)
+            done += offsets.size - 1
+        return
+    except OtherPagesError as reason:
+        logger.debug("%s, column %r: decoded by pyarrow from row %d on: %s", where, column, done, reason)
+    first = 0
+    for array in reader.batches(column, _PIECE_TOKENS):
+        piece = Ragged.from_arrow(array, column=column, where=where, first_row=first)
+        first += len(piece)
+        if first > done:
+            yield piece[max(0, done - first + len(piece)) :]

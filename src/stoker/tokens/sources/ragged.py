@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, Final, Self, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, FormatError
-from stoker.tokens.sources.runs import copy_runs
 from stoker.types import Array, Ids
 
-__all__ = ["Ragged"]
+__all__ = ["Ragged", "copy_runs"]
 
 Where: TypeAlias = str | Callable[[int], str]
+
+# From this mean length on, one slice a run is faster than joining them; seen between 2,000 and 8,000.
+_LONG: Final = 4096
+# Places that are joined at a time: what is joined lies in memory twice.
+_AT_ONCE: Final = 1 << 18
 
 
 class Ragged:
@@ -104,10 +108,60 @@ class Ragged:
 
     @classmethod
     def from_arrow(cls, array: Any, *, column: str = "tokens", where: str = "", first_row: int = 0) -> Ragged:
-        """Documents from an Arrow array of lists; see :func:`stoker.tokens.sources.arrow.from_arrow`."""
-        from stoker.tokens.sources.arrow import from_arrow
+        """Documents from an Arrow array or chunked array of lists.
 
-        return from_arrow(array, column=column, where=where, first_row=first_row)
+        Lists, large lists, list views and lists of a fixed size are taken, of any integer, dictionary-encoded or not.
+        Tokens are not copied, except where null lists lie between them, from list views, and from several chunks. A null
+        list is a row of no tokens, which every layout leaves out; rows so keep their numbers.
+
+        Args:
+            array: what to convert.
+            column: name of the column, for messages.
+            where: the file or row group, for messages.
+            first_row: number of the first row there, for messages.
+
+        Raises:
+            FormatError: not lists of integers, or a token is null; names file, column, row and remedy.
+        """
+        import pyarrow as pa
+
+        if isinstance(array, pa.ChunkedArray):
+            parts = []
+            for chunk in array.chunks or [pa.array([], array.type)]:
+                parts.append(cls.from_arrow(chunk, column=column, where=where, first_row=first_row))
+                first_row += len(chunk)
+            return cls.concat(parts)
+        place = _place(column, where)
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        kind = array.type
+        if not (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+            or pa.types.is_list_view(kind)
+            or pa.types.is_large_list_view(kind)
+        ):
+            hint = (
+                "make tokens of it with `stoker tokenize`" if "string" in str(kind) else "name the column of token ids"
+            )
+            raise FormatError(f"{place} holds {kind}, not lists of token ids: {hint}")
+        offsets, values = _flat_arrow(array)
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if pa.types.is_null(values.type) and not len(values):
+            values = pa.array([], pa.int64())
+        if not pa.types.is_integer(values.type):
+            raise FormatError(f"{place} holds {kind}, whose elements are not integers: name the column of token ids")
+        if values.null_count:
+            token = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+            row = int(np.searchsorted(offsets, token, side="right")) - 1
+            raise FormatError(
+                f"{place}, row {first_row + row}: token {token - int(offsets[row])} is null; {values.null_count} tokens are. "
+                "Write the column without nulls"
+            )
+        flat: Array = values.to_numpy(zero_copy_only=True)
+        return cls(flat, offsets, column=column, where=where, rows=first_row)
 
     @classmethod
     def concat(cls, parts: Sequence[Ragged], *, out: Array | None = None) -> Ragged:
@@ -279,3 +333,75 @@ def _as_int64(array: Array, number: int, column: str, where: str) -> Array:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise FormatError(f"{_place(column, where)}, row {number}: {int(array.max())} is no token id")
     return array.astype(np.int64)
+
+
+def _flat_arrow(array: Any) -> tuple[Ids, Any]:
+    """Offsets of rows, int64 from 0, and the Arrow array of all their tokens."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and len(array):
+        raw = array.offsets.to_numpy().astype(np.int64)
+        plain = not array.null_count
+        if not plain:
+            null = array.is_null().to_numpy(zero_copy_only=False)
+            plain = not (raw[1:] - raw[:-1])[null].any()
+        if plain:
+            return raw - raw[0], array.values.slice(int(raw[0]), int(raw[-1] - raw[0]))
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(array) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets, array.flatten()
+
+
+def copy_runs(values: Array, sources: Ids, lengths: Ids, out: Array, targets: Ids) -> None:
+    """``out[targets[i] : targets[i] + lengths[i]] = values[sources[i] : sources[i] + lengths[i]]`` for every i.
+
+    Args:
+        values: integers, shape ``(tokens,)``.
+        sources: where runs begin in ``values``; int64, shape ``(k,)``.
+        lengths: of the runs; int64, shape ``(k,)``; zeros are allowed.
+        out: integers that hold those of ``values``, shape ``(places,)``. What lies between runs may be overwritten.
+        targets: where runs begin in ``out``; int64, shape ``(k,)``; rising, and runs do not overlap.
+    """
+    if not lengths.size:
+        return
+    # Runs that go on where the one before ended, here and there, are one run. Joined documents are often one altogether.
+    fresh = np.ones(lengths.size, dtype=bool)
+    ends = lengths[:-1]
+    np.not_equal(sources[:-1] + ends, sources[1:], out=fresh[1:])
+    fresh[1:] |= targets[:-1] + ends != targets[1:]
+    begins = np.flatnonzero(fresh)
+    if begins.size < lengths.size:
+        lengths = np.add.reduceat(lengths, begins)
+        sources, targets = sources[begins], targets[begins]
+    total = int(lengths.sum())
+    if total >= _LONG * lengths.size:
+        stops, ends = sources + lengths, targets + lengths
+        for start, stop, target, end in zip(
+            sources.tolist(), stops.tolist(), targets.tolist(), ends.tolist(), strict=True
+        ):
+            out[target:end] = values[start:stop]
+        return
+    if not total:
+        return
+    # Places between two runs get what follows the first of them in the values, as it may be anything.
+    borders = np.append(targets, targets[-1] + lengths[-1])
+    flat = np.ascontiguousarray(values).view(np.uint8).data
+    size = values.itemsize
+    first = 0
+    while first < lengths.size:
+        stop = max(int(np.searchsorted(borders, borders[first] + _AT_ONCE, side="right")) - 1, first + 1)
+        until = np.diff(borders[first : stop + 1])
+        starts = sources[first:stop]
+        parts: list[Any] = [
+            flat[start:end]
+            for start, end in zip((starts * size).tolist(), ((starts + until) * size).tolist(), strict=True)
+        ]
+        for number in np.flatnonzero(starts + until > values.size).tolist():
+            missing = int(starts[number] + until[number]) - max(values.size, int(starts[number]))
+            parts[number] = b"".join([parts[number], bytes(missing * size)])
+        joined = np.frombuffer(b"".join(parts), dtype=values.dtype)
+        out[int(borders[first]) : int(borders[stop])] = joined
+        first = stop
