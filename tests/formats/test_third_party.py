@@ -155,6 +155,21 @@ def test_stoker_is_imported_and_its_formats_found_without_looking_for_others() -
     assert done.returncode == 0, done.stderr
 
 
+def test_each_format_is_imported_alone() -> None:
+    code = """
+        import os
+        from stoker.formats.registry import format_names
+        for name in tuple(format_names()):
+            child = os.fork()
+            if not child:
+                from stoker.formats.registry import get_format
+                get_format(name)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, name
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
 def test_every_name_of_the_registry_leads_to_a_format() -> None:
     for name in tuple(format_names()):
         made: Any = get_format(name)

@@ -29,7 +29,7 @@ class _NoFiles(DiskCache):
 
     def describe(self, info: ShardInfo) -> str:
         """See :class:`~stoker.cache.base.ShardCache`."""
-        return f"synthetic samples from {getattr(info.detail, 'first', 0)} on"
+        return f"synthetic samples from {info.detail.first if isinstance(info.detail, PieceDetail) else 0} on"
 
 
 def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> DatasetLocation:  # noqa: B008 - frozen

@@ -26,6 +26,7 @@ from stoker.formats.common.byte_source import ByteSourceFile, check_range
 from stoker.formats.one_file import SUFFIXES, content_column
 from stoker.formats.parquet.columns import KEY
 from stoker.formats.parquet.footer.schema import declared_array
+from stoker.formats.registry import get_format
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.storage import Store, is_local, open_store
 from stoker.storage.job_record import file_version
@@ -218,7 +219,7 @@ def _declared(place: DatasetLocation) -> dict[str, ColumnType]:
     form = shards[0].format
     if form in ("parquet", "arrow"):
         return _of_schema(_arrow_schema(place, shards[0]), place.index.columns, arrays=form == "parquet")
-    if form in ("json", "csv", "tsv", "xsv"):
+    if get_format(form).text:
         return {name: ColumnType(_WORDS[word]) for name, word in words.items() if word in _WORDS}
     if form == "tfrecord":
         lists = {name: word[:-2] for name, word in words.items() if word.endswith("[]")}

@@ -191,6 +191,16 @@ class ShardReader(Protocol):
         """Names of all columns, in the shard's order."""
         ...
 
+    @property
+    def unsafe(self) -> Mapping[str, str]:
+        """Columns whose decoding can run code from the data, and the names of their encodings."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """The name of the shard in errors."""
+        ...
+
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Decode ``rows`` (int64, each in ``[0, samples)``, any order, repeats allowed) of ``columns`` (default all).
 

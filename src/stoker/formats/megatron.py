@@ -19,7 +19,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, whole
 from stoker.formats.common.container import PackedFormat, PackedShard
-from stoker.formats.common.file_shards import piece_of
+from stoker.formats.common.file_shards import PieceDetail, piece_of
 from stoker.formats.common.inspect_header import (
     HeaderFacts,
     ShardSpan,
@@ -45,7 +45,7 @@ _UNITS: Final = ("sequence", "document")
 
 @dataclass(frozen=True, slots=True)
 class MegatronIndex:
-    """What an ``.idx`` says.
+    """The content of an ``.idx``.
 
     Attributes:
         dtype: of the tokens.
@@ -164,7 +164,7 @@ def index_bytes(dtype: np.dtype[Any], lengths: Ids, borders: Ids) -> list[bytes]
 
 
 def _samples_of(index: MegatronIndex, document: bool, where: str, start: int = 0) -> tuple[Ids, Ids]:
-    """Where samples begin and end in the ``.bin``, in bytes; no empty document is before ``start``.
+    """First and end byte of each sample in the ``.bin``; no empty document is before ``start``.
 
     Raises:
         CorruptDataError: a document's sequences do not lie end to end.
@@ -200,7 +200,7 @@ class MegatronShard(PackedShard):
         super().__init__(info, where, options)
         data = piece_of(info, np.frombuffer(files[-1], np.uint8), where)
         detail, part = info.detail, info.raw[-1].part
-        first: int = getattr(detail, "first", 0)
+        first: int = detail.first if isinstance(detail, PieceDetail) else 0
         start = part.starts[0] if detail is not None and part is not None else 0
         document = info.spec["unit"] == "document"
         there = f"{where}: its .idx"

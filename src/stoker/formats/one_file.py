@@ -16,6 +16,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.container import decode_values
 from stoker.formats.common.inspect_header import only_settings
+from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import mds_spec
@@ -60,12 +61,12 @@ _COLUMNS: Final = ("image", "data", PATH, CLASS, LABEL)
 
 
 def content_column(name: str) -> str:
-    """Which column of a format holds the file."""
+    """The column of a format that holds the file."""
     return "data" if name == "files" else "image"
 
 
 def content_kind(name: str, *, decode: bool = True) -> str:
-    """What the column of a format's files holds: ``jpeg``, ``png``, ``image`` for either, or ``bytes``."""
+    """The type of the column that holds the file: ``jpeg``, ``png``, ``image`` for either, or ``bytes``."""
     if name == "files" or not decode:
         return "bytes"
     return _IMAGE if name == IMAGES else name
@@ -80,6 +81,7 @@ def folder_of(path: str) -> str:
 class FileShard:
     """An open file."""
 
+    unsafe: ClassVar[Mapping[str, str]] = {}
     __slots__ = ("_spec", "columns", "data", "format", "kind", "layout", "options", "path", "samples", "where")
 
     def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions) -> None:
@@ -245,13 +247,10 @@ class ImagesFormat(FileFormat):
 
 def _read(shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None) -> Batch:
     first = shards[0]
-    chosen = set(first.columns if columns is None else columns)
-    if unknown := chosen.difference(first.columns):
-        raise FormatError(f"{first.where} has no column {min(unknown)!r}; it has {', '.join(first.columns)}")
-    if rows.any():
-        raise IndexError("row outside its shard")
+    wanted = wanted_columns(columns, first.columns, first.where)
+    check_rows(rows, 1)
     order = which.tolist()
-    return {name: _column(shards, order, name) for name in first.columns if name in chosen}
+    return {name: _column(shards, order, name) for name in wanted}
 
 
 def _column(shards: Sequence[FileShard], order: list[int], name: str) -> Column:

@@ -12,15 +12,17 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ConfigError, FormatError
+from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
+from stoker.formats.common.file_shards import PieceDetail
 from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.read_checks import check_rows, check_rows_of_shards, wanted_columns
 from stoker.formats.format import Format
 from stoker.integers import GOLDEN, finalise_array
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -137,12 +139,13 @@ def _mixed(numbers: Ids, salt: int) -> NDArray[np.uint64]:
 class SyntheticShard:
     """A run of samples that are made when they are read."""
 
+    unsafe: ClassVar[Mapping[str, str]] = {}
     __slots__ = ("_spec", "columns", "first", "format", "layout", "options", "samples", "where")
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         self._spec = info.spec
         self.columns: tuple[str, ...] = tuple(info.spec["columns"])
-        self.first: int = getattr(info.detail, "first", 0)
+        self.first: int = info.detail.first if isinstance(info.detail, PieceDetail) else 0
         self.format = info.format
         self.layout: Hashable = (info.format, repr(info.spec))
         self.options = options
@@ -151,15 +154,12 @@ class SyntheticShard:
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`stoker.formats.base.ShardReader`."""
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.samples):
-            raise IndexError("row outside its shard")
+        check_rows(rows, self.samples)
         return self.make(rows + self.first, columns)
 
     def make(self, numbers: Ids, columns: Sequence[str] | None) -> Batch:
         """The samples of these numbers."""
-        chosen = set(self.columns if columns is None else columns)
-        if unknown := chosen.difference(self.columns):
-            raise FormatError(f"{self.where} has no column {min(unknown)!r}; it has {', '.join(self.columns)}")
+        chosen = wanted_columns(columns, self.columns, self.where)
         seed, distinct = self._spec["seed"], self._spec["distinct"]
         return {
             name: _values(_kind(self._spec["columns"][name]), numbers, seed, place, distinct, self.options.views)
@@ -226,8 +226,7 @@ class SyntheticFormat(Format):
             return shards[0].read(rows, columns)
         counts = np.array([shard.samples for shard in shards], np.int64)
         firsts = np.array([shard.first for shard in shards], np.int64)
-        if len(rows) and (int(rows.min()) < 0 or (rows >= counts[which]).any()):
-            raise IndexError("row outside its shard")
+        check_rows_of_shards(rows, counts[which])
         return shards[0].make(rows + firsts[which], columns)
 
     def iterate_many(

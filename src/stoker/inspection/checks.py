@@ -13,7 +13,7 @@ from stoker.formats.common.hashing import fastest_hash, hash_hex, hash_names
 from stoker.formats.registry import get_format
 from stoker.inspection.problems import Kind, Problem
 from stoker.inspection.read_files import Budget, FileReader
-from stoker.inspection.samples import bad_samples, unsafe_columns
+from stoker.inspection.samples import bad_samples
 from stoker.types import Buffer
 
 __all__ = ["Checker", "Level", "Outcome", "CheckPlan", "Task", "first_samples"]
@@ -194,7 +194,7 @@ class Checker:
             note("structure", None, None, str(error))
         if not self.deep:
             return
-        unsafe = () if self._options.allow_unsafe_types else unsafe_columns(reader)
+        unsafe = () if self._options.allow_unsafe_types else tuple(reader.unsafe)
         for name in unsafe:
             out.notes.append(
                 f"column {name!r} is not decoded: that would run code from the data; pass allow_unsafe_types"

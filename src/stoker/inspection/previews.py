@@ -14,7 +14,6 @@ from stoker.formats.common.compression import parse_compression
 from stoker.formats.registry import get_format
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown, printable, show
-from stoker.inspection.samples import unsafe_columns
 from stoker.storage import is_local
 from stoker.types import Buffer
 
@@ -57,7 +56,7 @@ def preview_files(info: ShardInfo, data: Sequence[Buffer], count: int, where: st
     notes: list[str] = []
     try:
         reader = get_format(info.format).open(info, data, where=where, options=ReadOptions(views=True))
-        unsafe = unsafe_columns(reader)
+        unsafe = reader.unsafe
         rows = np.arange(min(count, info.samples), dtype=np.int64)
     except MissingPackageError:
         raise

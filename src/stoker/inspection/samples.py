@@ -11,19 +11,10 @@ from stoker.errors import MissingPackageError, StokerError
 from stoker.formats.base import ShardReader
 from stoker.types import Ids
 
-__all__ = ["bad_samples", "unsafe_columns"]
+__all__ = ["bad_samples"]
 
 _PIECE_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 4096
-
-
-def unsafe_columns(reader: ShardReader) -> tuple[str, ...]:
-    """Columns whose decoding runs code from the data; not asked of shards without encodings of stoker's."""
-    layout: Any = reader.layout
-    encodings: Any = getattr(reader, "encodings", None)
-    if encodings is None and hasattr(layout, "encodings"):
-        encodings = dict(zip(layout.names, layout.encodings, strict=True))
-    return tuple(name for name, encoding in (encodings or {}).items() if not encoding.safe)
 
 
 def bad_samples(

@@ -66,7 +66,7 @@ def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str]
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
         named, cause = decode_error(pool, shards, rows, columns, error)
         raise named from cause
-    check_types(parts, [getattr(chosen[0], "where", chosen[0].format) for _, chosen, _ in kinds])
+    check_types(parts, [chosen[0].where for _, chosen, _ in kinds])
     return scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
 
 

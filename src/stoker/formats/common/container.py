@@ -21,10 +21,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
+from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples
 from stoker.formats.common.merge import read_each
+from stoker.formats.common.read_checks import check_rows, check_rows_of_shards, unsafe_columns, wanted_columns
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
@@ -61,8 +62,7 @@ def read_gathered(
     if len(shards) == 1 or not len(rows):
         return read_each(shards, which, rows, columns)
     counts = np.array([shard.samples for shard in shards], dtype=np.int64)
-    if int(rows.min()) < 0 or (rows >= counts[which]).any():
-        raise IndexError("row outside its shard")
+    check_rows_of_shards(rows, counts[which])
     names = shards[0].wanted(columns)
     batch: Batch = {}
     for name in names:
@@ -135,9 +135,10 @@ class PackedShard(ABC):
 
     Attributes:
         encodings: encodings of the columns that have one.
+        unsafe: see :class:`~stoker.formats.base.ShardReader`.
     """
 
-    __slots__ = ("_columns", "encodings", "format", "layout", "options", "samples", "where")
+    __slots__ = ("_columns", "encodings", "format", "layout", "options", "samples", "unsafe", "where")
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         self.format = info.format
@@ -145,6 +146,7 @@ class PackedShard(ABC):
         self.samples = info.samples
         self.options = options
         self.encodings: Mapping[str, Encoding] = encodings_of(info.spec)
+        self.unsafe = unsafe_columns(self.encodings)
         names = info.spec["columns"] if "columns" in info.spec else info.spec["column_names"]
         self._columns: tuple[str, ...] = tuple(names)
         self.layout: Hashable = (info.format, repr(info.spec))
@@ -161,7 +163,7 @@ class PackedShard(ABC):
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`stoker.formats.base.ShardReader`."""
         wanted = self.wanted(columns)
-        self.check_rows(rows)
+        check_rows(rows, self.samples)
         return {name: self.take(name, rows) for name in wanted}
 
     def wanted(self, columns: Sequence[str] | None) -> list[str]:
@@ -171,23 +173,7 @@ class PackedShard(ABC):
             FormatError: there is no such column.
             UnsafeDataError: a pickled column and no consent.
         """
-        chosen = set(self._columns if columns is None else columns)
-        if unknown := chosen.difference(self._columns):
-            raise FormatError(f"{self.where} has no column {min(unknown)!r}; it has {', '.join(self._columns)}")
-        names = [name for name in self._columns if name in chosen]
-        for name in names:
-            encoding = self.encodings.get(name)
-            if encoding is not None and not encoding.safe and not self.options.allow_unsafe_types:
-                raise UnsafeDataError(
-                    f"{self.where}: column {name!r} is {encoding.name}, and reading it runs code from the data. "
-                    "Pass allow_unsafe_types=True if you trust its author, or leave the column out with columns="
-                )
-        return names
-
-    def check_rows(self, rows: Ids) -> None:
-        """See that rows are inside the shard."""
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.samples):
-            raise IndexError("row outside its shard")
+        return wanted_columns(columns, self._columns, self.where, self.options, self.unsafe)
 
 
 def encodings_of(spec: Mapping[str, Any]) -> Mapping[str, Encoding]:

@@ -1,4 +1,4 @@
-"""What a file without an index holds, by its header, and helpers of the formats that read it.
+"""Facts that a file's header tells of a file without an index, and helpers of the formats that read headers.
 
 A file may be read in *pieces*, each a shard: lines of text, say, of which a large file is neither fetched nor shuffled
 whole.
@@ -46,7 +46,7 @@ class ShardSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeaderFacts:
-    """What the header of a file says, that no index describes.
+    """Facts that the header of a file without an index tells.
 
     Attributes:
         samples: how many it holds.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import CorruptDataError, FormatError, UnsafeDataError
+from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.gather import address_of, gather_rows, gather_u32
+from stoker.formats.common.read_checks import check_rows_of_shards, unsafe_columns, wanted_columns
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids
 
@@ -36,6 +37,7 @@ class RecordLayout:
         sizes: their fixed widths in bytes, ``None`` for variable ones.
         variable: number of variable columns.
         width: bytes of a whole sample where all columns are fixed, else ``None``.
+        unsafe: see :class:`~stoker.formats.base.ShardReader`.
     """
 
     names: tuple[str, ...]
@@ -43,6 +45,7 @@ class RecordLayout:
     sizes: tuple[int | None, ...]
     variable: int
     width: int | None
+    unsafe: Mapping[str, str]
 
     @classmethod
     def of(cls, info: ShardInfo) -> RecordLayout:
@@ -56,7 +59,12 @@ def _layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> RecordLa
     sizes = tuple(encoding.size for encoding in encodings)
     fixed = [size for size in sizes if size is not None]
     return RecordLayout(
-        names, encodings, sizes, len(sizes) - len(fixed), sum(fixed) if len(fixed) == len(sizes) else None
+        names,
+        encodings,
+        sizes,
+        len(sizes) - len(fixed),
+        sum(fixed) if len(fixed) == len(sizes) else None,
+        unsafe_columns(dict(zip(names, encodings, strict=True))),
     )
 
 
@@ -95,6 +103,10 @@ class MDSShard:
     @property
     def columns(self) -> tuple[str, ...]:
         return self.layout.names
+
+    @property
+    def unsafe(self) -> Mapping[str, str]:
+        return self.layout.unsafe
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         return read_many([self], np.zeros(len(rows), dtype=np.int64), rows, columns)
@@ -246,8 +258,7 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
     """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
     base, samples, offsets = np.array([shard.place for shard in shards], dtype=np.int64).T.take(which, axis=1)
     # The gather below reads memory by address: nothing unchecked may reach it.
-    if int(rows.min()) < 0 or (rows >= samples).any():
-        raise IndexError("row outside its shard")
+    check_rows_of_shards(rows, samples)
     bounds = gather_u32(offsets + 4 * rows, 2)
     begins, lengths = _places(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
     return base, begins, lengths
@@ -255,18 +266,8 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
 
 def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard) -> list[tuple[int, str]]:
     """Number and name of the columns to read."""
-    chosen = set(layout.names if columns is None else columns)
-    unknown = chosen.difference(layout.names)
-    if unknown:
-        raise FormatError(f"{shard.where} has no column {min(unknown)!r}; it has {', '.join(layout.names)}")
-    wanted = [(k, name) for k, name in enumerate(layout.names) if name in chosen]
-    for k, name in wanted:
-        if not layout.encodings[k].safe and not shard.options.allow_unsafe_types:
-            raise UnsafeDataError(
-                f"{shard.where}: column {name!r} is {layout.encodings[k].name}, and reading it runs code from the data. "
-                "Pass allow_unsafe_types=True if you trust its author, or leave the column out with columns="
-            )
-    return wanted
+    names = set(wanted_columns(columns, layout.names, shard.where, shard.options, layout.unsafe))
+    return [(k, name) for k, name in enumerate(layout.names) if name in names]
 
 
 def _places(

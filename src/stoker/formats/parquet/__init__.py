@@ -1,5 +1,1 @@
-"""Parquet files: row groups are shards, rows are samples."""
-
-from stoker.formats.parquet.format import ParquetFormat
-
-__all__ = ["ParquetFormat"]
+"""Parquet: shards are row groups, samples are rows, decoding is pyarrow's."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_memory
+from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import (
     COMPRESSED,
@@ -83,6 +84,8 @@ class ParquetReader:
         self._part = part
         self._shelf = Shelf()
 
+    unsafe: ClassVar[Mapping[str, str]] = {}
+
     @property
     def format(self) -> str:
         """See :class:`~stoker.formats.base.ShardReader`."""
@@ -91,8 +94,7 @@ class ParquetReader:
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.pages.values`."""
         wanted = self.wanted(columns)
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.samples):
-            raise IndexError("row outside its shard")
+        check_rows(rows, self.samples)
         batch: Batch = {}
         for name in wanted:
             values = self.values(name)
@@ -110,10 +112,7 @@ class ParquetReader:
         Raises:
             FormatError: there is no such column.
         """
-        chosen = set(self.columns if columns is None else columns)
-        if unknown := chosen.difference(self.columns):
-            raise FormatError(f"{self.where} has no column {min(unknown)!r}; it has {', '.join(self.columns)}")
-        return [name for name in self.columns if name in chosen]
+        return wanted_columns(columns, self.columns, self.where)
 
     def values(self, name: str) -> ColumnValues:
         """A column, decoded now or before."""

@@ -9,7 +9,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.file_shards import piece_of
+from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_index import find_lines
@@ -26,7 +27,7 @@ from stoker.types import Batch, Buffer, Column, Ids
 __all__ = ["KINDS", "LineEncoder", "LineShard", "check_columns", "plain_value"]
 
 KINDS: Final = ("str", "int", "float")
-"""What columns of text formats may hold."""
+"""Types of columns of text formats."""
 
 _DTYPES: Final[Mapping[str, type[np.generic]]] = {"bool": np.bool_, "float": np.float64, "int": np.int64}
 
@@ -44,6 +45,7 @@ class LineShard(ABC):
         quote: of others' files, the character inside of whose pairs newlines end nothing.
     """
 
+    unsafe: ClassVar[Mapping[str, str]] = {}
     __slots__ = ("_begins", "_data", "_ends", "_kinds", "_newline", "layout", "samples", "where")
 
     def __init__(
@@ -92,12 +94,8 @@ class LineShard(ABC):
         Raises:
             CorruptDataError: a line is not what the format says; names the shard and the row.
         """
-        chosen = set(self._kinds if columns is None else columns)
-        if unknown := chosen.difference(self._kinds):
-            raise FormatError(f"{self.where} has no column {min(unknown)!r}; it has {', '.join(self._kinds)}")
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= self.samples):
-            raise IndexError("row outside its shard")
-        wanted = [name for name in self._kinds if name in chosen]
+        wanted = wanted_columns(columns, self._kinds, self.where)
+        check_rows(rows, self.samples)
         lines: list[str] = []
         data, newline, cut = self._data, self._newline, len(self._newline)
         begins, ends = self._begins[rows].tolist(), self._ends[rows].tolist()

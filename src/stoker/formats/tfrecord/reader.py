@@ -25,6 +25,7 @@ from stoker.formats.common.container import (
 )
 from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.inspect_header import HeaderFacts, check_count, only_settings
+from stoker.formats.common.read_checks import check_rows
 from stoker.formats.content import check_declared
 from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
@@ -117,7 +118,7 @@ class TFRecordShard(PackedShard):
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`~stoker.formats.base.ShardReader`."""
         wanted = self.wanted(columns)
-        self.check_rows(rows)
+        check_rows(rows, self.samples)
         if self._raw:
             records = [self._record(row) for row in rows.tolist()]
             return {name: self._decode_bytes(name, records, rows) for name in wanted}

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.catalog.unindexed.files_location import FilesLocation
 from stoker.errors import ConfigError, MissingPackageError, StokerError
-from stoker.formats.common.file_shards import UnindexedFile
+from stoker.formats.common.file_shards import PieceDetail, UnindexedFile
 from stoker.formats.format import Format
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
 from stoker.inspection.problems import Problem
@@ -75,7 +75,7 @@ def _check(checker: Checker, files: SeparateFiles, number: int, file: ObjectInfo
             _check_row_groups(checker, files, one, number, out)
         first = number if reader.single else None
         for info, parts in files.shards(one, data) if data else ():
-            before = getattr(info.detail, "first", 0)
+            before = info.detail.first if isinstance(info.detail, PieceDetail) else 0
             checker.content(info, parts, one.key, out, shard=number, first=first, before=before)
     except (MissingPackageError, ConfigError):
         raise

@@ -1,4 +1,4 @@
-"""What is known of a Parquet file's row groups without its footer."""
+"""Facts of a Parquet file's row groups that are kept, so that its footer need not be read again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MAGIC: Final = b"PAR1"
-"""What Parquet files begin and end with."""
+"""The first and last bytes of a Parquet file."""
 
 # Facts of a chunk, in this order. Places are bytes from the file's start; -1 where there is none.
 START, DATA_PAGE, DICTIONARY_PAGE, COMPRESSED, UNCOMPRESSED, VALUES, NULLS, CODEC = range(8)
@@ -42,7 +42,7 @@ bytes with all columns, and whether a row of it may fulfil the predicate."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileFacts:
-    """What is known of a file's row groups, those without rows left out.
+    """Facts of a file's row groups; those without rows are left out.
 
     Attributes:
         key: the file, relative to the dataset's root.

@@ -1,4 +1,4 @@
-"""What an index needs of the footers of Parquet files."""
+"""Reads of the footers of Parquet files what an index needs."""
 
 from __future__ import annotations
 

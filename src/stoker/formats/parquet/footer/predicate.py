@@ -1,4 +1,4 @@
-"""Which row groups can hold a row that is asked for, by the bounds that footers tell of their columns.
+"""Chooses the row groups that can hold a row that is asked for, by the bounds of columns in footers.
 
 Nulls mean what they mean to :class:`~stoker.streams.conditions.Where`: no comparison keeps a null, but ``== None`` does. NaN
 is null, and statistics do not tell of it.
@@ -27,7 +27,7 @@ _OPERATORS: Final = ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is known of a column's values in a row group.
+    """Bounds of a column's values in a row group.
 
     Attributes:
         low: no value is less.

@@ -1,4 +1,4 @@
-"""What columns a Parquet file has, and of which types."""
+"""The columns of a Parquet file, and their types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.formats.parquet.footer.thrift import Footer, SchemaElement
 __all__ = ["ColumnSchema", "FileSchema", "declared_array", "kind_of", "leaves_below", "read_schema"]
 
 ARROW_KEY = b"ARROW:schema"
-"""Where Arrow's writers keep the Arrow types, which Parquet's do not tell in full."""
+"""Key of the Arrow types in a footer, as Parquet's types do not tell them in full."""
 
 _DTYPE: Final = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 

@@ -24,7 +24,7 @@ _STRUCT: Final = 12
 _DEEPEST: Final = 32
 
 Chunk = tuple[int, ...]
-"""What is read of a column chunk; -1 where a field is missing.
+"""Fields that are read of a column chunk; -1 where one is missing.
 
 Physical type, codec, values, uncompressed and compressed bytes, offsets of the first data page and of the dictionary page;
 then the statistics' number of nulls, and where the statistics begin and end in the footer."""
@@ -157,7 +157,7 @@ class ThriftReader:
 
     @property
     def at(self) -> int:
-        """Where the next value begins."""
+        """Place of the next value."""
         return self._at
 
     def fields(self) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,75 @@
+"""Checks of what open shards are to read: columns that exist and may be decoded, and rows inside the shard."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from stoker.errors import FormatError, UnsafeDataError
+from stoker.formats.base import ReadOptions
+from stoker.formats.mds.encodings import Encoding
+from stoker.types import Ids
+
+__all__ = ["check_rows", "check_rows_of_shards", "unsafe_columns", "wanted_columns"]
+
+_NONE: Mapping[str, str] = {}
+
+
+def wanted_columns(
+    chosen: Sequence[str] | None,
+    columns: Collection[str],
+    where: str,
+    options: ReadOptions = ReadOptions(),
+    unsafe: Mapping[str, str] = _NONE,
+) -> list[str]:
+    """The columns to read, in the shard's order.
+
+    Args:
+        chosen: names; ``None`` for all.
+        columns: names of all columns of the shard.
+        where: names the shard in errors.
+        options: whether columns are decoded whose decoding can run code from the data.
+        unsafe: such columns, as :func:`unsafe_columns` gives them.
+
+    Raises:
+        FormatError: there is no such column.
+        UnsafeDataError: a pickled column and no consent.
+    """
+    names = list(columns)
+    if chosen is not None:
+        some = set(chosen)
+        if unknown := some.difference(names):
+            raise FormatError(f"{where} has no column {min(unknown)!r}; it has {', '.join(names)}")
+        names = [name for name in names if name in some]
+    if unsafe and not options.allow_unsafe_types:
+        for name in names:
+            if name in unsafe:
+                raise UnsafeDataError(
+                    f"{where}: column {name!r} is {unsafe[name]}, and reading it runs code from the data. "
+                    "Pass allow_unsafe_types=True if you trust its author, or leave the column out with columns="
+                )
+    return names
+
+
+def unsafe_columns(encodings: Mapping[str, Encoding]) -> Mapping[str, str]:
+    """Columns whose decoding can run code from the data, and the names of their encodings."""
+    return {name: encoding.name for name, encoding in encodings.items() if not encoding.safe}
+
+
+def check_rows(rows: Ids, samples: int) -> None:
+    """See that rows are inside a shard.
+
+    Raises:
+        IndexError: one is not.
+    """
+    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= samples):
+        raise IndexError("row outside its shard")
+
+
+def check_rows_of_shards(rows: Ids, samples: Ids) -> None:
+    """See that each row is inside its shard, whose number of samples is at the same place; int64, shape ``(n,)``.
+
+    Raises:
+        IndexError: one is not.
+    """
+    if len(rows) and (int(rows.min()) < 0 or (rows >= samples).any()):
+        raise IndexError("row outside its shard")
