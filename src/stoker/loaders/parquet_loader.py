@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Unpack
-
-import numpy as np
 
 from stoker.arguments import checked
 from stoker.cache.base import CacheKind
@@ -29,13 +27,12 @@ from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.base import DocumentBlock
+from stoker.tokens.epoch_batches import epoch_batches
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.layouts.registry import LayoutName, make_layout
 from stoker.tokens.order.division import FileShares, Granularity, TokenDivision
-from stoker.tokens.order.prefetch import join_steps, read_ahead
-from stoker.tokens.order.token_order import BlockSpan, TokenOrder, TokenSampleOrder, stretches
+from stoker.tokens.order.token_order import TokenSampleOrder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
 from stoker.tokens.sources.open_source import open_source
 from stoker.tokens.sources.source import SkippedFile, TokenSource
@@ -48,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Passage:
+class _EpochProgress:
     """The epoch that is being delivered, or was last.
 
     Attributes:
@@ -153,20 +150,20 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._source = open_source(
             source, column, local, storage_options, on_bad_files, limit, in_memory=held, counts=self._counts
         )
-        self._making = BlockBuilder(self._source, rows, decode_threads)
+        self._builder = BlockBuilder(self._source, rows, decode_threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
-        self._sample_order: TokenSampleOrder = self._making.sample_order(
+        self._sample_order: TokenSampleOrder = self._builder.sample_order(
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
         )
         self._resume = ResumeState(self._sample_order, "begin the next one with reset_epoch()")
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
         self._known_shares: dict[tuple[int, int], FileShares] = {}
-        self._forget()
+        self._reset()
         self._division()
 
-    def _forget(self) -> None:
-        """Nothing of an epoch is under way."""
-        self._passage: _Passage | None = None
+    def _reset(self) -> None:
+        """Forget the epoch that is under way."""
+        self._progress: _EpochProgress | None = None
         self._exhausted: int | None = None
         self._running: Iterator[LMBatch] | None = None
 
@@ -185,7 +182,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     @property
     def seq_len(self) -> int:
         """Tokens a row."""
-        return self._making.settings.seq_len
+        return self._builder.settings.seq_len
 
     @property
     def total_files(self) -> int:
@@ -256,27 +253,27 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         """Number of the epoch that is being delivered, or comes next."""
         if self._exhausted is not None:
             return self._exhausted
-        return self._resume.upcoming().epoch if self._passage is None else self._passage.position.epoch
+        return self._resume.upcoming().epoch if self._progress is None else self._progress.position.epoch
 
     @property
     def is_epoch_exhausted(self) -> bool:
         """Whether all of the epoch has been delivered, and the next has not begun."""
         if self._exhausted is not None:
             return True
-        passage = self._passage
-        return passage is not None and passage.batches >= len(passage.plan)
+        progress = self._progress
+        return progress is not None and progress.batches >= len(progress.plan)
 
     @property
     def current_file_index(self) -> int:
         """How many of :attr:`my_files` have had their share of the epoch."""
         if self._exhausted is not None:
             return self.num_files
-        if self._passage is not None:
-            return self._index_at(self._passage, self._passage.batches)
+        if self._progress is not None:
+            return self._files_done(self._progress, self._progress.batches)
         point = self._resume.upcoming()
         if not point.position:
             return 0
-        return self._index_at(_Passage(point, self._sample_order.run(point, self._data_rank()).plan), 0)
+        return self._files_done(_EpochProgress(point, self._sample_order.run(point, self._data_rank()).plan), 0)
 
     @checked
     def reset_epoch(self, epoch: int) -> None:
@@ -328,14 +325,14 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             StateError: it belongs to other data, or to other settings of the order; says what differs.
         """
         self._resume.load(state, LoaderWorker.detect(), self._data_rank())
-        self._forget()
+        self._reset()
 
     def stats(self) -> StreamStats:
         """Statistics of reading, and of the tokens that were delivered; see :class:`~stoker.StreamStats`."""
         return StreamStats.of(self._counts)
 
     def close(self) -> None:
-        """Let go of all files. Iterating again opens them."""
+        """Release all files. Iterating again opens them."""
         self._running = None
         self._source.close()
 
@@ -347,48 +344,20 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if point.partial:
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
         run = self._resume.run(point, data_rank)
-        self._tell(run, point)
+        self._warn(run, point)
         delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
-        passage = self._passage = _Passage(point, run.plan, begun)
-        order = run.order
-        assert isinstance(order, TokenOrder)  # which TokenSampleOrder makes
-        steps = stretches(order, run.plan, worker.number, worker.count, begun)
-        layout, settings = self._making.layout, self._making.settings
-        if layout.parts:
-            row = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
-            steps = join_steps(steps, self.batch_size, order.settings.step, row)
-        load = partial(self._making.load, order, self._last_blocks(order, run.plan))
-        self._source.rest()
-        try:
-            for parts in read_ahead(steps, load, self._make, self.decode_threads):
-                for batch in LMBatch.concat(parts).split(self.batch_size):
-                    delivery.batch()
-                    passage.batches += 1
-                    self._counts.token_batch(
-                        batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens
-                    )
-                    yield batch
-        finally:
-            self._source.rest()
+        progress = self._progress = _EpochProgress(point, run.plan, begun)
+        batches = epoch_batches(self._builder, run, worker, begun, self.batch_size, self.decode_threads)
+        with closing(batches):
+            for batch in batches:
+                delivery.batch()
+                progress.batches += 1
+                self._counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
+                yield batch
         delivery.finished = True
-        if worker.token is None and self._passage is passage:
+        if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch
-
-    def _make(self, stretch: BlockSpan, blocks: Sequence[DocumentBlock]) -> LMBatch:
-        return self._making.layout.batch(blocks, stretch.inside, stretch.rows)
-
-    @staticmethod
-    def _last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
-        """Track to the last block of it that this rank reads, where it reads one alone."""
-        if not isinstance(plan, PartPlan):
-            return {}
-        size = plan.rounds.size(plan.rank)
-        if not size:
-            return {}
-        place = np.array([order.place(plan.rank, size - 1)], dtype=np.int64)
-        track, block = order.split(order.last_block(place))
-        return {int(track[0]): int(block[0])}
 
     def _data_rank(self) -> DataRank:
         return self._rank_finder.data_rank(self.batch_size)
@@ -397,8 +366,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         """The parts of the world at hand."""
         data_rank = self._data_rank()
         division = self._sample_order.division(data_rank.world_size)
-        if data_rank.world_size not in self._told:
-            self._told.add(data_rank.world_size)
+        if data_rank.world_size not in self._warned:
+            self._warned.add(data_rank.world_size)
             if division.reason and data_rank.rank == 0:
                 logger.warning(
                     "%s: ranks share out %ss: %s", self._source.name, _WORDS[division.granularity], division.reason
@@ -413,18 +382,18 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             self._known_shares = {(data_rank.world_size, data_rank.rank): found}
         return found
 
-    def _index_at(self, passage: _Passage, batches: int) -> int:
+    def _files_done(self, progress: _EpochProgress, batches: int) -> int:
         """How many files have had their share after some batches."""
-        plan = passage.plan
+        plan = progress.plan
         if batches >= len(plan):
             return self.num_files
         if isinstance(plan, PartPlan):
             done, whole = plan.start_round + batches * plan.batch_size, plan.rounds.size(plan.rank)
         else:
-            done, whole = passage.position.position + batches * plan.batch_size * plan.world_size, plan.end
+            done, whole = progress.position.position + batches * plan.batch_size * plan.world_size, plan.end
         return self._shares().ended(done, whole)
 
-    def _tell(self, run: Run, position: EpochPosition) -> None:
+    def _warn(self, run: Run, position: EpochPosition) -> None:
         plan = run.plan
         if plan.rank:
             return
@@ -448,18 +417,18 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     def _go_to(self, point: EpochPosition) -> None:
         data_rank = self._data_rank()
         self._resume.load(self._resume.state(point, data_rank), LoaderWorker.detect(), data_rank)
-        self._forget()
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         # The child process may not be able to find out its world.
         self._rank_finder.settle()
-        return {**self.__dict__, "_running": None, "_passage": None}
+        return {**self.__dict__, "_running": None, "_progress": None}
 
     def __repr__(self) -> str:
         groups = self._source.groups
         return (
             f"<StreamingParquetLoader of {int(groups.tokens.sum())} tokens in {len(groups.files)} files, "
-            f"{self.batch_size} x {self.seq_len}, {self._making.layout.name}>"
+            f"{self.batch_size} x {self.seq_len}, {self._builder.layout.name}>"
         )
 
 
