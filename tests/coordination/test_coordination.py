@@ -450,9 +450,9 @@ def test_waiting_ends_in_time(url: str) -> None:
         assert len(split) == 20
         other = make(url, 1, positions=20, settings=all_in_one, lanes=1)
         other.begin_epoch(0)
-        with pytest.raises(WaitTimeoutError, match=r"waited 0\.3 s for a split in vain"):
+        with pytest.raises(WaitTimeoutError, match=r"a split did not come within 0\.3 s"):
             other.next_split(timeout=0.3)
-        with pytest.raises(WaitTimeoutError, match=r"waited 0\.3 s for the end of the epoch"):
+        with pytest.raises(WaitTimeoutError, match=r"the end of the epoch did not come within 0\.3 s"):
             other.wait_finished(0.3)
         other.leave()
 

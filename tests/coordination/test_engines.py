@@ -52,6 +52,38 @@ class TestRedis(TestMemory):
         self.url = redis.url
 
 
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package with an engine, installed as far as Python can tell; its scheme."""
+    metadata = tmp_path / "shelf-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[stoker.engines]\nshelf = shelf:Shelf\nbroken = shelf:nothing\n")
+    (tmp_path / "shelf.py").write_text(
+        "from stoker.coordination.engines.sqlite import SqliteStore\n"
+        "class Shelf(SqliteStore):\n"
+        "    def __init__(self, url, *, timeout):\n"
+        "        super().__init__(url.replace('shelf://', 'sqlite://'), timeout=timeout)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "shelf"
+    sys.modules.pop("shelf", None)
+
+
+class TestOfAnotherPackage(TestMemory):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path, shelf: str) -> None:
+        self.url = f"{shelf}://{tmp_path}/run.db"
+
+
+@pytest.mark.usefixtures("shelf")
+def test_an_engine_of_another_package_that_can_not_be_loaded_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"engine 'broken' \(shelf:nothing\) can not be loaded"):
+        open_store("broken://x")
+    with pytest.raises(ConfigError, match=r"known: sqlite, .*shelf"):
+        open_store("cupboard://x")
+
+
 class _Broken:
     """An engine with one fault, for the checks to find."""
 

@@ -359,7 +359,7 @@ class Agent:
             self.watch.lanes.pop(number, None)
             raise
         if version is None:
-            # Another wrote this lane: reading it first next time saves writes in vain. Or this was written and the answer
+            # Another wrote this lane: reading it first next time saves writes that fail. Or this was written and the answer
             # is that to its repetition: so it is in doubt as well.
             self._shared.add(number)
             self._doubts[number] = entry.version

@@ -161,7 +161,7 @@ class Driver:
                     if now - begun > self._patience:
                         raise stayed_away(self._store.url, begun, self._patience, error)
                 if deadline is not None and now >= deadline:
-                    raise WaitTimeoutError(f"waited {timeout:g} s for {what} in vain")
+                    raise WaitTimeoutError(f"{what} did not come within {timeout:g} s")
                 rest = self._patience / 8 if deadline is None else min(self._patience / 8, deadline - now)
                 self.changed.wait(rest)
 

@@ -140,7 +140,7 @@ class Membership:
         self._renewed(sent)
 
     def leave(self) -> Steps:
-        """Say that the process is gone; it must hold nothing. Whoever comes next need not wait."""
+        """Say that the process is gone; it must hold nothing. The next process with the rank need not wait."""
         yield from self.renew(self.record._replace(left=True, held=()))
 
     def _renewed(self, sent: float) -> None:

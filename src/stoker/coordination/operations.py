@@ -42,7 +42,7 @@ class Swap(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Go on at this time by the worker's clock, or when its consumer wants something. Answer: ``None``."""
+    """Continue at this time by the worker's clock, or when its consumer wants something. Answer: ``None``."""
 
     until: float
 

@@ -1,7 +1,7 @@
 """Assigns each shard to workers that keep it in their caches, so that another can continue for one that failed at once.
 
 Rendezvous hashing (D. Thaler, C. Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998): each worker
-scores each shard, and the r best keep it. Whoever knows the names of the workers knows the holders. When one of n
+scores each shard, and the r best keep it. The names of the workers determine the holders. When one of n
 workers goes, only the shards that it held, about r/n of all, get one new holder each; all else stays where it is.
 """
 

@@ -268,7 +268,7 @@ class StreamingShardLoader(CloseOnExit):
         rollback: bool = False,
         attempt: int = 0,
     ) -> None:
-        """Go on where a checkpoint was taken; what was read ahead is dropped.
+        """Resume where a checkpoint was taken; what was read ahead is dropped.
 
         Args:
             checkpoint: of :meth:`get_checkpoint`, or its dict.
@@ -299,11 +299,11 @@ class StreamingShardLoader(CloseOnExit):
 
     @checked
     def restore_latest(self, *, rank: int | None = None) -> Checkpoint | None:
-        """Go on from the last checkpoint below ``checkpoint_url``.
+        """Resume from the last checkpoint below ``checkpoint_url``.
 
         Args:
             rank: whose. Default: this worker's own; but rank 0's where ranks are in step (``"pad"``, ``"drop"``, ``"join"``),
-                so that all go on from the same one, whatever each had written when they were stopped.
+                so that all resume from the same one, whatever each had written when they were stopped.
 
         Returns:
             The checkpoint; ``None`` where there is none, and the run begins.

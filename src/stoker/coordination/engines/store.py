@@ -8,11 +8,12 @@ it. It needs nothing else: no clock, no expiry, no locks, no notifications, no t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+from stoker.display import redact_url
 from stoker.errors import ConfigError
 
 __all__ = ["ENGINES", "CoordinationStore", "Stored", "fresh_version", "open_store", "options_of"]
@@ -24,6 +25,9 @@ ENGINES: Final[dict[str, str]] = {
     "memory": "stoker.coordination.engines.memory:MemoryStore",
 }
 """Schemes of URLs and the engines that open them, called with the URL and ``timeout=`` in seconds."""
+
+GROUP: Final = "stoker.engines"
+"""Entry points of other packages' engines, called likewise."""
 
 
 class Stored(NamedTuple):
@@ -81,7 +85,8 @@ def open_store(url: str, *, timeout: float = 10.0) -> CoordinationStore:
 
     Args:
         url: ``sqlite://PATH``, ``redis://HOST:PORT/DB`` (also ``rediss``, ``valkey``, ``valkeys``, ``unix``),
-            ``ray://NAME?path=PATH``, or ``memory://NAME`` (this process alone, for tests).
+            ``ray://NAME?path=PATH``, or ``memory://NAME`` (this process alone, for tests); or of an engine that another
+            package has as an entry point of ``stoker.engines``, named by its scheme.
         timeout: seconds after which a call that has no answer raises ``EngineError``.
 
     Raises:
@@ -91,11 +96,26 @@ def open_store(url: str, *, timeout: float = 10.0) -> CoordinationStore:
     """
     if timeout <= 0:
         raise ConfigError(f"the time limit of engine calls must be positive, got {timeout}")
-    scheme = urlsplit(url).scheme
-    if scheme not in ENGINES:
-        raise ConfigError(f"no engine is called {scheme!r} (in {url!r}); known: {', '.join(ENGINES)}")
-    module, name = ENGINES[scheme].split(":")
-    engine: CoordinationStore = getattr(import_module(module), name)(url, timeout=timeout)
+    return _engine_of(urlsplit(url).scheme, url)(url, timeout=timeout)
+
+
+def _engine_of(scheme: str, url: str) -> Callable[..., CoordinationStore]:
+    """The class that opens URLs of a scheme."""
+    engine: Callable[..., CoordinationStore]
+    if scheme in ENGINES:
+        module, name = ENGINES[scheme].split(":")
+        engine = getattr(import_module(module), name)
+        return engine
+    from importlib.metadata import entry_points  # takes long
+
+    others = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if scheme not in others:
+        known = ", ".join([*ENGINES, *others])
+        raise ConfigError(f"no engine is called {scheme!r} (in {redact_url(url)!r}); known: {known}")
+    try:
+        engine = others[scheme].load()
+    except Exception as error:  # another package's code
+        raise ConfigError(f"engine {scheme!r} ({others[scheme].value}) can not be loaded: {error!r}") from error
     return engine
 
 
