@@ -347,7 +347,7 @@ def fits(sample_order: NativeOrder, world: int) -> bool:
         return True
     try:
         sample_order.run(EpochPosition(0), DataRank(0, world, 1, 1))
-        parts = sample_order._divided.counts(0, world)[0].sum(axis=0)
+        parts = sample_order._static_epochs.counts(0, world)[0].sum(axis=0)
     except ConfigError:
         return False
     return sample_order.settings.remainder != "pad" or bool(parts.all())

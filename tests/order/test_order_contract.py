@@ -229,13 +229,13 @@ class TokenTests(OrderTests):
         return self._order(np.array([90, 40, 75, 0, 61, 130, 44, 80, 95], dtype=np.int64))
 
     def identify(self, run: Run, positions: Ids) -> list[Hashable]:
-        """Group and row in it: tracks and blocks depend on the world."""
+        """Group and row in it: sequences and blocks depend on the world."""
         order = run.order
         assert isinstance(order, TokenOrder)
         blocks, inside = order.locate(positions)
         found: list[Hashable] = []
-        for track, block, row in zip(*(part.tolist() for part in order.split(blocks)), inside.tolist(), strict=True):
-            cells = order.track(track).members(block)
+        for sequence, block, row in zip(*(part.tolist() for part in order.split(blocks)), inside.tolist(), strict=True):
+            cells = order.sequence(sequence).members(block)
             ends = np.cumsum(order.cells.amounts[cells])
             number = int(np.searchsorted(ends, row, side="right"))
             found.append((int(cells[number]), int(ends[number]) - row))

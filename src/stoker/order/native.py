@@ -23,10 +23,10 @@ from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
 from stoker.order.mixture.stream_locator import StreamLocator
-from stoker.order.mixture.stream_quotas import TAG_MIXING, line_settings, make_tracks
+from stoker.order.mixture.stream_quotas import TAG_MIXING, make_quotas, stream_shuffle
 from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.order.mixture.weights import StreamWeight
-from stoker.order.partition.static_epoch import Divided, check_batch
+from stoker.order.partition.static_epoch import StaticEpochs, check_batch
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
@@ -72,14 +72,14 @@ class NativeOrder:
         self._origin = dict(origin or {})
         if settings.schedule is not None and any(source.weight != StreamWeight() for source in self.sources):
             raise ConfigError("the schedule has the streams' weights: give streams no proportion, repeat or choose")
-        self._tracks = make_tracks(self.sources, settings)
-        self._counts: Ids = np.array([track.count for track in self._tracks], dtype=np.int64)
+        self._quotas = make_quotas(self.sources, settings)
+        self._counts: Ids = np.array([quota.count for quota in self._quotas], dtype=np.int64)
         total = sum(source.table.total for source in self.sources)
         if settings.schedule is None:
             self._epoch_size = int(self._counts.sum())
         else:
             self._epoch_size = total if settings.epoch_size is None else settings.epoch_size
-        if self._epoch_size and not sum(track.total for track in self._tracks):
+        if self._epoch_size and not sum(quota.total for quota in self._quotas):
             raise ConfigError(f"an epoch of {self._epoch_size} samples was asked of a dataset that has none")
         sizes = np.concatenate([source.selection.sizes for source in self.sources])
         # Static parts are read by a rank each: nothing has to be interleaved for the sake of nodes.
@@ -108,10 +108,10 @@ class NativeOrder:
     def shards_at_once(self) -> int:
         """About how many shards are read at once, by all readers together."""
         at_once = 0
-        for track in self._tracks:
-            shards = int(np.count_nonzero(track.selection.sizes))
-            lines = line_settings(track.selection, self.settings, self._nodes)
-            per_node = SHUFFLES[lines.shuffle].shards_per_node(shards, track.total, lines.block_size)
+        for quota in self._quotas:
+            shards = int(np.count_nonzero(quota.selection.sizes))
+            shuffle = stream_shuffle(quota.selection, self.settings, self._nodes)
+            per_node = SHUFFLES[shuffle.shuffle].shards_per_node(shards, quota.total, shuffle.block_size)
             at_once += min(shards, per_node * self._nodes)
         return at_once
 
@@ -140,8 +140,8 @@ class NativeOrder:
         """Everything that decides which sample comes when."""
         settings = self.settings
         chosen: dict[str, int] = dict.fromkeys((source.name for source in self.sources), 0)
-        for track in self._tracks:
-            chosen[track.source.name] += track.count
+        for quota in self._quotas:
+            chosen[quota.source.name] += quota.count
         streams = {source.name: dict(source.about) for source in self.sources}
         order: dict[str, Any] = {
             "shuffle": settings.shuffle,
@@ -155,7 +155,7 @@ class NativeOrder:
             order["batching_method"] = settings.batching_method
         if SHUFFLES[settings.shuffle].uses_block_size:
             for source in self.sources:
-                streams[source.name]["block_size"] = line_settings(source.selection, settings, self._nodes).block_size
+                streams[source.name]["block_size"] = stream_shuffle(source.selection, settings, self._nodes).block_size
         if settings.schedule is not None:
             order["schedule"] = settings.schedule.as_dict()
         else:
@@ -184,7 +184,7 @@ class NativeOrder:
         start = self.epoch_start(position, data_rank)
         if self.settings.partition.static:
             assert start is not None
-            return self._divided.run(position, data_rank, start.world_size, start.batch_size)
+            return self._static_epochs.run(position, data_rank, start.world_size, start.batch_size)
         return self._run_elastic(position, data_rank, start or NativeStart())
 
     @property
@@ -205,10 +205,10 @@ class NativeOrder:
         if self.settings.sampling_method == "fixed" or not self._epoch_size:
             return {}
         # Between phases this is exact. Inside one, what is scrambled may be ahead of it by a window a node.
-        reached = self._pieces(position.epoch + (1 if position.position else 0), 1, shared=False).reached(
+        reached = self._mixture(position.epoch + (1 if position.position else 0), 1, shared=False).reached(
             np.zeros(1, dtype=np.int64)
         )
-        return {track.source.name: count for track, count in zip(self._tracks, reached[0].tolist(), strict=True)}
+        return {quota.source.name: count for quota, count in zip(self._quotas, reached[0].tolist(), strict=True)}
 
     @property
     def _batching(self) -> str:
@@ -219,7 +219,7 @@ class NativeOrder:
         batching = self._batching
         world, batch = start.world_size, start.batch_size
         unit = {"per_stream": world * batch, "device_per_stream": batch}.get(batching, 1)
-        pieces = self._pieces(position.epoch, unit, shared=batching == "per_stream")
+        mixture = self._mixture(position.epoch, unit, shared=batching == "per_stream")
         common: dict[str, Any] = {
             "start": position.position,
             "end": self._epoch_size,
@@ -232,8 +232,8 @@ class NativeOrder:
         if batching == "stratified":
             key = mix(self.settings.seed, _TAG_SECTIONS, position.epoch)
             shuffled = self.settings.shuffle != "none"
-            return Run(self._lines, StratifiedPlan(**common, strata=pieces, shuffled=shuffled, key=key))
-        order = MixedOrder(self._lines, pieces)
+            return Run(self._locator, StratifiedPlan(**common, strata=mixture, shuffled=shuffled, key=key))
+        order = MixedOrder(self._locator, mixture)
         if batching == "device_per_stream":
             check_batch(data_rank.batch_size, batch)
             return Run(order, DevicePlan(**common))
@@ -245,36 +245,36 @@ class NativeOrder:
             )
         return Run(order, BatchPlan(**common))
 
-    def _pieces(self, epoch: int, unit: int, *, shared: bool) -> EpochMixture:
+    def _mixture(self, epoch: int, unit: int, *, shared: bool) -> EpochMixture:
         """The epoch's mixings."""
         key = mix(self.settings.seed, TAG_MIXING)
         if self._timeline is None:
             return EpochMixture([0], [0], [Mixing([0])])
-        stretches = self._timeline.stretches(epoch)
+        phases = self._timeline.phases(epoch)
         return EpochMixture(
-            [stretch.first for stretch in stretches],
-            [stretch.offset for stretch in stretches],
+            [phase.first for phase in phases],
+            [phase.offset for phase in phases],
             [
                 Mixing(
-                    stretch.counts,
-                    stretch.begun,
+                    phase.counts,
+                    phase.begun,
                     nodes=self._nodes,
                     unit=unit,
                     window=self.settings.window,
-                    key=mix(key, stretch.start),
+                    key=mix(key, phase.start),
                     shared=shared,
                 )
-                for stretch in stretches
+                for phase in phases
             ],
         )
 
     def _make_timeline(self) -> Timeline:
-        """How much of each track an epoch has, and what came before it."""
+        """How much of each quota an epoch has, and what came before it."""
         consumed = self._origin.get("consumed", {})
         origin = CountingOrigin(
             epoch=self._origin.get("epoch", 0),
             samples=self._origin.get("samples", 0),
-            consumed=tuple(consumed.get(track.source.name, 0) for track in self._tracks),
+            consumed=tuple(consumed.get(quota.source.name, 0) for quota in self._quotas),
         )
         if self.settings.schedule is None:
             return Timeline.constant(self._counts.tolist(), origin)
@@ -284,14 +284,14 @@ class NativeOrder:
 
     def _forget(self) -> None:
         offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
-        offsets = [offset[track.source.name] for track in self._tracks]
-        tracks, settings, nodes = self._tracks, self.settings, self._nodes
-        self._lines = StreamLocator(lambda number: tracks[number].line(settings, nodes), offsets)
-        self._divided = Divided(tracks, settings, offsets, self._origin, self._batching)
+        offsets = [offset[quota.source.name] for quota in self._quotas]
+        quotas, settings, nodes = self._quotas, self.settings, self._nodes
+        self._locator = StreamLocator(lambda number: quotas[number].shuffled(settings, nodes), offsets)
+        self._static_epochs = StaticEpochs(quotas, settings, offsets, self._origin, self._batching)
 
     def __getstate__(self) -> dict[str, Any]:
         # Lines are made again where they are read.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lines", "_divided")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_locator", "_static_epochs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -103,6 +104,7 @@ class Pipeline:
 
     def _chunks(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
         """All chunks in order, read as ``read`` does: here, or on threads ahead of the consumer."""
+        counts = self._pool.counts
         needed: dict[int, int] = {}
         self._pool.expect(needed.keys())
         threads = Threads(self._threads, "read") if self._threads else None
@@ -110,13 +112,26 @@ class Pipeline:
         ahead = self._threads + 1 if threads else 0
         running: deque[tuple[_Chunk, Callable[[], _T]]] = deque()
         try:
-            for chunk in self._fetched_ahead(needed):
-                take = partial(self._counted, read, chunk)
-                running.append((chunk, take if threads is None else threads.submit(take).result))
-                if len(running) > ahead:
-                    yield from self._deliver(running, needed)
-            while running:
-                yield from self._deliver(running, needed)
+            for chunk in chain(self._fetched_ahead(needed), repeat(None)):
+                if chunk is not None:
+                    work = partial(self._counted, read, chunk)
+                    running.append((chunk, work if threads is None else threads.submit(work).result))
+                    if len(running) <= ahead:
+                        continue
+                elif not running:
+                    break
+                done, take = running.popleft()
+                begun = time.perf_counter_ns()
+                found = take()
+                counts.waited(time.perf_counter_ns() - begun)
+                yield found
+                del found, take  # their memory is free for what is read next
+                # Shards that no chunk ahead needs may be closed.
+                for shard in done.distinct:
+                    needed[shard] -= 1
+                    if not needed[shard]:
+                        del needed[shard]
+                        self._pool.done_with(shard)
         finally:
             if threads is not None:
                 threads.close(patience=0.0)
@@ -131,19 +146,6 @@ class Pipeline:
         took = time.perf_counter_ns() - begun
         pool.counts.read_step(len(chunk.rows), remote, ready, len(chunk.distinct) - ready, took)
         return found
-
-    def _deliver(self, running: deque[tuple[_Chunk, Callable[[], _T]]], needed: dict[int, int]) -> Iterator[_T]:
-        """The first chunk under way; then shards that no chunk ahead needs may be closed."""
-        chunk, take = running.popleft()
-        begun = time.perf_counter_ns()
-        found = take()
-        self._pool.counts.waited(time.perf_counter_ns() - begun)
-        yield found
-        for shard in chunk.distinct:
-            needed[shard] -= 1
-            if not needed[shard]:
-                del needed[shard]
-                self._pool.done_with(shard)
 
     def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[_Chunk]:
         """Chunks in order, the shards of those ahead being fetched meanwhile and counted in ``needed``."""

@@ -15,7 +15,7 @@ from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import DocumentBlock
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.prefetch import join_steps, read_ahead
-from stoker.tokens.order.token_order import BlockSpan, TokenOrder, stretches
+from stoker.tokens.order.token_order import BlockSpan, TokenOrder, block_spans
 
 __all__ = ["epoch_batches"]
 
@@ -40,7 +40,7 @@ def epoch_batches(
     """
     order, layout = run.order, builder.layout
     assert isinstance(order, TokenOrder)
-    steps = stretches(order, run.plan, worker.number, worker.count, begun)
+    steps = block_spans(order, run.plan, worker.number, worker.count, begun)
     if layout.parts:
         settings = builder.settings
         row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
@@ -58,12 +58,12 @@ def epoch_batches(
 
 
 def _last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
-    """Track to the last block of it that this rank reads, where it reads one alone."""
+    """Sequence number to the last block of it that this rank reads, where it reads one alone."""
     if not isinstance(plan, PartPlan):
         return {}
     size = plan.rounds.size(plan.rank)
     if not size:
         return {}
     place = np.array([order.place(plan.rank, size - 1)], dtype=np.int64)
-    track, block = order.split(order.last_block(place))
-    return {int(track[0]): int(block[0])}
+    sequence, block = order.split(order.last_block(place))
+    return {int(sequence[0]): int(block[0])}

@@ -168,7 +168,7 @@ def test_parts_with_common_units_have_the_same_stream_in_each_step(
     units = np.min([np.array(part) // unit for part in parts], axis=0)
     codes = []
     for number, part in enumerate(parts):
-        mixing = Mixing(part, unit=unit, window=window, key=9, unit_counts=units, first_line=number * 3)
+        mixing = Mixing(part, unit=unit, window=window, key=9, unit_counts=units, first_stream=number * 3)
         codes.append(mixing.codes(np.arange(sum(part))))
         assert_complete(codes[-1], [0] * 3 * number + part, [0] * 3 * (number + 1))
     steps = int(units.sum()) * unit

@@ -40,9 +40,7 @@ def pieces_of(stretches: list[EpochPhase]) -> EpochMixture:
 def test_epochs_read_on_where_the_one_before_left_off(schedule: Schedule, epoch_size: int, multiple: int) -> None:
     timeline = schedule.timeline(NAMES, epoch_size, multiple=multiple)
     epochs = 2 + -(-timeline.starts[-1] // epoch_size)
-    codes = np.concatenate(
-        [pieces_of(timeline.stretches(epoch)).codes(np.arange(epoch_size)) for epoch in range(epochs)]
-    )
+    codes = np.concatenate([pieces_of(timeline.phases(epoch)).codes(np.arange(epoch_size)) for epoch in range(epochs)])
     # Up to the last whole period, each stream was read from its beginning without a gap.
     end = timeline.starts[-1] + epoch_size
     begun = np.zeros(3, dtype=np.int64)
@@ -92,12 +90,12 @@ def test_times_may_be_counts_and_epochs() -> None:
 def test_an_epoch_has_the_stretches_that_fall_into_it() -> None:
     schedule = Schedule.parse({0: {"a": 1, "b": 1}, 150: {"a": 3, "b": 1}})
     timeline = schedule.timeline(["a", "b"], 100)
-    assert timeline.stretches(0) == [EpochPhase(0, 0, (75, 75), (0, 0), 0)]
-    assert timeline.stretches(1) == [
+    assert timeline.phases(0) == [EpochPhase(0, 0, (75, 75), (0, 0), 0)]
+    assert timeline.phases(1) == [
         EpochPhase(0, 100, (75, 75), (0, 0), 0),
         EpochPhase(50, 0, (75, 25), (75, 75), 150),
     ]
-    assert timeline.stretches(2) == [
+    assert timeline.phases(2) == [
         EpochPhase(0, 50, (75, 25), (75, 75), 150),
         EpochPhase(50, 0, (75, 25), (150, 100), 250),
     ]
@@ -105,14 +103,14 @@ def test_an_epoch_has_the_stretches_that_fall_into_it() -> None:
 
 def test_a_far_epoch_is_as_cheap_as_the_first() -> None:
     far = 10**9
-    stretch = Timeline.constant([600, 400]).stretches(far)
+    stretch = Timeline.constant([600, 400]).phases(far)
     assert stretch == [EpochPhase(0, 0, (600, 400), (600 * far, 400 * far), 1000 * far)]
 
 
 @given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(any), epoch=st.integers(0, 50))
 def test_without_a_schedule_an_epoch_is_one_stretch(counts: list[int], epoch: int) -> None:
     begun = tuple(epoch * count for count in counts)
-    assert Timeline.constant(counts).stretches(epoch) == [EpochPhase(0, 0, tuple(counts), begun, epoch * sum(counts))]
+    assert Timeline.constant(counts).phases(epoch) == [EpochPhase(0, 0, tuple(counts), begun, epoch * sum(counts))]
 
 
 @given(
@@ -127,12 +125,12 @@ def test_a_run_with_changed_streams_goes_on_from_what_each_has_had(
 ) -> None:
     origin = CountingOrigin(epoch, position, samples, consumed)
     timeline = schedule.timeline(NAMES, 20, origin)
-    first = timeline.stretches(epoch)
+    first = timeline.phases(epoch)
     if position < 20:
         assert (first[0].first, first[0].offset, first[0].begun, first[0].start) == (position, 0, consumed, samples)
     codes = np.concatenate(
         [
-            pieces_of(timeline.stretches(number)).codes(np.arange(position if number == epoch else 0, 20))
+            pieces_of(timeline.phases(number)).codes(np.arange(position if number == epoch else 0, 20))
             for number in range(epoch, epoch + 30)
         ]
     )
@@ -153,7 +151,7 @@ def test_what_came_before_the_origin_is_not_known() -> None:
     with pytest.raises(ConfigError, match="position 3 of epoch 3 comes before position 4 of epoch 3"):
         timeline.samples_before(3, 3)
     with pytest.raises(ConfigError, match="epoch 2 comes before"):
-        timeline.stretches(2)
+        timeline.phases(2)
 
 
 @given(schedule=schedules())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.order.global_batches import BatchPlan
 from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
 from stoker.order.mixture.mixing import Mixing
-from stoker.order.mixture.stream_locator import NUMBER_BITS, LineLike, StreamLocator
+from stoker.order.mixture.stream_locator import NUMBER_BITS, NumberedStream, StreamLocator
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids
@@ -32,7 +32,7 @@ class Counted:
     def __init__(self) -> None:
         self.made: list[int] = []
 
-    def __call__(self, number: int) -> LineLike:
+    def __call__(self, number: int) -> NumberedStream:
         self.made.append(number)
         return Rows(number)
 

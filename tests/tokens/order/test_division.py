@@ -37,7 +37,7 @@ def units_of(
     found = []
     for part in range(division.rounds.parts):
         first = int(division.firsts[part])
-        found += [(division.track_of(part), first + number) for number in range(division.rounds.size(part))]
+        found += [(division.sequence_of(part), first + number) for number in range(division.rounds.size(part))]
     return found
 
 
@@ -53,15 +53,15 @@ def test_every_unit_is_of_one_part(
     division = divide(cells, names, parts, kind, step=step, partial=partial)
     units = units_of(division, cells, step, 1, 0)
     assert len(units) == len(set(units))
-    tracks = range(1) if division.owners is None else range(parts)
-    for number in tracks:
-        track = division.track(cells, number, 1, 0, 10)
-        most = -(-track.total // step) if partial else track.total // step
+    sequences = range(1) if division.owners is None else range(parts)
+    for number in sequences:
+        sequence = division.sequence(cells, number, 1, 0, 10)
+        most = -(-sequence.total // step) if partial else sequence.total // step
         assert sorted(unit for owner, unit in units if owner == number) == list(range(most))
     if division.owners is None:
         assert division.rounds.largest - division.rounds.smallest <= 1
     else:
-        assert sorted(np.concatenate([division.members(n) for n in tracks]).tolist()) == list(range(len(cells)))
+        assert sorted(np.concatenate([division.members(n) for n in sequences]).tolist()) == list(range(len(cells)))
 
 
 @given(SIZES, st.integers(1, 6))
@@ -117,16 +117,16 @@ def test_a_track_has_each_cell_once_in_blocks_of_about_the_size(
     files: list[list[int]], block: int, epoch: int, shuffle: bool
 ) -> None:
     cells, names = cells_of(files)
-    track = divide(cells, names, 1, None).track(cells, 0, 3 if shuffle else None, epoch, block)
+    sequence = divide(cells, names, 1, None).sequence(cells, 0, 3 if shuffle else None, epoch, block)
     full = np.flatnonzero(cells.amounts)
-    assert sorted(track.cells.tolist()) == full.tolist()
+    assert sorted(sequence.cells.tolist()) == full.tolist()
     if not shuffle:
-        assert track.cells.tolist() == full.tolist()
-    sizes = np.diff(track.starts)
+        assert sequence.cells.tolist() == full.tolist()
+    sizes = np.diff(sequence.starts)
     assert (sizes > 0).all()
-    assert int(sizes.sum()) == track.total == int(cells.amounts.sum())
-    for number in range(track.blocks):
-        members = track.members(number)
+    assert int(sizes.sum()) == sequence.total == int(cells.amounts.sum())
+    for number in range(sequence.blocks):
+        members = sequence.members(number)
         assert sizes[number] == cells.amounts[members].sum()
         assert sizes[number] < block + cells.tokens.max()
 
@@ -134,15 +134,15 @@ def test_a_track_has_each_cell_once_in_blocks_of_about_the_size(
 def test_an_epoch_is_a_function_of_its_number_and_a_part_keeps_its_cells() -> None:
     cells, names = cells_of([[5] * 6 for _ in range(8)])
     division = divide(cells, names, 2, None)
-    epochs = [[division.track(cells, part, 7, epoch, 10) for part in range(2)] for epoch in range(4)]
+    epochs = [[division.sequence(cells, part, 7, epoch, 10) for part in range(2)] for epoch in range(4)]
     for part in range(2):
-        sets = {tuple(sorted(tracks[part].cells.tolist())) for tracks in epochs}
-        orders = {tuple(tracks[part].cells.tolist()) for tracks in epochs}
+        sets = {tuple(sorted(sequences[part].cells.tolist())) for sequences in epochs}
+        orders = {tuple(sequences[part].cells.tolist()) for sequences in epochs}
         assert len(sets) == 1
         assert len(orders) == 4
-    again = divide(cells, names, 2, None).track(cells, 1, 7, 3, 10)
+    again = divide(cells, names, 2, None).sequence(cells, 1, 7, 3, 10)
     assert again.cells.tolist() == epochs[3][1].cells.tolist()
-    other = division.track(cells, 1, 8, 3, 10)
+    other = division.sequence(cells, 1, 8, 3, 10)
     assert other.cells.tolist() != again.cells.tolist()
 
 
@@ -150,14 +150,14 @@ def test_seed_and_epoch_are_not_added() -> None:
     """(seed, epoch + 1) is not (seed + 1, epoch)."""
     cells, names = cells_of([[5] * 30])
     division = divide(cells, names, 1, None)
-    assert division.track(cells, 0, 42, 1, 1).cells.tolist() != division.track(cells, 0, 43, 0, 1).cells.tolist()
+    assert division.sequence(cells, 0, 42, 1, 1).cells.tolist() != division.sequence(cells, 0, 43, 0, 1).cells.tolist()
 
 
 def test_files_are_mixed_across_each_other() -> None:
     """Row groups of one file hardly ever follow each other."""
     cells, names = cells_of([[5] * 20 for _ in range(20)])
-    track: ReadSequence = divide(cells, names, 1, None).track(cells, 0, 1, 0, 1)
-    owners = cells.file[track.cells]
+    sequence: ReadSequence = divide(cells, names, 1, None).sequence(cells, 0, 1, 0, 1)
+    owners = cells.file[sequence.cells]
     assert np.mean(owners[1:] == owners[:-1]) < 0.12
 
 

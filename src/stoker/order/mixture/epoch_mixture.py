@@ -71,17 +71,17 @@ class EpochMixture:
 
 
 class MixedOrder:
-    """The order of an epoch that is put together from several lines.
+    """The order of an epoch that is of several streams.
 
     Args:
-        lines: where the samples lie.
-        pieces: which sample comes at which position.
+        locator: where the samples lie.
+        mixture: which sample comes at which position.
     """
 
-    def __init__(self, lines: StreamLocator, pieces: EpochMixture) -> None:
-        self.lines = lines
-        self.pieces = pieces
+    def __init__(self, locator: StreamLocator, mixture: EpochMixture) -> None:
+        self.locator = locator
+        self.mixture = mixture
 
     def locate(self, positions: Ids) -> tuple[Ids, Ids]:
         """Shard number and row at each position of the epoch; two int64 arrays of the shape of ``positions``."""
-        return self.lines.locate(self.pieces.codes(positions))
+        return self.locator.locate(self.mixture.codes(positions))

@@ -56,7 +56,7 @@ class Mixing:
             alone. Units that ``nodes`` does not divide can not be: which node reads which shard is then left open.
         unit_counts: units of each stream on each node. For stretches whose steps must have the same streams although their
             counts differ. Default: as many as there can be.
-        first_line: line of the first stream.
+        first_stream: line of the first stream.
 
     Attributes:
         counts: int64, shape ``(streams,)``.
@@ -66,7 +66,7 @@ class Mixing:
 
     __slots__ = (
         "_domain",
-        "_first_line",
+        "_first_stream",
         "_key",
         "_nodes",
         "_numbers",
@@ -96,7 +96,7 @@ class Mixing:
         key: int = 0,
         shared: bool = False,
         unit_counts: Sequence[int] | NDArray[np.integer] | None = None,
-        first_line: int = 0,
+        first_stream: int = 0,
     ) -> None:
         for name, value, least in (("nodes", nodes, 1), ("unit", unit, 1), ("window", window, 0)):
             if value < least:
@@ -121,7 +121,7 @@ class Mixing:
         self._window = window
         self._domain = Domain(np.int64(max(1, window)))
         self._key = key
-        self._first_line = first_line
+        self._first_stream = first_stream
         self._lay_out(unit_counts)
 
     def codes(self, index: Ids) -> Ids:
@@ -163,7 +163,7 @@ class Mixing:
                 f"{units.tolist()} units of {across} samples were asked of streams that have {most.tolist()}"
             )
         self._order = Interleave(units)
-        lines = self._first_line + np.arange(self.counts.size, dtype=np.int64)
+        lines = self._first_stream + np.arange(self.counts.size, dtype=np.int64)
         self._starts = (lines << NUMBER_BITS) | self.begun
         some = np.flatnonzero(self.counts)
         self._only = int(some[0]) if some.size == 1 else None

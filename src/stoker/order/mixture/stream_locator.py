@@ -15,7 +15,7 @@ import numpy as np
 
 from stoker.types import Ids
 
-__all__ = ["NUMBER_BITS", "LineLike", "StreamLocator"]
+__all__ = ["NUMBER_BITS", "NumberedStream", "StreamLocator"]
 
 NUMBER_BITS: Final = 42
 """Bits of a code that hold the number. 21 are left for the line: 16,384 parts of 128 streams."""
@@ -24,7 +24,7 @@ _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _KEPT: Final = 64
 
 
-class LineLike(Protocol):
+class NumberedStream(Protocol):
     """What is needed of a line."""
 
     def locate(self, numbers: Ids, /) -> tuple[Ids, Ids]:
@@ -43,48 +43,50 @@ class StreamLocator:
             than there are streams.
     """
 
-    def __init__(self, make: Callable[[int], LineLike], shard_offsets: Sequence[int], keep: int | None = None) -> None:
+    def __init__(
+        self, make: Callable[[int], NumberedStream], shard_offsets: Sequence[int], keep: int | None = None
+    ) -> None:
         self._make = make
         self._offsets: Ids = np.array(shard_offsets, dtype=np.int64)
         self._keep = max(_KEPT, self._offsets.size) if keep is None else keep
-        self._made: OrderedDict[int, LineLike] = OrderedDict()
+        self._made: OrderedDict[int, NumberedStream] = OrderedDict()
 
     def locate(self, codes: Ids) -> tuple[Ids, Ids]:
         """Shard number among those of all streams, and row in the shard, of each code; two int64 arrays of its shape."""
         if codes.size == 0:
             empty = np.zeros(0, dtype=np.int64)
             return empty, empty
-        lines = codes >> NUMBER_BITS
-        first = int(lines.min())
-        count = int(lines.max()) - first + 1
+        streams = codes >> NUMBER_BITS
+        first = int(streams.min())
+        count = int(streams.max()) - first + 1
         if count == 1:
             return self._locate(first, codes & _NUMBER_MASK)
         # NumPy sorts integers of 16 bits or fewer by radix, in linear time.
         width = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int64
-        by_line = np.argsort((lines - first).astype(width), kind="stable")
-        sorted_lines = lines[by_line]
-        borders = np.flatnonzero(np.diff(sorted_lines)) + 1
+        by_stream = np.argsort((streams - first).astype(width), kind="stable")
+        sorted_streams = streams[by_stream]
+        borders = np.flatnonzero(np.diff(sorted_streams)) + 1
         starts = [0, *borders.tolist()]
         ends = [*starts[1:], codes.size]
-        numbers = codes[by_line] & _NUMBER_MASK
+        numbers = codes[by_stream] & _NUMBER_MASK
         shards = np.empty_like(codes)
         rows = np.empty_like(codes)
         for start, end in zip(starts, ends, strict=True):
-            here = by_line[start:end]
-            shards[here], rows[here] = self._locate(int(sorted_lines[start]), numbers[start:end])
+            here = by_stream[start:end]
+            shards[here], rows[here] = self._locate(int(sorted_streams[start]), numbers[start:end])
         return shards, rows
 
     def _locate(self, number: int, numbers: Ids) -> tuple[Ids, Ids]:
-        shards, rows = self._line(number).locate(numbers)
+        shards, rows = self._stream(number).locate(numbers)
         offset = int(self._offsets[number % self._offsets.size])
         return (shards + offset if offset else shards), rows
 
-    def _line(self, number: int) -> LineLike:
-        line = self._made.get(number)
-        if line is None:
+    def _stream(self, number: int) -> NumberedStream:
+        stream = self._made.get(number)
+        if stream is None:
             while len(self._made) >= self._keep:
                 self._made.popitem(last=False)
-            line = self._made[number] = self._make(number)
+            stream = self._made[number] = self._make(number)
         else:
             self._made.move_to_end(number)
-        return line
+        return stream

@@ -15,9 +15,9 @@ from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 
-__all__ = ["TAG_MIXING", "StreamQuota", "line_settings", "make_tracks"]
+__all__ = ["TAG_MIXING", "StreamQuota", "stream_shuffle", "make_quotas"]
 
-_TAG_LINES: Final = 1
+_TAG_STREAMS: Final = 1
 _TAG_SAMPLED: Final = 2
 TAG_MIXING: Final = 3
 """Of the keys of mixings."""
@@ -44,24 +44,24 @@ class StreamQuota:
         """Samples that there are."""
         return int(self.selection.sizes.sum())
 
-    def line(self, settings: NativeSettings, nodes: int) -> ShuffledStream:
+    def shuffled(self, settings: NativeSettings, nodes: int) -> ShuffledStream:
         """Its samples in their order, for so many canonical nodes."""
-        return self._line(self.selection, self.key, settings, nodes)
+        return self._shuffled(self.selection, self.key, settings, nodes)
 
-    def part_line(self, settings: NativeSettings, part: int, parts: int) -> ShuffledStream:
+    def shuffled_part(self, settings: NativeSettings, part: int, parts: int) -> ShuffledStream:
         """Those of its samples that a part has, in an order of their own."""
         source = self.source
         chosen = settings.partition.part(source.table, self.selection, part, parts, source.labels)
-        return self._line(chosen, mix(self.key, parts, part), settings, 1)
+        return self._shuffled(chosen, mix(self.key, parts, part), settings, 1)
 
-    def _line(self, selection: Selection, key: int, settings: NativeSettings, nodes: int) -> ShuffledStream:
+    def _shuffled(self, selection: Selection, key: int, settings: NativeSettings, nodes: int) -> ShuffledStream:
         whole = isinstance(selection, Everything)
         return ShuffledStream(
-            self.source.table, line_settings(selection, settings, nodes), key, None if whole else selection
+            self.source.table, stream_shuffle(selection, settings, nodes), key, None if whole else selection
         )
 
 
-def line_settings(selection: Selection, settings: NativeSettings, nodes: int) -> ShuffleSettings:
+def stream_shuffle(selection: Selection, settings: NativeSettings, nodes: int) -> ShuffleSettings:
     """What the order of a selection's line depends on; defaults are filled in by what the selection has."""
     return ShuffleSettings.resolve(
         ShardTable(selection.sizes[selection.sizes > 0]),
@@ -71,7 +71,7 @@ def line_settings(selection: Selection, settings: NativeSettings, nodes: int) ->
     )
 
 
-def make_tracks(sources: Sequence[StreamSource], settings: NativeSettings) -> tuple[StreamQuota, ...]:
+def make_quotas(sources: Sequence[StreamSource], settings: NativeSettings) -> tuple[StreamQuota, ...]:
     """The lines that epochs are mixed from, and how much of each an epoch has.
 
     Raises:
@@ -83,7 +83,7 @@ def make_tracks(sources: Sequence[StreamSource], settings: NativeSettings) -> tu
         # By what the data is, not by what it is called or where it lies. The same data twice is shuffled twice.
         identity = str(source.about.get("fingerprint", ""))
         seen[identity] = seen.get(identity, -1) + 1
-        keys.append(mix(settings.seed, _TAG_LINES, int.from_bytes(identity.encode()), seen[identity]))
+        keys.append(mix(settings.seed, _TAG_STREAMS, int.from_bytes(identity.encode()), seen[identity]))
     totals = [int(source.selection.sizes.sum()) for source in sources]
     for source, total in zip(sources, totals, strict=True):
         if not total and len(sources) > 1:
@@ -101,14 +101,14 @@ def make_tracks(sources: Sequence[StreamSource], settings: NativeSettings) -> tu
         sizes = [source.selection.sizes for source in sources]
         # NumPy's generators take no negative seeds.
         counts = Mixture.resolve(sizes, weights, settings.epoch_size, settings.seed % (1 << 64)).choose
-    tracks = []
+    quotas = []
     for source, total, count, key in zip(sources, totals, counts, keys, strict=True):
         rounds, rest = divmod(count, total)
         if settings.sampling_method == "balanced" or not rest:
-            tracks.append(StreamQuota(source, source.selection, count, key))
+            quotas.append(StreamQuota(source, source.selection, count, key))
             continue
         if rounds:
-            tracks.append(StreamQuota(source, source.selection, rounds * total, key))
+            quotas.append(StreamQuota(source, source.selection, rounds * total, key))
         drawn = Sampled(source.selection, rest, settings.sampling_granularity, mix(key, _TAG_SAMPLED))
-        tracks.append(StreamQuota(source, drawn, rest, mix(key, _TAG_SAMPLED)))
-    return tuple(tracks)
+        quotas.append(StreamQuota(source, drawn, rest, mix(key, _TAG_SAMPLED)))
+    return tuple(quotas)

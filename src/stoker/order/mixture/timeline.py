@@ -115,7 +115,7 @@ class Timeline:
         origin = CountingOrigin() if origin is None else origin
         return cls((origin.samples,), (tuple(counts),), sum(counts), origin)
 
-    def stretches(self, epoch: int) -> list[EpochPhase]:
+    def phases(self, epoch: int) -> list[EpochPhase]:
         """What an epoch is made of, in order. O(phases), and none of it grows with ``epoch``.
 
         An epoch that has the origin in it begins there: it has no positions before.

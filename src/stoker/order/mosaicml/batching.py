@@ -1,17 +1,17 @@
 """The four batching methods of mosaicml-streaming 0.13.0: which stream's which sample is at each place of each batch.
 
-A :class:`EpochLayout` knows the *lines* (one for all streams together, or one a stream; each a partition of its own) and
-says for any rank and global batch which entry of which line is where. What an entry's sample id is, :mod:`.work` says.
+A :class:`EpochLayout` knows the *sequences* (one for all streams together, or one a stream; each a partition of its own) and
+says for any rank and global batch which entry of which sequence is where. What an entry's sample id is, :mod:`.work` says.
 
 random
-    One line of all streams together, dealt out as :mod:`.partition` describes.
+    One sequence of all streams together, dealt out as :mod:`.partition` describes.
 stratified
-    Each global batch has the same number of entries of each line, in stream order, and ranks cut it into equal parts. The
-    epoch ends with the first line that can not fill its part.
+    Each global batch has the same number of entries of each sequence, in stream order, and ranks cut it into equal parts. The
+    epoch ends with the first sequence that can not fill its part.
 per_stream
-    Each global batch is of one line; which one is drawn. What does not fill a global batch is left out.
+    Each global batch is of one sequence; which one is drawn. What does not fill a global batch is left out.
 device_per_stream
-    The batch of each rank is of one line, drawn for each node; each canonical node's entries stay with one node. What does
+    The batch of each rank is of one stream, drawn for each node; each canonical node's entries stay with one node. What does
     not fill a batch is left out. (Batches of nodes are then put one behind the other and dealt out to all ranks in turn, so
     that with several nodes a rank does get batches of other nodes than its own. The reference does so; so it is here.)
 
@@ -87,7 +87,7 @@ class EpochLayout(ABC):
     """Places of an epoch, from where a resume begins.
 
     Attributes:
-        joint: whether there is one line of all streams, or one for each stream.
+        joint: whether there is one sequence of all streams, or one for each stream.
         rows: number of global batches; in the last of them ranks may have fewer samples than ``batch_size``, or none.
         first: samples of the epoch that are left out, as they were read before.
         padding: samples that come a second time, so that all ranks take the same number of steps.
@@ -153,7 +153,7 @@ class _Stratified(EpochLayout):
                 f"stream {int(parts.argmin())} has no sample in a global batch of {size}: enlarge the batch, or the "
                 "stream's proportion"
             )
-        # One node whose ranks take turns reads a line in order; what is read is then cut anew.
+        # One node whose ranks take turns reads a sequence in order; what is read is then cut anew.
         self._partitions = [dealing.partition(count, 1, dealing.ranks_per_node, 1) for count in mixture.choose]
         self._ranks = dealing.ranks_per_node
         self._parts = parts
@@ -172,13 +172,13 @@ class _Stratified(EpochLayout):
 
     def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         place = np.arange(rank * self._batch_size, (rank + 1) * self._batch_size, dtype=np.int64)
-        lines = np.searchsorted(self._begins, place, side="right") - 1
-        entries = (batches[:, None] + self._first) * self._parts[lines] + place - self._begins[lines]
+        sequences = np.searchsorted(self._begins, place, side="right") - 1
+        entries = (batches[:, None] + self._first) * self._parts[sequences] + place - self._begins[sequences]
         turns, ranks = np.divmod(entries, self._ranks)
-        for line in np.unique(lines).tolist():
-            here = lines == line
-            entries[:, here] = self._partitions[line].at(0, ranks[:, here], turns[:, here])
-        return lines[None, :], entries
+        for sequence in np.unique(sequences).tolist():
+            here = sequences == sequence
+            entries[:, here] = self._partitions[sequence].at(0, ranks[:, here], turns[:, here])
+        return sequences[None, :], entries
 
 
 class _PerStream(EpochLayout):
@@ -211,12 +211,12 @@ class _PerStream(EpochLayout):
 
     def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         all_lines, all_numbers = self._drawn
-        lines, numbers = all_lines[batches + self._first], all_numbers[batches + self._first]
+        sequences, numbers = all_lines[batches + self._first], all_numbers[batches + self._first]
         entries = np.empty((len(batches), self._batch_size), dtype=np.int64)
-        for line in np.unique(lines).tolist():
-            here = lines == line
-            entries[here] = self._partitions[line].ids(rank, numbers[here].astype(np.int64))
-        return lines[:, None], entries
+        for sequence in np.unique(sequences).tolist():
+            here = sequences == sequence
+            entries[here] = self._partitions[sequence].ids(rank, numbers[here].astype(np.int64))
+        return sequences[:, None], entries
 
 
 class _DevicePerStream(EpochLayout):
@@ -266,17 +266,17 @@ class _DevicePerStream(EpochLayout):
         node, numbers = self._source(rank, batches)
         all_lines, all_numbers = self._draw_node(node)
         real = numbers < self._batches
-        lines = np.zeros(len(batches), dtype=np.int64)
-        lines[real] = all_lines[numbers[real]]
+        sequences = np.zeros(len(batches), dtype=np.int64)
+        sequences[real] = all_lines[numbers[real]]
         entries = np.full((len(batches), self._batch_size), -1, dtype=np.int64)
         inside = np.arange(self._batch_size, dtype=np.int64)
-        for line in np.unique(lines[real]).tolist():
-            here = np.flatnonzero(real & (lines == line))
+        for sequence in np.unique(sequences[real]).tolist():
+            here = np.flatnonzero(real & (sequences == sequence))
             which = all_numbers[numbers[here]].astype(np.int64)[:, None] * self._batch_size + inside
             rest, its_rank = np.divmod(which, self._ranks)
             turn, canonical = np.divmod(rest, self._canonical)
-            entries[here] = self._partitions[line].at(node * self._canonical + canonical, its_rank, turn)
-        return lines[:, None], entries
+            entries[here] = self._partitions[sequence].at(node * self._canonical + canonical, its_rank, turn)
+        return sequences[:, None], entries
 
 
 def _check_streams(mixture: Mixture) -> None:
@@ -296,13 +296,13 @@ def _draw(counts: list[int], seed: int, times: int) -> Ids:
     return drawn.astype(np.int64)
 
 
-def _number(lines: Ids, count: int) -> tuple[Ids, Ids]:
-    """With each batch's line, its number among the batches of that line."""
-    numbers = np.empty(len(lines), dtype=np.int64)
-    for line in range(count):
-        here = np.flatnonzero(lines == line)
+def _number(sequences: Ids, count: int) -> tuple[Ids, Ids]:
+    """With each batch's sequence, its number among the batches of that sequence."""
+    numbers = np.empty(len(sequences), dtype=np.int64)
+    for sequence in range(count):
+        here = np.flatnonzero(sequences == sequence)
         numbers[here] = np.arange(len(here))
-    return lines, numbers
+    return sequences, numbers
 
 
 _LAYOUTS: Final[dict[str, type[EpochLayout]]] = {

@@ -219,18 +219,18 @@ class MosaicmlPlan:
             batches: their numbers, counted from where the plan starts.
             rank: another rank than the plan's own.
         """
-        lines, entries = self._layout.places(self.rank if rank is None else rank, batches)
-        return self._to_ids(lines, entries)
+        sequences, entries = self._layout.places(self.rank if rank is None else rank, batches)
+        return self._to_ids(sequences, entries)
 
     def _padded_ids(self, batches: Ids) -> Ids:
         """Sample ids of some of this rank's batches, with the one that it lacks."""
-        lines, entries = self._layout.places(self.rank, batches)
+        sequences, entries = self._layout.places(self.rank, batches)
         if self._lacking(self.rank) and batches[-1] == len(self) - 1:
-            first_lines, first = self._layout.places(0, batches[-1:])
-            lines = np.broadcast_to(lines, entries.shape).copy()
-            lines[-1, 0] = np.broadcast_to(first_lines, first.shape)[0, 0]
+            first_sequences, first = self._layout.places(0, batches[-1:])
+            sequences = np.broadcast_to(sequences, entries.shape).copy()
+            sequences[-1, 0] = np.broadcast_to(first_sequences, first.shape)[0, 0]
             entries[-1, 0] = first[0, 0]
-        return self._to_ids(lines, entries)
+        return self._to_ids(sequences, entries)
 
     def array(self, workers: int = 1) -> Ids:
         """What all ranks read, as the reference's ``generate_work`` has it: for tests and small worlds.
@@ -243,8 +243,8 @@ class MosaicmlPlan:
         every = np.full((self.world_size, filled, self.batch_size), -1, dtype=np.int64)
         batches = np.arange(rows, dtype=np.int64)
         places = [self._layout.places(rank, batches) for rank in range(self.world_size)]
-        lines = np.stack([np.broadcast_to(lines, entries.shape) for lines, entries in places])
-        every[:, :rows] = self._to_ids(lines, np.stack([entries for _, entries in places]))
+        sequences = np.stack([np.broadcast_to(sequences, entries.shape) for sequences, entries in places])
+        every[:, :rows] = self._to_ids(sequences, np.stack([entries for _, entries in places]))
         shape = (self.world.num_nodes, self.world.ranks_per_node, filled // workers, workers, self.batch_size)
         return every.reshape(shape).transpose(0, 1, 3, 2, 4)
 
@@ -252,16 +252,16 @@ class MosaicmlPlan:
     def _closed_form(self) -> bool:
         return not self.settings.shuffle and all(map(self.mixture.whole, range(len(self.mixture.choose))))
 
-    def _to_ids(self, lines: Ids, entries: Ids) -> Ids:
-        """Sample ids of entries of lines, line after line: only one line's order is in memory at a time."""
+    def _to_ids(self, sequences: Ids, entries: Ids) -> Ids:
+        """Sample ids of entries of sequences, sequence after sequence: only one sequence's order is in memory at a time."""
         ids = np.full(entries.shape, -1, dtype=np.int64)
         streams = range(len(self.mixture.choose))
-        for line, its_streams in enumerate([tuple(streams)] if self._layout.joint else [(s,) for s in streams]):
-            here = np.broadcast_to(lines == line, entries.shape) & (entries >= 0)
-            ids[here] = self._line_ids(its_streams, entries[here])
+        for sequence, its_streams in enumerate([tuple(streams)] if self._layout.joint else [(s,) for s in streams]):
+            here = np.broadcast_to(sequences == sequence, entries.shape) & (entries >= 0)
+            ids[here] = self._sequence_ids(its_streams, entries[here])
         return ids
 
-    def _line_ids(self, streams: tuple[int, ...], entries: Ids) -> Ids:
+    def _sequence_ids(self, streams: tuple[int, ...], entries: Ids) -> Ids:
         settings = self.settings
         units = choose_units(
             self.mixture,

@@ -24,36 +24,36 @@ from stoker.order.settings import NativeSettings
 from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids
 
-__all__ = ["Divided", "check_batch"]
+__all__ = ["StaticEpochs", "check_batch"]
 
 _PART_MASK: Final = (1 << PART_BITS) - 1
 
 
-class Divided:
+class StaticEpochs:
     """The streams of one epoch, divided among ranks.
 
     Args:
-        tracks: the tracks.
+        quotas: the quotas.
         settings: the sample order's, of which the partition is static.
-        offsets: number of each track's first shard among the shards of all streams.
+        offsets: number of each quota's first shard among the shards of all streams.
         origin: see :class:`~stoker.order.native.NativeOrder`.
         batching: how streams are put into batches.
     """
 
     def __init__(
         self,
-        tracks: Sequence[StreamQuota],
+        quotas: Sequence[StreamQuota],
         settings: NativeSettings,
         offsets: Sequence[int],
         origin: Mapping[str, Any],
         batching: str,
     ) -> None:
-        self._tracks = tuple(tracks)
+        self._quotas = tuple(quotas)
         self._settings = settings
         self._offsets = list(offsets)
         self._origin = origin
         self._batching = batching
-        self.lines = lru_cache(maxsize=2)(self._make_lines)
+        self.locator = lru_cache(maxsize=2)(self._make_locator)
         self.counts = lru_cache(maxsize=2)(self._count)
         self._sizes = lru_cache(maxsize=2)(self._divide)
 
@@ -63,13 +63,13 @@ class Divided:
         Raises:
             ConfigError: samples that can not be divided so, or another batch size where batches are of one stream each.
         """
-        settings, tracks = self._settings, self._tracks
+        settings, quotas = self._settings, self._quotas
         if self._batching == "device_per_stream":
             check_batch(data_rank.batch_size, batch)
         counts, _ = self.counts(position.epoch, home)
         # Only the sizes of all parts together are needed here, and those not at all where they are known to be equal.
-        even = settings.partition.even and len(tracks) == 1 and tracks[0].count == tracks[0].total
-        rounds = Rounds.even(tracks[0].count, home) if even else Rounds(counts.sum(axis=0))
+        even = settings.partition.even and len(quotas) == 1 and quotas[0].count == quotas[0].total
+        rounds = Rounds.even(quotas[0].count, home) if even else Rounds(counts.sum(axis=0))
         if settings.remainder == "pad" and rounds.largest and not rounds.smallest:
             # Every rank says so, those that have samples too: they would wait for the others.
             raise ConfigError(
@@ -82,7 +82,7 @@ class Divided:
         return Run(_PartsOrder(self, position.epoch, home, batch), plan)
 
     def mixing(self, epoch: int, home: int, batch: int, part: int) -> Mixing:
-        """How a part's tracks are mixed in an epoch."""
+        """How a part's quotas are mixed in an epoch."""
         counts, begun = self.counts(epoch, home)
         key = mix(self._settings.seed, TAG_MIXING, epoch)
         together = self._batching == "per_stream"
@@ -94,40 +94,40 @@ class Divided:
             # For all ranks to have the same stream at each step, they must scramble alike.
             key=key if together else mix(key, part),
             unit_counts=counts.min(axis=1) // batch if together else None,
-            first_line=part * len(self._tracks),
+            first_stream=part * len(self._quotas),
         )
 
     def _count(self, epoch: int, home: int) -> tuple[Ids, Ids]:
-        """Samples of each track (rows) in each part (columns) of an epoch, and before it; two int64 arrays."""
+        """Samples of each quota (rows) in each part (columns) of an epoch, and before it; two int64 arrays."""
         begins, ends = [], []
-        for track, sizes in zip(self._tracks, self._sizes(home), strict=True):
-            first = self._origin.get("consumed", {}).get(track.source.name, 0)
-            first += track.count * (epoch - self._origin.get("epoch", 0))
+        for quota, sizes in zip(self._quotas, self._sizes(home), strict=True):
+            first = self._origin.get("consumed", {}).get(quota.source.name, 0)
+            first += quota.count * (epoch - self._origin.get("epoch", 0))
             begins.append(_reached(sizes, first))
-            ends.append(_reached(sizes, first + track.count))
+            ends.append(_reached(sizes, first + quota.count))
         begun = np.stack(begins)
         return np.stack(ends) - begun, begun
 
     def _divide(self, home: int) -> list[Ids]:
-        """For each track, samples in each part; int64, shape ``(home,)``."""
+        """For each quota, samples in each part; int64, shape ``(home,)``."""
         divided = []
-        for track in self._tracks:
-            source = track.source
+        for quota in self._quotas:
+            source = quota.source
             try:
-                divided.append(self._settings.partition.sizes(source.table, track.selection, home, source.labels))
+                divided.append(self._settings.partition.sizes(source.table, quota.selection, home, source.labels))
             except ConfigError as error:
-                if len(self._tracks) == 1:
+                if len(self._quotas) == 1:
                     raise
-                drawn = "" if track.selection is source.selection else f", {track.total} samples drawn of it"
+                drawn = "" if quota.selection is source.selection else f", {quota.total} samples drawn of it"
                 raise ConfigError(f"stream {source.name!r}{drawn}: {error}") from error
         return divided
 
-    def _make_lines(self, home: int) -> StreamLocator:
-        tracks, settings = self._tracks, self._settings
+    def _make_locator(self, home: int) -> StreamLocator:
+        quotas, settings = self._quotas, self._settings
 
         def make(number: int) -> ShuffledStream:
-            part, place = divmod(number, len(tracks))
-            return tracks[place].part_line(settings, part, home)
+            part, stream = divmod(number, len(quotas))
+            return quotas[stream].shuffled_part(settings, part, home)
 
         return StreamLocator(make, self._offsets)
 
@@ -135,9 +135,9 @@ class Divided:
 class _PartsOrder:
     """Where the places of an epoch of parts lie."""
 
-    def __init__(self, divided: Divided, epoch: int, home: int, batch: int) -> None:
-        self._lines = divided.lines(home)
-        self._mixing = lru_cache(maxsize=256)(lambda part: divided.mixing(epoch, home, batch, part))
+    def __init__(self, static: StaticEpochs, epoch: int, home: int, batch: int) -> None:
+        self._locator = static.locator(home)
+        self._mixing = lru_cache(maxsize=256)(lambda part: static.mixing(epoch, home, batch, part))
 
     def locate(self, places: Ids) -> tuple[Ids, Ids]:
         """Shard number and row at each place, which is ``part << 42 | number``."""
@@ -145,12 +145,12 @@ class _PartsOrder:
         numbers = places & _PART_MASK
         first = int(parts.min()) if parts.size else 0
         if not parts.size or first == int(parts.max()):
-            return self._lines.locate(self._mixing(first).codes(numbers))
+            return self._locator.locate(self._mixing(first).codes(numbers))
         codes = np.empty_like(places)
         for part in np.unique(parts).tolist():
             here = np.flatnonzero(parts == part)
             codes[here] = self._mixing(part).codes(numbers[here])
-        return self._lines.locate(codes)
+        return self._locator.locate(codes)
 
 
 def _reached(sizes: Ids, count: int) -> Ids:

@@ -52,7 +52,7 @@ class BlockInput:
         numbers: number of each; int64.
         bounds: first document of each cell, and their number; int64.
         amounts: what each cell should have; int64.
-        before: amounts before the block on its track.
+        before: amounts before the block on its sequence.
         key: shuffles; ``None``: order of files.
         where: names the block in errors.
     """

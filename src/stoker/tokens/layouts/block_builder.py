@@ -63,20 +63,20 @@ class BlockBuilder:
             self.source.url,
         )
 
-    def load(self, order: TokenOrder, last: Mapping[int, int], track: int, block: int) -> DocumentBlock:
+    def load(self, order: TokenOrder, last: Mapping[int, int], sequence: int, block: int) -> DocumentBlock:
         """Decode a block.
 
         Args:
             order: of the epoch.
-            last: track to the last block of it that is read; the others are read to their ends.
-            track: number of the track.
+            last: sequence to the last block of it that is read; the others are read to their ends.
+            sequence: number of the sequence.
             block: number of the block.
 
         Raises:
             StokerError: a group can not be read, or is not what was said of it.
         """
-        way = order.track(track)
-        self._fetch(order, track, block, last.get(track, way.blocks - 1))
+        way = order.sequence(sequence)
+        self._fetch(order, sequence, block, last.get(sequence, way.blocks - 1))
         members = way.members(block)
         cells, groups = self._cells, self.source.groups
         gathered = Gathered(int(cells.tokens[members].sum()), self.settings.limit, self._memory)
@@ -96,14 +96,14 @@ class BlockBuilder:
                 np.array(bounds, dtype=np.int64),
                 cells.amounts[members],
                 int(way.starts[block]),
-                order.key(track, block),
+                order.key(sequence, block),
                 self.source.where(int(cells.bounds[members[0]])),
             )
         )
 
-    def _fetch(self, order: TokenOrder, track: int, block: int, last: int) -> None:
+    def _fetch(self, order: TokenOrder, sequence: int, block: int, last: int) -> None:
         """Begin to fetch this block and some of those that follow."""
-        way = order.track(track)
+        way = order.sequence(sequence)
         groups: list[int] = []
         tokens = 0
         for number in range(block, last + 1):

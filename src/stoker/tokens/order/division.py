@@ -126,11 +126,11 @@ class ReadSequence:
 
     @classmethod
     def lay(cls, cells: RowGroupRuns, members: Ids, key: int | None, block_tokens: int) -> ReadSequence:
-        """The track of some cells.
+        """The sequence of some cells.
 
         Args:
             cells: all cells.
-            members: numbers of those of this track, rising.
+            members: numbers of those of this sequence, rising.
             key: puts them into a random order; ``None``: they stay in theirs.
             block_tokens: cells are put together into blocks of about so many tokens: less than this and a cell's.
         """
@@ -159,7 +159,7 @@ class ReadSequence:
         return self.cells[self.bounds[block] : self.bounds[block + 1]]
 
     def find(self, amounts: Ids) -> Ids:
-        """The block that each amount lies in, counted from the track's beginning."""
+        """The block that each amount lies in, counted from the sequence's beginning."""
         found: Ids = np.searchsorted(self.starts, amounts, side="right") - 1
         return found
 
@@ -170,9 +170,9 @@ class TokenDivision:
 
     Attributes:
         granularity: what is not divided.
-        owners: part of each cell; ``None`` where all parts are runs of one track of all cells.
+        owners: part of each cell; ``None`` where all parts are runs of one sequence of all cells.
         rounds: the units of each part.
-        firsts: number of each part's first unit in its track; int64, shape ``(parts,)``.
+        firsts: number of each part's first unit in its sequence; int64, shape ``(parts,)``.
         reason: why the granularity is not a larger one; empty where nothing is to be said.
     """
 
@@ -182,14 +182,14 @@ class TokenDivision:
     firsts: Ids
     reason: str
 
-    def track_of(self, part: int) -> int:
-        """Number of the track that a part is on."""
+    def sequence_of(self, part: int) -> int:
+        """Number of the sequence that a part is on."""
         return 0 if self.owners is None else part
 
-    def members(self, track: int) -> Ids:
-        """Numbers of the cells on a track, rising."""
+    def members(self, sequence: int) -> Ids:
+        """Numbers of the cells on a sequence, rising."""
         assert self.owners is not None
-        return np.flatnonzero(self.owners == track)
+        return np.flatnonzero(self.owners == sequence)
 
     def tokens(self, cells: RowGroupRuns, part: int) -> int:
         """Tokens of a part's cells; of a run of all cells, about."""
@@ -197,12 +197,14 @@ class TokenDivision:
             return int(cells.tokens.sum()) * self.rounds.size(part) // max(1, self.rounds.total)
         return int(cells.tokens[self.owners == part].sum())
 
-    def track(self, cells: RowGroupRuns, number: int, seed: int | None, epoch: int, block_tokens: int) -> ReadSequence:
-        """A track as it is in an epoch. A function of the epoch's number, not of the epochs before.
+    def sequence(
+        self, cells: RowGroupRuns, number: int, seed: int | None, epoch: int, block_tokens: int
+    ) -> ReadSequence:
+        """A sequence as it is in an epoch. A function of the epoch's number, not of the epochs before.
 
         Args:
             cells: what was divided.
-            number: of the track.
+            number: of the sequence.
             seed: of the order; ``None`` for the order of files.
             epoch: number of the epoch.
             block_tokens: see :meth:`ReadSequence.lay`.

@@ -23,37 +23,38 @@ _MOST: Final = 8
 _Block = TypeVar("_Block")
 _Batch = TypeVar("_Batch")
 _Key: TypeAlias = tuple[int, int]
-"""Numbers of a track and of a block on it."""
+"""Numbers of a sequence and of a block on it."""
 
 
 def join_steps(steps: Iterator[list[BlockSpan]], rows: int, step: int, row_bytes: int) -> Iterator[list[BlockSpan]]:
     """Batches that follow each other within one block as one step.
 
     Args:
-        steps: batches, as stretches of tracks.
+        steps: batches, as spans of sequences.
         rows: rows of a batch.
         step: amounts in a row.
         row_bytes: memory that a row of a batch takes.
     """
     most = rows * max(1, min(_MOST, _BYTES // max(1, rows * row_bytes)))
     held: BlockSpan | None = None
-    for stretches in steps:
-        one = stretches[0]
+    for spans in steps:
+        one = spans[0]
         if held is not None:
             if (
                 held.rows < most
-                and len(stretches) == 1
+                and len(spans) == 1
                 and one.rows == rows
-                and (one.track, one.blocks, one.inside) == (held.track, held.blocks, held.inside + held.rows * step)
+                and (one.sequence, one.blocks, one.inside)
+                == (held.sequence, held.blocks, held.inside + held.rows * step)
             ):
                 held = held._replace(rows=held.rows + rows)
                 continue
             yield [held]
             held = None
-        if len(stretches) == 1 and one.rows == rows and one.blocks[1] - one.blocks[0] == 1:
+        if len(spans) == 1 and one.rows == rows and one.blocks[1] - one.blocks[0] == 1:
             held = one
         else:
-            yield stretches
+            yield spans
     if held is not None:
         yield [held]
 
@@ -64,16 +65,16 @@ def read_ahead(
     make: Callable[[BlockSpan, Sequence[_Block]], _Batch],
     threads: int,
 ) -> Iterator[list[_Batch]]:
-    """Batches, as the pieces that their stretches make.
+    """Batches, as the pieces that their spans make.
 
-    A block is decoded once, and let go when a batch needs another of its track and not this one. So in memory, or being
-    decoded, there are one block a track and ``threads`` more; and where a batch needs more than that, what it needs. With one
-    track and one thread that makes two.
+    A block is decoded once, and let go when a batch needs another of its sequence and not this one. So in memory, or being
+    decoded, there are one block a sequence and ``threads`` more; and where a batch needs more than that, what it needs. With
+    one sequence and one thread that makes two.
 
     Args:
-        steps: batches, as stretches of tracks.
-        load: decodes a block, by the numbers of its track and its own.
-        make: makes a stretch's rows of its blocks, and keeps none of them.
+        steps: batches, as spans of sequences.
+        load: decodes a block, by the numbers of its sequence and its own.
+        make: makes a span's rows of its blocks, and keeps none of them.
         threads: how many blocks are decoded at once.
 
     Raises:
@@ -92,7 +93,7 @@ def read_ahead(
                     break
                 window.append(later)
                 blocks.note(later)
-            yield [make(stretch, blocks.of(stretch)) for stretch in step]
+            yield [make(span, blocks.of(span)) for span in step]
     finally:
         blocks.close()
 
@@ -140,13 +141,13 @@ class _Blocks(Generic[_Block]):
 
     def turn_to(self, step: Sequence[BlockSpan]) -> None:
         """A batch is next: let go of what it has passed, and begin what it needs."""
-        now = tuple((stretch.track, stretch.blocks) for stretch in step)
+        now = tuple((span.sequence, span.blocks) for span in step)
         if now == self._last:
             return
         self._last = now
         needed = set(_keys(step))
-        tracks = {track for track, _ in needed}
-        for key in [key for key in self._open if key[0] in tracks and key not in needed and key not in self._wanted]:
+        sequences = {sequence for sequence, _ in needed}
+        for key in [key for key in self._open if key[0] in sequences and key not in needed and key not in self._wanted]:
             del self._open[key]
         for key in _keys(step):
             if key not in self._open:
@@ -156,7 +157,7 @@ class _Blocks(Generic[_Block]):
 
     def room(self) -> bool:
         """Whether another block may be begun ahead."""
-        return len(self._open) - len({track for track, _ in self._open}) < self._threads
+        return len(self._open) - len({sequence for sequence, _ in self._open}) < self._threads
 
     def begin_next(self) -> bool:
         """Begin the next block that a noted batch needs; ``False`` if there is none."""
@@ -165,9 +166,9 @@ class _Blocks(Generic[_Block]):
         self._begin(self._coming.popleft())
         return True
 
-    def of(self, stretch: BlockSpan) -> list[_Block]:
-        """A stretch's blocks, waited for."""
-        return [self._open[stretch.track, number].result() for number in range(*stretch.blocks)]
+    def of(self, span: BlockSpan) -> list[_Block]:
+        """A span's blocks, waited for."""
+        return [self._open[span.sequence, number].result() for number in range(*span.blocks)]
 
     def close(self) -> None:
         """Drop what has not begun, and do not wait for what has."""
@@ -179,4 +180,4 @@ class _Blocks(Generic[_Block]):
 
 
 def _keys(step: Sequence[BlockSpan]) -> list[_Key]:
-    return [(stretch.track, number) for stretch in step for number in range(*stretch.blocks)]
+    return [(span.sequence, number) for span in step for number in range(*span.blocks)]

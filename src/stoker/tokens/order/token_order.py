@@ -24,7 +24,7 @@ from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, TokenDivision, divide
 from stoker.types import Ids
 
-__all__ = ["BlockSpan", "TokenOrder", "TokenSampleOrder", "TokenSettings", "TokenStart", "stretches"]
+__all__ = ["BlockSpan", "TokenOrder", "TokenSampleOrder", "TokenSettings", "TokenStart", "block_spans"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +62,16 @@ class TokenSettings:
 
 
 class BlockSpan(NamedTuple):
-    """Units of a batch that follow each other on a track.
+    """Units of a batch that follow each other on a sequence.
 
     Attributes:
-        track: number of the track.
+        sequence: number of the sequence.
         blocks: number of the first block that they need, and one past the last.
         inside: amounts of the first block before them.
         rows: number of units.
     """
 
-    track: int
+    sequence: int
     blocks: tuple[int, int]
     inside: int
     rows: int
@@ -206,21 +206,21 @@ class TokenOrder:
         self.division = division
         self.settings = settings
         self.epoch = epoch
-        self._track = lru_cache(maxsize=None)(self._lay)
+        self._sequence = lru_cache(maxsize=None)(self._lay)
 
-    def track(self, number: int) -> ReadSequence:
-        """A track of this epoch."""
-        return self._track(number)
+    def sequence(self, number: int) -> ReadSequence:
+        """A sequence of this epoch."""
+        return self._sequence(number)
 
     def _lay(self, number: int) -> ReadSequence:
-        return self.division.track(self.cells, number, self.settings.seed, self.epoch, self.settings.block_tokens)
+        return self.division.sequence(self.cells, number, self.settings.seed, self.epoch, self.settings.block_tokens)
 
-    def key(self, track: int, block: int) -> int | None:
+    def key(self, sequence: int, block: int) -> int | None:
         """What shuffles a block's rows; ``None`` where they stay in order."""
         seed = self.settings.seed
         if seed is None:
             return None
-        first = int(self.track(track).members(block)[0])
+        first = int(self.sequence(sequence).members(block)[0])
         return mix(seed, _TAG_BLOCK, self.epoch, first)
 
     def place(self, part: int, number: int) -> int:
@@ -233,35 +233,35 @@ class TokenOrder:
         return blocks >> _BLOCK_BITS, blocks & ((1 << _BLOCK_BITS) - 1)
 
     def locate(self, places: Ids) -> tuple[Ids, Ids]:
-        """The block in which each unit begins, as ``track << 32 | block``, and amounts of the block before it."""
+        """The block in which each unit begins, as ``sequence << 32 | block``, and amounts of the block before it."""
         blocks, inside = np.empty_like(places), np.empty_like(places)
         parts = places >> PART_BITS
         for part in np.unique(parts).tolist():
             here = parts == part
-            number, track = self.division.track_of(part), self.track(self.division.track_of(part))
+            number, sequence = self.division.sequence_of(part), self.sequence(self.division.sequence_of(part))
             amounts = (self.division.firsts[part] + (places[here] & _NUMBER)) * self.settings.step
-            found = track.find(amounts)
+            found = sequence.find(amounts)
             blocks[here] = found | number << _BLOCK_BITS
-            inside[here] = amounts - track.starts[found]
+            inside[here] = amounts - sequence.starts[found]
         return blocks, inside
 
     def last_block(self, places: Ids) -> Ids:
-        """The block in which that ends which is needed to make each unit, as ``track << 32 | block``."""
+        """The block in which that ends which is needed to make each unit, as ``sequence << 32 | block``."""
         blocks = np.empty_like(places)
         parts = places >> PART_BITS
         for part in np.unique(parts).tolist():
             here = parts == part
-            number, track = self.division.track_of(part), self.track(self.division.track_of(part))
+            number, sequence = self.division.sequence_of(part), self.sequence(self.division.sequence_of(part))
             ends = (self.division.firsts[part] + (places[here] & _NUMBER) + 1) * self.settings.step
-            ends = np.minimum(ends + self.settings.reach, track.total)
-            blocks[here] = track.find(ends - 1) | number << _BLOCK_BITS
+            ends = np.minimum(ends + self.settings.reach, sequence.total)
+            blocks[here] = sequence.find(ends - 1) | number << _BLOCK_BITS
         return blocks
 
 
-def stretches(
+def block_spans(
     order: TokenOrder, plan: Plan, worker: int = 0, workers: int = 1, skip: int = 0
 ) -> Iterator[list[BlockSpan]]:
-    """A plan's batches as stretches of tracks, batch by batch; arguments as those of :meth:`Plan.chunks`."""
+    """A plan's batches as spans of sequences, batch by batch; arguments as those of :meth:`Plan.chunks`."""
     for batches in plan.chunks(_TOGETHER, worker, workers, skip):
         places = batches[0] if len(batches) == 1 else np.concatenate(batches)
         begins = np.cumsum([0, *(len(batch) for batch in batches)])
@@ -271,8 +271,8 @@ def stretches(
         at = np.flatnonzero(fresh)
         counts = np.diff(at, append=places.size)
         found, inside = order.locate(places[at])
-        (tracks, first), (_, last) = order.split(found), order.split(order.last_block(places[at + counts - 1]))
-        columns = tracks, first, last + 1, inside, counts
+        (sequences, first), (_, last) = order.split(found), order.split(order.last_block(places[at + counts - 1]))
+        columns = sequences, first, last + 1, inside, counts
         made = [BlockSpan(t, (a, b), i, n) for t, a, b, i, n in zip(*(c.tolist() for c in columns), strict=True)]
         bounds = np.searchsorted(at, begins).tolist()
         yield from (made[a:b] for a, b in pairwise(bounds))
