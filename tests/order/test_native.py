@@ -492,7 +492,7 @@ def test_an_epoch_in_units_is_finished_as_it_was_begun(partition: Partition) -> 
     sources = [source_of(0, [40]), source_of(1, [40])]
     device = NativeOrder(sources, NativeSettings(batching_method="device_per_stream", partition=partition))
     start = device.epoch_start(EpochPosition(0), DataRank(0, 2, 1, 4))
-    with pytest.raises(ConfigError, match="begun with batches of 4 samples of one stream; go on with batch_size=4"):
+    with pytest.raises(ConfigError, match="begun with batches of 4 samples of one stream; resume it with batch_size=4"):
         device.run(EpochPosition(0, 8, start=start), DataRank(0, 2, 1, 2))
     # The next epoch may be begun otherwise.
     device.run(EpochPosition(1, start=start), DataRank(0, 2, 1, 2))

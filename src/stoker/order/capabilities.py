@@ -44,7 +44,7 @@ class StartDependent(Protocol):
         ...
 
     def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> EpochStart | None:
-        """How the epoch at ``position`` began: ``position.start`` while that holds, else as this reader begins it."""
+        """The start of the epoch at ``position``: ``position.start`` while that holds, else as this reader begins it."""
         ...
 
 
@@ -118,7 +118,7 @@ class StreamHistory(Protocol):
 
 
 def origin_of(order: SampleOrder) -> dict[str, Any]:
-    """Where the order was begun anew. Default: nowhere."""
+    """The arguments with which the order was begun anew. Default: none."""
     return order.origin if isinstance(order, StreamHistory) else {}
 
 
@@ -177,7 +177,7 @@ class MosaicmlStates(Protocol):
         ...
 
     def write_mosaicml_state(self, position: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
-        """What a state carries so that mosaicml-streaming can resume from it."""
+        """Entries of a state from which mosaicml-streaming can resume."""
         ...
 
 
@@ -199,5 +199,5 @@ def mosaicml_position(order: SampleOrder, state: Mapping[str, Any]) -> EpochPosi
 
 
 def mosaicml_state(order: SampleOrder, position: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
-    """What a state carries for mosaicml-streaming. Default: nothing."""
+    """Entries of a state from which mosaicml-streaming can resume. Default: none."""
     return order.write_mosaicml_state(position, data_rank) if isinstance(order, MosaicmlStates) else {}

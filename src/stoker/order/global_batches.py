@@ -1,4 +1,4 @@
-"""Which positions a rank takes: global batches cut into equal parts, the same for every world.
+"""Assigns positions to ranks: global batches cut into equal parts, the same for every world.
 
 Global batch k is the positions ``[start + k * G, start + (k + 1) * G)``. Inside a batch, positions are arranged by
 canonical node (``position % C``), then by position, and rank r of R takes the r-th R-th of that row. So the ranks of one
@@ -185,7 +185,7 @@ class DevicePlan(BatchPlan):
         BatchPlan.__post_init__(self)
         if self.start % self.batch_size and self.start != self.end:
             raise ConfigError(
-                f"position {self.start} is inside a batch of {self.batch_size} samples of one stream: go on with the "
+                f"position {self.start} is inside a batch of {self.batch_size} samples of one stream: resume it with the "
                 "batch_size that the epoch was begun with"
             )
 

@@ -1,10 +1,10 @@
 """Stoker's own sample order: streams, their shares, a partition, a batching method and a shuffle put together.
 
-Each stream is an endless line of samples (:mod:`stoker.order.shuffle.shuffle`), which epochs go on in: no sample comes
-twice before all came once. A mixing (:mod:`stoker.order.mixture.mixing`) says which stream's which sample comes at which
-position of an epoch, and a plan which positions a rank takes.
+Each stream is an endless sequence of samples (:mod:`stoker.order.shuffle.shuffle`), which epochs continue: no sample comes
+twice before all came once. A mixing (:mod:`stoker.order.mixture.mixing`) maps the positions of an epoch to samples of
+streams, and a plan says which positions a rank takes.
 
-With a static partition (:mod:`stoker.order.partition.partition`) each part of the data has lines and a mixing of its own:
+With a static partition (:mod:`stoker.order.partition.partition`) each part of the data has sequences and a mixing of its own:
 :mod:`stoker.order.partition.static_epoch`.
 """
 
@@ -92,7 +92,7 @@ class NativeOrder:
         self._timeline = self._make_timeline() if self._epoch_size else None
         self._forget()
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- description -----------------------------------------------------------------------------------------------
 
     @property
     def epoch_size(self) -> int:
@@ -117,7 +117,7 @@ class NativeOrder:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the sample order was begun anew; empty if it was not."""
+        """The arguments of :meth:`begun_anew`, by name; empty if the streams never changed."""
         return self._origin
 
     def begun_anew(
@@ -168,7 +168,7 @@ class NativeOrder:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where the streams' data is, by name, for messages."""
+        """Stream name to URL, for messages."""
         return {source.name: source.url for source in self.sources}
 
     # -- epochs ----------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class NativeOrder:
 
     @property
     def _batching(self) -> str:
-        """How streams are put into batches; a stream alone is not."""
+        """The batching method; ``"random"`` for a stream alone."""
         return self.settings.batching_method if len(self.sources) > 1 else "random"
 
     def _run_elastic(self, position: EpochPosition, data_rank: DataRank, start: NativeStart) -> Run:
@@ -240,7 +240,7 @@ class NativeOrder:
         if batching == "per_stream" and data_rank.world_size * data_rank.batch_size != unit:
             raise ConfigError(
                 f"this epoch was begun with global batches of {unit} samples of one stream, here they have "
-                f"{data_rank.world_size * data_rank.batch_size}: go on with the same batch_size times world size until it "
+                f"{data_rank.world_size * data_rank.batch_size}: resume with the same batch_size times world size until it "
                 "ends"
             )
         return Run(order, BatchPlan(**common))
@@ -269,7 +269,7 @@ class NativeOrder:
         )
 
     def _make_timeline(self) -> Timeline:
-        """How much of each quota an epoch has, and what came before it."""
+        """The phases of training, counted from where the run began or its streams were changed."""
         consumed = self._origin.get("consumed", {})
         origin = CountingOrigin(
             epoch=self._origin.get("epoch", 0),
@@ -280,7 +280,7 @@ class NativeOrder:
             return Timeline.constant(self._counts.tolist(), origin)
         return self.settings.schedule.timeline([source.name for source in self.sources], self._epoch_size, origin)
 
-    # -- lines and copies --------------------------------------------------------------------------------------------
+    # -- locators and copies --------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         offset = dict(zip((source.name for source in self.sources), self._offsets, strict=False))
@@ -290,7 +290,7 @@ class NativeOrder:
         self._static_epochs = StaticEpochs(quotas, settings, offsets, self._origin, self._batching)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Lines are made again where they are read.
+        # Locators are made again where they are used.
         return {name: value for name, value in self.__dict__.items() if name not in ("_locator", "_static_epochs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

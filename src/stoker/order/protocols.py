@@ -1,4 +1,4 @@
-"""What the loader needs of an order: where samples lie, and which of them a rank takes."""
+"""The two halves of a run: an order, which locates samples, and a plan, which says which of them a rank takes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Order", "Plan"]
 
 
 class Order(Protocol):
-    """Where the samples of an epoch lie."""
+    """Locates the samples of an epoch."""
 
     def locate(self, positions: Ids, /) -> tuple[Ids, Ids]:
-        """Shard number and row in the shard of each place that a plan names; two int64 arrays of the same shape."""
+        """Shard number and row in the shard of each position that a plan names; two int64 arrays of the same shape."""
         ...
 
 
@@ -94,6 +94,6 @@ class Plan(Protocol):
             skip: batches of this worker to leave out at the beginning.
 
         Yields:
-            Lists of int64 arrays of places, an array a batch, which the epoch's :class:`Order` locates.
+            Lists of int64 arrays of positions, an array a batch, which the epoch's :class:`Order` locates.
         """
         ...

@@ -1,4 +1,4 @@
-"""How well an order is shuffled, and what it takes to read it: measures of a delivered sequence.
+"""Measures of a delivered sequence: how well it is shuffled, and what it takes to read it.
 
 All take what is delivered, position after position: ``ids`` (sample ids, all different, shape ``(n,)``) or ``shards`` (the
 shard of each). They look at nothing else, so they serve any order, of stoker or not. Each says what a fully random order
@@ -109,7 +109,7 @@ class CacheNeed:
 
 
 def cache_need(shards: Ids, weights: Ids) -> CacheNeed:
-    """What one node must hold.
+    """The most that one node must hold at once.
 
     A shard is held from the position where its first sample is delivered to that of its last, both included.
 

@@ -1,4 +1,4 @@
-"""What an order is made of: the streams, and everything else that it depends on."""
+"""Settings of stoker's own orders: the streams, and everything else that an order depends on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class OrderChoices:
-    """What users choose of an order; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
+    """Settings of an order that users choose; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
 
     shuffle: str = "none"
     seed: int = 9176
@@ -68,7 +68,7 @@ class OrderChoices:
 
 @dataclass(frozen=True, slots=True)
 class NativeSettings(OrderChoices):
-    """What stoker's own order depends on beside the streams.
+    """Everything that stoker's own order depends on, apart from the streams.
 
     Raises:
         ConfigError: choices that make no sense, or do not go together.

@@ -1,4 +1,4 @@
-"""Which sample order a dataset's arguments ask for: stoker's own, or that of mosaicml-streaming."""
+"""Makes the sample order that a dataset's arguments ask for: stoker's own, or that of mosaicml-streaming."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["OrderOptions", "make_order"]
 
 @dataclass(frozen=True, slots=True)
 class OrderOptions(OrderChoices):
-    """What decides which sample comes when; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
+    """All settings that decide which sample comes when; see :class:`~stoker.loaders.dataset.StreamingDataset`."""
 
     subsets: tuple[Subset, ...] = ()
     partition_algo: str | None = None

@@ -21,7 +21,7 @@ __all__ = ["as_tensors", "collate", "speed_up_worker"]
 
 
 def collate(samples: list[Any]) -> Any:
-    """What torch's ``default_collate`` returns, several times as fast for dicts of NumPy arrays.
+    """Collate as torch's ``default_collate`` does, several times as fast for dicts of NumPy arrays.
 
     Columns of equally shaped arrays are stacked by NumPy, in a loader worker straight into the shared memory that carries
     them to the main process. Everything else is left to ``default_collate``; ``bytes`` and other objects that it refuses
@@ -90,7 +90,7 @@ _filled: dict[int, tuple[RingBlock, int]] = {}
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """How a tensor is pickled on its way to the main process: as the name of the block that holds it.
+    """Pickle a tensor on its way to the main process as the name of the block that holds it.
 
     A tensor that fills a block already is not touched again. Another plain one is copied into a block; torch would copy it
     too, into shared memory made for it.

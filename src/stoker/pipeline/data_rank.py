@@ -12,7 +12,7 @@ from stoker.order.sample_order import DataRank
 __all__ = ["DataRankFinder", "Replication"]
 
 Replication: TypeAlias = int | Mesh | DeviceMesh
-"""Which ranks read the same samples: so many consecutive ones, or those that a mesh says."""
+"""The ranks that read the same samples: so many consecutive ones, or those that a mesh says."""
 
 
 class DataRankFinder:

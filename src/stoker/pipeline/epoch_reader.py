@@ -55,7 +55,7 @@ class EpochReader:
 
     @property
     def sample_order(self) -> SampleOrder:
-        """Which sample comes when."""
+        """The sample order of the run."""
         return self._resume.sample_order
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class EpochReader:
         worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
         point, begun = self._begin(worker, data_rank)
         if point.partial and worker.token is not None:
-            raise ConfigError("the state was taken inside a batch: go on without DataLoader workers for this epoch")
+            raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
         run = self._run(point, data_rank)
         skip = point.partial
         threads = self._threads(worker)
@@ -164,7 +164,7 @@ class EpochReader:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def upcoming(self) -> EpochPosition:
-        """Where the next iteration begins."""
+        """The position at which the next iteration begins."""
         return self._resume.upcoming()
 
     def check_alone(self) -> None:
@@ -188,7 +188,7 @@ class EpochReader:
         return self._resume.state_after(start, batches, self.data_rank(batch_size), ended=ended)
 
     def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
-        """Make the next iteration go on where ``state`` was taken, or begin a new epoch with other streams."""
+        """Make the next iteration resume where ``state`` was taken, or begin a new epoch with other streams."""
         if change_streams:
             self._resume.change(state)
         else:

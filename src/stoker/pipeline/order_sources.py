@@ -1,4 +1,4 @@
-"""From opened streams to what an order needs of them: sizes, which samples belong, weights, labels."""
+"""Makes the sources of an order from opened streams: sizes, which samples belong, weights, labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def needed_columns(
 def make_sources(
     streams: Streams, subsets: Sequence[Subset], partition: Partition, options: ReadOptions
 ) -> tuple[StreamSource, ...]:
-    """What the order is made of, a source a stream.
+    """The sources of an order, one a stream.
 
     Args:
         streams: the opened streams.
@@ -89,7 +89,7 @@ def _labels(place: DatasetLocation, partition: Partition, options: ReadOptions) 
 
 
 def nulls_of(partition: Partition) -> Nulls:
-    """What a partition does with samples without a value; one of somebody's own has no say, and gets an error."""
+    """How a partition treats samples without a value; for a partition of the user's own they are an error."""
     return partition.nulls if isinstance(partition, HashBased | Stratified) else "error"
 
 

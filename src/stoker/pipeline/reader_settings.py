@@ -1,4 +1,4 @@
-"""How samples are read: which columns, how many at a time, and how far ahead their shards are fetched."""
+"""Settings of reading: which columns, how many at a time, and how far ahead their shards are fetched."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SPANS = 200
 
 @dataclass(frozen=True, slots=True)
 class NodeCache:
-    """What one node's cache does.
+    """Statistics of one node's cache.
 
     Attributes:
         shards: numbers of the shards that the node uses, rising.

@@ -1,4 +1,4 @@
-"""When steps begin: links that carry shards in the order of need, and ranks that step together.
+"""The time at which steps begin: links that carry shards in the order of need, and ranks that step together.
 
 Time is kept in *ticks*. The first step is a tick of its own; the others are one step each, or several where there are very
 many. A shard that is needed anywhere in a tick is then taken to be needed at its beginning.
@@ -26,7 +26,7 @@ _MOST_CELLS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Ticks:
-    """How steps are grouped.
+    """Groups of steps.
 
     Attributes:
         steps: number of steps.
@@ -60,7 +60,7 @@ class Ticks:
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """How a run goes.
+    """The course of a run in time.
 
     Attributes:
         ticks: its time's resolution.
@@ -127,7 +127,7 @@ def run_clock(caches: Sequence[NodeCache], stored: Ids, steps: int, model: CostM
 
 
 def first_batches(own: Sequence[Ids], stored: Ids, model: CostModel) -> Floats:
-    """When each of a node's ranks has its first batch; float64, shape ``(ranks,)``.
+    """The time at which each of a node's ranks has its first batch; float64, shape ``(ranks,)``.
 
     The ranks' shards are fetched in turn: the first of each rank, the second of each rank, and so on.
 

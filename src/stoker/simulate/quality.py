@@ -1,4 +1,4 @@
-"""How well an order is shuffled, as training sees it: measured on windows of steps of all ranks."""
+"""Quality of a shuffle as training sees it: measured on windows of steps of all ranks."""
 
 from __future__ import annotations
 

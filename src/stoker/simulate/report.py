@@ -1,4 +1,4 @@
-"""What a simulation found."""
+"""The result of a simulation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """How even the ranks' shares are.
+    """The evenness of the ranks' shares.
 
     Attributes:
         samples: samples of each rank; int64, shape ``(ranks,)``.
@@ -76,7 +76,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run would do.
+    """The result for a whole run.
 
     Attributes:
         cluster: the machines.
@@ -191,7 +191,7 @@ class Report:
         return found
 
     def waits(self, most: int = 10) -> list[dict[str, float]]:
-        """Where training waits after its first step: runs of ticks that wait, the longest waits first.
+        """The steps at which training waits after its first step: runs of ticks that wait, the longest waits first.
 
         Returns:
             Up to ``most`` dicts of ``first`` and ``last`` step and ``seconds``.

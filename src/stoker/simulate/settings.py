@@ -79,7 +79,7 @@ class Cluster:
 @checked
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What takes how long, and what fits.
+    """Times that things take, and sizes that fit.
 
     A node fetches shards in the order in which its ranks need them first. A shard holds the link for
     ``max(bytes / bandwidth, latency / connections)`` seconds, since so many requests run side by side, and is there
@@ -114,6 +114,6 @@ class CostModel:
                 raise ConfigError(f"{name} must be {'above' if positive else 'at least'} 0, got {value}")
 
     def seconds(self, size: Ids, bandwidth: float | None) -> NDArray[np.float64]:
-        """How long shards of ``size`` bytes hold a link of ``bandwidth``; float64 of the shape of ``size``."""
+        """Seconds for which shards of ``size`` bytes hold a link of ``bandwidth``; float64 of the shape of ``size``."""
         wire = np.zeros(size.shape) if bandwidth is None else size / bandwidth
         return np.maximum(wire, self.latency / self.connections)

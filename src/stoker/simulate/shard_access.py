@@ -1,4 +1,4 @@
-"""Which shards a node's ranks use at which steps: the real order and the real plan, evaluated and reduced."""
+"""The shards that a node's ranks use at each step: the real order and the real plan, evaluated and reduced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which batches are evaluated.
+    """The batches that are evaluated.
 
     Attributes:
         steps: steps of the rank that takes the most.
@@ -53,7 +53,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class NodeUses:
-    """Which shards one node uses at which steps, each pair once, sorted by shard, then step.
+    """The shards that one node uses and the steps at which it does, each pair once, sorted by shard, then step.
 
     Attributes:
         shards: shard numbers; int64, shape ``(uses,)``.

@@ -52,7 +52,7 @@ class EpochMixture:
         return codes
 
     def reached(self, positions: Ids) -> Ids:
-        """What :meth:`Mixing.reached` says at positions of the epoch, its end included; int64, shape ``(k, streams)``."""
+        """The result of :meth:`Mixing.reached` at positions of the epoch, its end included; int64, shape ``(k, streams)``."""
         reached: Ids = np.empty((positions.size, self.mixings[0].counts.size), dtype=np.int64)
         numbers = self.numbers(positions)
         for number in np.unique(numbers).tolist():

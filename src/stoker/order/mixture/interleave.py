@@ -131,7 +131,7 @@ def _go_left(index: Ids, part: Any, size: Any) -> tuple[Ids, Ids]:
     """``floor((index * part + size // 2) / size)`` and what that division leaves over.
 
     The quotient is estimated in floating point, at most 1 too small, and put right by the remainder, which is exact modulo
-    2**64 whatever the products overflow to. So the result does not hang on how a machine rounds.
+    2**64 whatever the products overflow to. So the result does not depend on how a machine rounds.
     """
     half = size >> 1
     estimate: Array = index * (part / size)

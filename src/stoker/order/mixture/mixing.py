@@ -1,6 +1,6 @@
-"""Which stream's which sample comes at which position of an epoch that several streams make up.
+"""Mixes several streams: maps a position of an epoch to a stream and the number of its sample.
 
-A *code* names a sample by its line and its number there: ``line << 42 | number`` (see
+A *code* names a sample by its stream and its number there: ``stream << 42 | number`` (see
 :mod:`stoker.order.mixture.stream_locator`; a stream is read as one endless line). A :class:`Mixing` turns positions into
 codes. All of it is closed form: nothing is stored per sample, and a sample costs O(log streams).
 
@@ -43,20 +43,20 @@ _TAG_REST: Final = 2
 
 
 class Mixing:
-    """A stretch of training in which streams have fixed shares.
+    """A phase of training in which streams have fixed shares.
 
     Args:
         counts: samples of each stream, shape ``(streams,)``.
-        begun: samples of each stream that came before, shape ``(streams,)``; the stretch goes on there. Default: none.
+        begun: samples of each stream that came before, shape ``(streams,)``; the mixing continues there. Default: none.
         nodes: number of canonical nodes.
         unit: samples that come one behind the other from one stream.
         window: units in which order is scrambled; 0: it is not. See :data:`WINDOW`.
         key: of the scrambling.
         shared: whether a unit is read by all nodes together (position x by node ``x % nodes``), instead of by one
             alone. Units that ``nodes`` does not divide can not be: which node reads which shard is then left open.
-        unit_counts: units of each stream on each node. For stretches whose steps must have the same streams although their
+        unit_counts: units of each stream on each node. For phases whose steps must have the same streams although their
             counts differ. Default: as many as there can be.
-        first_stream: line of the first stream.
+        first_stream: number of the first stream in codes.
 
     Attributes:
         counts: int64, shape ``(streams,)``.

@@ -1,4 +1,4 @@
-"""How the shares of streams change while training goes on: which weights hold from which sample of training on."""
+"""Weights of streams that change in the course of training."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Schedule:
-        """What :meth:`as_dict` gave."""
+        """The schedule that :meth:`as_dict` described."""
         points = tuple((time, tuple(weights.items())) for time, weights in value["points"])
         return cls(points, value["interpolate"])
 

@@ -30,14 +30,14 @@ _TAG_SECTIONS: Final = 1
 
 
 class Strata(Protocol):
-    """How far streams have got at a position of an epoch, as :class:`~stoker.order.mixture.epoch_mixture.EpochMixture`."""
+    """Samples of each stream before a position, such as :class:`~stoker.order.mixture.epoch_mixture.EpochMixture`."""
 
     def reached(self, positions: Ids, /) -> Ids:
         """Number of each stream's next sample at positions, the epoch's end included; int64, shape ``(k, streams)``."""
         ...
 
     def shares(self, positions: Ids, /) -> Ids:
-        """Samples of each stream in the whole stretch that each position is in; int64, shape ``(k, streams)``."""
+        """Samples of each stream in the whole phase that each position is in; int64, shape ``(k, streams)``."""
         ...
 
 
@@ -111,7 +111,7 @@ class StratifiedPlan(BatchPlan):
         return _pick(low, counts, before, entries, length, self._filler(starts, length), node, nodes)
 
     def _filler(self, starts: Ids, length: int) -> Ids:
-        """Number of each batch's filler, int64, shape ``(batches,)``. It is the same all through a stretch."""
+        """Number of each batch's filler, int64, shape ``(batches,)``. It is the same all through a phase."""
         shares = self.strata.shares(starts)
         batches = np.maximum(shares.sum(axis=1, keepdims=True) // length, 1)
         enough = 2 * shares.shape[1] * self.num_canonical_nodes * batches
@@ -142,7 +142,7 @@ class StratifiedPlan(BatchPlan):
 
 
 def _of_nodes(low: Ids, high: Ids, node: Ids, nodes: int) -> Ids:
-    """How many of the numbers in ``[low, high)`` are of each of some canonical nodes.
+    """Number of the numbers in ``[low, high)`` that are of each of some canonical nodes.
 
     Args:
         low: shape ``(batches, streams)``.
@@ -161,7 +161,7 @@ def _of_nodes(low: Ids, high: Ids, node: Ids, nodes: int) -> Ids:
 
 
 def _below(numbers: Ids, node: int, nodes: int) -> Ids:
-    """How many of the first ``numbers`` are of the first ``node`` canonical nodes."""
+    """Number of the first ``numbers`` that are of the first ``node`` canonical nodes."""
     turns, rest = np.divmod(numbers, nodes)
     below: Ids = turns * node + np.minimum(rest, node)
     return below

@@ -1,8 +1,7 @@
-"""Samples of several lines: from codes to shards and rows.
+"""Locates samples of several streams: from codes to shards and rows.
 
-A *line* is an endless sequence of one stream, or of one part of it: its samples pass after pass
-(:mod:`stoker.order.shuffle.shuffle`). A *code* names a sample of one of them: ``line << 42 | number``. For line 0 code and
-number are the same.
+A stream, or a part of one, is an endless sequence: its samples pass after pass (:mod:`stoker.order.shuffle.shuffle`). A
+*code* names a sample of one of them: ``stream << 42 | number``. For stream 0 code and number are the same.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from stoker.types import Ids
 __all__ = ["NUMBER_BITS", "NumberedStream", "StreamLocator"]
 
 NUMBER_BITS: Final = 42
-"""Bits of a code that hold the number. 21 are left for the line: 16,384 parts of 128 streams."""
+"""Bits of a code that hold the number. 21 are left for the stream: 16,384 parts of 128 streams."""
 
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _KEPT: Final = 64
 
 
 class NumberedStream(Protocol):
-    """What is needed of a line."""
+    """An endless sequence of samples, each of which has a number."""
 
     def locate(self, numbers: Ids, /) -> tuple[Ids, Ids]:
         """Shard in the stream, and row in the shard, of each number; two int64 arrays of the same shape."""
@@ -33,13 +32,13 @@ class NumberedStream(Protocol):
 
 
 class StreamLocator:
-    """Several lines, made when they are first read.
+    """Several streams, made when they are first read.
 
     Args:
-        make: makes the line of a number. It is called again for a line that was dropped, so it must be pure.
-        shard_offsets: for each stream, number of its first shard among the shards of all streams. Line n is of stream
-            ``n % streams``.
-        keep: how many lines are kept, those used last. A line costs memory for its shards. Default: 64, and no fewer
+        make: makes the stream of a number. It is called again for a stream that was dropped, so it must be pure.
+        shard_offsets: for each stream, number of its first shard among the shards of all streams. Number n is a part of
+            stream ``n % streams``.
+        keep: how many are kept, those used last. Each costs memory for its shards. Default: 64, and no fewer
             than there are streams.
     """
 

@@ -1,4 +1,4 @@
-"""From streams and weights to lines: what epochs are mixed from."""
+"""Quotas: the shuffled streams that epochs are mixed from, and how much of each an epoch has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAG_MIXING: Final = 3
 
 @dataclass(frozen=True)
 class StreamQuota:
-    """A line of the mixture: a stream, or with fixed sampling the whole rounds of one or the rest of them.
+    """A stream of the mixture: a whole one, or with fixed sampling the whole rounds of one or the rest of them.
 
     Attributes:
         source: the stream.
@@ -45,7 +45,7 @@ class StreamQuota:
         return int(self.selection.sizes.sum())
 
     def shuffled(self, settings: NativeSettings, nodes: int) -> ShuffledStream:
-        """Its samples in their order, for so many canonical nodes."""
+        """Its samples, shuffled for so many canonical nodes."""
         return self._shuffled(self.selection, self.key, settings, nodes)
 
     def shuffled_part(self, settings: NativeSettings, part: int, parts: int) -> ShuffledStream:
@@ -62,7 +62,7 @@ class StreamQuota:
 
 
 def stream_shuffle(selection: Selection, settings: NativeSettings, nodes: int) -> ShuffleSettings:
-    """What the order of a selection's line depends on; defaults are filled in by what the selection has."""
+    """Settings of a selection's shuffle; defaults follow from the number of its samples and shards."""
     return ShuffleSettings.resolve(
         ShardTable(selection.sizes[selection.sizes > 0]),
         shuffle=settings.shuffle,
@@ -72,7 +72,7 @@ def stream_shuffle(selection: Selection, settings: NativeSettings, nodes: int) -
 
 
 def make_quotas(sources: Sequence[StreamSource], settings: NativeSettings) -> tuple[StreamQuota, ...]:
-    """The lines that epochs are mixed from, and how much of each an epoch has.
+    """The quotas that epochs are mixed from.
 
     Raises:
         ConfigError: weights that do not go together, or streams without samples.

@@ -1,6 +1,6 @@
-"""Training as phases with exact counts of samples of each stream, and what of them falls into an epoch.
+"""Phases of training with exact counts of samples of each stream, and the parts of them that an epoch has.
 
-A *phase* knows nothing of epochs: an epoch that begins in the middle of one goes on with it where the epoch before left off.
+A *phase* knows nothing of epochs: an epoch that begins in the middle of one takes it up where the epoch before left off.
 The last phase has no end. It is divided into periods of an epoch's size, all with the same counts. Where shares never change
 (no :class:`~stoker.order.mixture.schedule.Schedule`), there is only that.
 """
@@ -19,7 +19,7 @@ __all__ = ["CountingOrigin", "EpochPhase", "Timeline"]
 
 @dataclass(frozen=True, slots=True)
 class CountingOrigin:
-    """Where counting begins: the beginning of training, or where a run went on with other streams or shares.
+    """The point from which samples are counted: the beginning of training, or where streams or shares were changed.
 
     Attributes:
         epoch: the epoch.
@@ -44,7 +44,7 @@ class CountingOrigin:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> CountingOrigin:
-        """What :meth:`as_dict` gave."""
+        """The origin that :meth:`as_dict` described."""
         return cls(value["epoch"], value["position"], value["samples"], tuple(value["consumed"]))
 
 
@@ -116,7 +116,7 @@ class Timeline:
         return cls((origin.samples,), (tuple(counts),), sum(counts), origin)
 
     def phases(self, epoch: int) -> list[EpochPhase]:
-        """What an epoch is made of, in order. O(phases), and none of it grows with ``epoch``.
+        """The phases of an epoch, in order. O(phases), and none of it grows with ``epoch``.
 
         An epoch that has the origin in it begins there: it has no positions before.
         """

@@ -22,7 +22,7 @@ _MOST: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class StreamWeight:
-    """How much of a stream an epoch has; at most one of the three is given, and none means all of it, once.
+    """The share of a stream in an epoch; at most one of the three is given, and none means all of it, once.
 
     Attributes:
         proportion: its part of the epoch, relative to other streams' proportions. All streams have one, or none has.

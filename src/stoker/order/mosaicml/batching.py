@@ -37,7 +37,7 @@ __all__ = ["Dealing", "EpochLayout", "make_layout"]
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """How entries are dealt out: what all layouts need to know.
+    """The arguments that all layouts have in common: who deals entries to whom.
 
     Attributes:
         partition_algo: ``"orig"`` or ``"relaxed"``.
@@ -91,7 +91,7 @@ class EpochLayout(ABC):
         rows: number of global batches; in the last of them ranks may have fewer samples than ``batch_size``, or none.
         first: samples of the epoch that are left out, as they were read before.
         padding: samples that come a second time, so that all ranks take the same number of steps.
-        shape: what must be the same in two worlds for one to go on with the other's epoch, each sample once.
+        shape: what must be the same in two worlds for one to finish the other's epoch, each sample once.
     """
 
     joint: bool = False
@@ -106,7 +106,7 @@ class EpochLayout(ABC):
 
     @abstractmethod
     def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
-        """What a rank reads in some global batches.
+        """The entries of a rank in some global batches.
 
         Args:
             rank: in ``[0, num_ranks)``.
@@ -286,7 +286,7 @@ def _check_streams(mixture: Mixture) -> None:
 
 
 def _draw(counts: list[int], seed: int, times: int) -> Ids:
-    """Which stream each batch is of: ``counts[s]`` of stream s, in the order of the generator's ``times``-th shuffle."""
+    """The stream of each batch: ``counts[s]`` of stream s, in the order of the generator's ``times``-th shuffle."""
     rng = np.random.default_rng(seed)
     in_order = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     drawn = in_order

@@ -10,7 +10,7 @@ of R every R-th of those, in batches. Where things do not come out even, samples
 
 A resume drops samples at the beginning of that reading, rounded down to a multiple of P, and deals out the rest.
 
-``relaxed`` lets a run go on with a number of nodes that neither divides C nor is a multiple of it: batches are made as on
+``relaxed`` lets a run be resumed on a number of nodes that neither divides C nor is a multiple of it: batches are made as on
 the first run's nodes, and each global batch is then cut anew.
 
 The reference builds all of this as arrays over all samples of all ranks. Here an entry is computed where it is asked for.
@@ -31,7 +31,7 @@ PARTITIONS: Final = ("orig", "relaxed")
 
 
 class MosaicmlPartition:
-    """Who reads which of N samples when.
+    """Assigns N samples to ranks and batches.
 
     Args:
         algo: ``"orig"`` or ``"relaxed"``.
@@ -118,7 +118,7 @@ class MosaicmlPartition:
         return self.full_batches * self.batch_size + int(np.count_nonzero(inside < last))
 
     def ids(self, rank: int, batches: Ids) -> Ids:
-        """What a rank reads in some global batches.
+        """The samples of a rank in some global batches.
 
         Args:
             rank: in ``[0, num_ranks)``; rank r is number ``r % ranks_per_node`` of node ``r // ranks_per_node``.
@@ -135,12 +135,12 @@ class MosaicmlPartition:
     def at(self, node: Ids | int, rank: Ids, turn: Ids) -> Ids:
         """The sample that number ``rank`` of a node's ranks reads as its ``turn``-th, -1 from its end on.
 
-        Arrays of one shape, or that broadcast to one. Not for a run that goes on with other nodes than it began with.
+        Arrays of one shape, or that broadcast to one. Not for a run resumed on other nodes than it began with.
         """
         return self._dealt.ids(np.asarray(node), rank, turn)
 
     def array(self, workers: int) -> Ids:
-        """What everybody reads, as the reference has it: for tests and small worlds.
+        """The samples of all ranks, as the reference has them: for tests and small worlds.
 
         Returns:
             int64 of shape (nodes, ranks of a node, workers of a rank, batches of a worker, batch size), filled up with -1.
@@ -178,7 +178,7 @@ class _Deal:
                     f"{samples} samples are too few for {nodes} nodes with {canonical} canonical nodes. Use fewer nodes"
                 )
             self._fill_from, self._fill_step = low, int(high - low == fill)
-        # The reference goes on from no later sample than the first that evens out its ranks: what is behind it is lost.
+        # The reference resumes from no later sample than the first that evens out its ranks: what is behind it is lost.
         if not 0 <= drop_first <= max(canonical * self.width, samples + nodes * ranks - samples % (nodes * ranks)):
             raise ConfigError(f"a resume at sample {drop_first} does not lie in an epoch of {samples} samples")
         self.first = drop_first - drop_first % nodes

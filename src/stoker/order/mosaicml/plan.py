@@ -1,4 +1,4 @@
-"""What one rank reads in an epoch of mosaicml-streaming 0.13.0, in the shape in which stoker's loader takes it.
+"""The batches of one rank in an epoch of mosaicml-streaming 0.13.0, as a plan that stoker's loader takes.
 
 Cost: without shuffling and sampling, what is asked for and nothing more. With them, the epoch's order is built once by each
 process that reads it (see :mod:`.shuffles` for what that takes); from then on the process keeps 8 bytes for each sample
@@ -37,7 +37,7 @@ class MosaicmlPlan:
             :meth:`~stoker.order.mosaicml.settings.MosaicmlSettings.resumed`.
         world: this rank; with replication, as :meth:`~stoker.order.mosaicml.settings.MosaicmlWorld.replicate` gives it.
         epoch: number of the epoch.
-        start: the ``sample_in_epoch`` at which it begins. Where it is not a multiple of the global batch, reading goes on
+        start: the ``sample_in_epoch`` at which it begins. Where it is not a multiple of the global batch, reading resumes
             where the reference would, at ``first``, which may be a little earlier.
 
     Raises:
@@ -127,7 +127,7 @@ class MosaicmlPlan:
 
     @property
     def first(self) -> int:
-        """Where reading really begins: ``start``, rounded down to what the reference can go on from."""
+        """The position at which reading really begins: ``start``, rounded down to what the reference can resume from."""
         return self._layout.first
 
     @property
@@ -137,7 +137,7 @@ class MosaicmlPlan:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What must be the same in two worlds for one to go on with the other's epoch, each sample once."""
+        """Sizes that two worlds must have in common for one to finish the other's epoch, each sample once."""
         return self._layout.shape
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class MosaicmlPlan:
         return -(-self._layout.count(rank) // self.batch_size)
 
     def _lacking(self, rank: int) -> int:
-        """How many batches fewer a rank takes in the reference than rank 0, which takes most: 0 or 1.
+        """Batches that a rank takes fewer in the reference than rank 0, which takes most: 0 or 1.
 
         The reference lets ranks end apart where their batches were cut anew, and with ``device_per_stream``. Here such a
         rank repeats one sample, the first of rank 0's batch, so that no rank waits for it in vain.
@@ -233,7 +233,7 @@ class MosaicmlPlan:
         return self._to_ids(sequences, entries)
 
     def array(self, workers: int = 1) -> Ids:
-        """What all ranks read, as the reference's ``generate_work`` has it: for tests and small worlds.
+        """The samples of all ranks, as the reference's ``generate_work`` has it: for tests and small worlds.
 
         Returns:
             int64 of shape (nodes, ranks of a node, workers of a rank, batches of a worker, batch size), filled up with -1.

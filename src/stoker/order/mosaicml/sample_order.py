@@ -1,4 +1,4 @@
-"""A run in the order of mosaicml-streaming 0.13.0: begun there or here, and gone on with there or here."""
+"""A run in the order of mosaicml-streaming 0.13.0: begun there or here, and resumed there or here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOSAICML_KEY = "mosaicml-streaming"
 
 @dataclass(frozen=True, slots=True)
 class MosaicmlStart(EpochStart):
-    """How a run in the reference's order began, and the epoch that it is in.
+    """The start of a run in the reference's order, and of the epoch that it is in.
 
     Attributes:
         num_canonical_nodes: of the run.
@@ -51,7 +51,7 @@ class MosaicmlOrder:
     Attributes:
         mixture: the streams and how much of each an epoch has.
         streams: for each stream, its name and what identifies its data and weight in a state.
-        options: arguments of :meth:`MosaicmlSettings.resolve <stoker.order.mosaicml.MosaicmlSettings.resolve>` beside the
+        options: arguments of :meth:`MosaicmlSettings.resolve <stoker.order.mosaicml.MosaicmlSettings.resolve>` but the
             batch size: ``shuffle``, ``shuffle_algo``, ``shuffle_seed``, ``num_canonical_nodes``, ...
         urls: where the streams' data is, by name, for messages.
     """
@@ -101,8 +101,9 @@ class MosaicmlOrder:
                 raise ConfigError(
                     f"the epoch was begun on {start.num_nodes} x {start.ranks_per_node} ranks with batch_size "
                     f"{start.batch_size}, and another division has other batches with "
-                    f"batching_method={settings.batching_method!r}: go on with the same global batch, and if that is refused "
-                    f"the same ranks, until the epoch ends. The state's {MOSAICML_KEY!r} alone goes on as mosaicml-streaming "
+                    f"batching_method={settings.batching_method!r}: resume with the same global batch, and if that is "
+                    "refused "
+                    f"the same ranks, until the epoch ends. The state's {MOSAICML_KEY!r} alone resumes as mosaicml-streaming "
                     "does, which loses and repeats samples"
                 )
         return Run(self.mixture.table(), plan)
@@ -113,7 +114,7 @@ class MosaicmlOrder:
         return MosaicmlStart
 
     def epoch_start(self, position: EpochPosition, data_rank: DataRank) -> MosaicmlStart:
-        """How the run began, and the epoch."""
+        """The starts of run and epoch."""
         start = position.start if isinstance(position.start, MosaicmlStart) else None
         if start is not None and position.position and start.num_nodes:
             return start

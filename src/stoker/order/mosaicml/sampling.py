@@ -1,4 +1,4 @@
-"""How mosaicml-streaming 0.13.0 turns streams and their weights into the samples of an epoch.
+"""Chooses the samples of an epoch from streams and their weights, as mosaicml-streaming 0.13.0 does.
 
 In three steps: weights become how many samples are *chosen* from each stream (once a run); those are divided among the
 stream's shards (each epoch); and for each shard they become sample ids: all of the shard's as often as they fit, then some of
@@ -23,7 +23,7 @@ __all__ = ["Units", "choose_units", "sample_counts"]
 
 
 def sample_counts(shard_sizes: Ids, choose: int, granularity: int, seed: int) -> Ids:
-    """How many samples each shard of a stream gives to an epoch.
+    """Samples that each shard of a stream gives to an epoch.
 
     Whole rounds take all shards alike. What is left over is picked ``granularity`` samples at a time, a shard's last pick
     having the rest, in a random order. O(samples / granularity) time and memory.
@@ -57,7 +57,7 @@ def sample_counts(shard_sizes: Ids, choose: int, granularity: int, seed: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What was chosen for an epoch.
+    """The samples that were chosen for an epoch.
 
     Attributes:
         sizes: samples in each unit, int64: a shard's own size for each time that all of it was chosen, then what is left.

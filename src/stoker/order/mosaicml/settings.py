@@ -1,4 +1,4 @@
-"""What mosaicml-streaming's orders depend on, and the state that its runs leave behind."""
+"""Settings of mosaicml-streaming's orders, and the states that its runs save."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCKS = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class MosaicmlWorld:
-    """The place of a rank among nodes of equally many ranks.
+    """A rank in a world of nodes with equally many ranks.
 
     Attributes:
         rank: number of the rank; r is on node ``r // ranks_per_node``.

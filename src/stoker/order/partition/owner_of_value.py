@@ -1,7 +1,7 @@
-"""Whose each sample is, where that depends on a value of each: worked out in pieces, along the dense line.
+"""Assigns samples to ranks by a column's value (hash or class), in pieces of bounded length.
 
 An *owners* iterator yields ``(first, ranks)``: the ranks, an integer each, that own the samples from number ``first`` of
-the dense line on. Its pieces are of bounded length, so what a rank holds is its own samples' numbers and a piece.
+a selection on. So a rank holds its own samples' numbers and a piece.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def owned(whole: Selection, owners: Owners, rank: int, size: int) -> Selection:
 
 
 def all_owned(whole: Selection, owners: Owners, world_size: int) -> list[Selection]:
-    """What every rank owns, found in one time through the owners: for tools that look at a whole world at once."""
+    """The samples of every rank, found in one pass over the owners: for tools that look at a whole world at once."""
     ranks = np.concatenate([np.zeros(0, dtype=np.int64), *(piece for _, piece in owners)])
     order = np.argsort(ranks, kind="stable")
     ends = np.cumsum(np.bincount(ranks, minlength=world_size))

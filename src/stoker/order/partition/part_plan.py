@@ -2,7 +2,7 @@
 
 The *home world* divided the dataset into as many parts as it had ranks. The epoch's positions count round by round
 (:mod:`stoker.order.partition.part_positions`), so what the home world has done after any number of steps is all positions
-below one, and that one number says what is left. In the home world each rank goes on with its own part (:class:`PartPlan`).
+below one, and that one number says what is left. In the home world each rank continues its own part (:class:`PartPlan`).
 Any other world deals out the rest of the positions as global batches (:class:`DealtPlan`). So each sample comes once in the
 epoch, whatever worlds follow each other.
 """
@@ -169,7 +169,7 @@ class PartPlan:
         return max(size, self._least_stop())
 
     def _least_stop(self) -> int:
-        """Where a padded part may stop: one sample into the last step of the largest part."""
+        """The round at which a padded part may stop: one sample into the last step of the largest part."""
         left = self.rounds.largest - self.start_round
         return self.start_round + ((left - 1) // self.batch_size * self.batch_size + 1 if left else 0)
 
@@ -260,7 +260,7 @@ def plan_parts(
 ) -> PartPlan | DealtPlan:
     """The batches of one rank from a position of an epoch of parts: of its own part if it can, or else dealt.
 
-    A rank goes on with its own part where the world is the home world and no round is half done.
+    A rank continues its own part where the world is the home world and no round is half done.
     """
     start = rounds.round_at(position)
     if world_size == rounds.parts and start is not None:

@@ -103,7 +103,7 @@ class Rounds:
         return positions
 
     def position_of_round(self, number: int) -> int:
-        """Where a round begins: samples of all parts below it. The total, from the end of the largest part on."""
+        """The position of a round's begin: samples of all parts below it. The total, from the end of the largest part on."""
         if number >= self.largest:
             return self.total
         piece = int(np.searchsorted(self._first_rounds, number, side="right")) - 1

@@ -1,4 +1,4 @@
-"""How an epoch is divided among ranks: as global batches that all ranks share, or in parts that a rank owns.
+"""Partitions of an epoch among ranks: global batches that all ranks share, or parts that a rank owns.
 
 With :class:`Elastic`, the default, no rank owns anything: each global batch is cut into equal parts
 (:class:`~stoker.order.global_batches.BatchPlan`), so an epoch is the same in every world. The *static* strategies
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Partition(Protocol):
-    """How an epoch is divided among ranks.
+    """A way to divide an epoch among ranks.
 
     A strategy of one's own needs what is here, and nothing else: the loader asks each rank for its ``part``, and for
     the ``sizes`` of all. The parts of all ranks must be disjoint and together be ``whole``, and must follow from the

@@ -1,6 +1,6 @@
-"""Epochs of a static partition: each rank owns a part of the data, which has lines and a mixing of its own.
+"""Epochs of a static partition: each rank owns a part of the data, which has sequences and a mixing of its own.
 
-An epoch keeps the parts that it began with until it ends, whatever world goes on with it
+An epoch keeps the parts that it began with until it ends, whatever world resumes it
 (:mod:`stoker.order.partition.part_plan`). The world that it began with is its *home*.
 """
 
@@ -58,7 +58,7 @@ class StaticEpochs:
         self._sizes = lru_cache(maxsize=2)(self._divide)
 
     def run(self, position: EpochPosition, data_rank: DataRank, home: int, batch: int) -> Run:
-        """What a reader reads of an epoch that began on ``home`` ranks with batches of ``batch``.
+        """The samples of a reader in an epoch that began on ``home`` ranks with batches of ``batch``.
 
         Raises:
             ConfigError: samples that can not be divided so, or another batch size where batches are of one stream each.
@@ -82,7 +82,7 @@ class StaticEpochs:
         return Run(_PartsOrder(self, position.epoch, home, batch), plan)
 
     def mixing(self, epoch: int, home: int, batch: int, part: int) -> Mixing:
-        """How a part's quotas are mixed in an epoch."""
+        """The mixing of a part's quotas in an epoch."""
         counts, begun = self.counts(epoch, home)
         key = mix(self._settings.seed, TAG_MIXING, epoch)
         together = self._batching == "per_stream"
@@ -133,7 +133,7 @@ class StaticEpochs:
 
 
 class _PartsOrder:
-    """Where the places of an epoch of parts lie."""
+    """Locates the positions of an epoch of parts."""
 
     def __init__(self, static: StaticEpochs, epoch: int, home: int, batch: int) -> None:
         self._locator = static.locator(home)
@@ -154,7 +154,7 @@ class _PartsOrder:
 
 
 def _reached(sizes: Ids, count: int) -> Ids:
-    """How many of the first ``count`` samples of an endless line are of each of its parts; int64, shape of ``sizes``.
+    """Number of the first ``count`` samples of an endless sequence that each of its parts has; int64, shape of ``sizes``.
 
     Every pass has all of each part. Inside a pass parts are spread evenly, so all get on alike.
     """
@@ -173,6 +173,6 @@ def check_batch(batch_size: int, begun: int) -> None:
     """
     if batch_size != begun:
         raise ConfigError(
-            f"this epoch was begun with batches of {begun} samples of one stream; go on with batch_size={begun}, not "
+            f"this epoch was begun with batches of {begun} samples of one stream; resume it with batch_size={begun}, not "
             f"{batch_size}, until it ends"
         )

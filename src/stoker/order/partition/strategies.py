@@ -31,7 +31,7 @@ _TAG_HASH = 21
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What is to be divided: ``whole``, some samples of ``table``, among ``world_size`` ranks.
+    """Samples to be divided: ``whole``, some samples of ``table``, among ``world_size`` ranks.
 
     Attributes:
         total: samples of ``whole``.
@@ -46,7 +46,7 @@ class Division:
 
 
 class _Static(ABC):
-    """What the static strategies share. Each says which part a rank has, and how large all are."""
+    """Base of the static strategies. A subclass says which part a rank has, and how large all are."""
 
     name: ClassVar[str]
     static: ClassVar[bool] = True
@@ -318,6 +318,6 @@ class Stratified(_Even):
 
 
 def _dealt(count: int, world_size: int) -> Ids:
-    """How many of ``count`` things, dealt in turn, each rank has."""
+    """Number of ``count`` things, dealt in turn, that each rank has."""
     dealt: Ids = (count - 1 - np.arange(world_size, dtype=np.int64)) // world_size + 1
     return dealt

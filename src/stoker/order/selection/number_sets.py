@@ -22,7 +22,7 @@ class NumberSet(Protocol):
     """A set of numbers from 0 on."""
 
     def below(self, numbers: Ids) -> Ids:
-        """How many members are smaller than each of ``numbers`` (``>= 0``); int64 of the same shape."""
+        """Number of members that are smaller than each of ``numbers`` (``>= 0``); int64 of the same shape."""
         ...
 
     def at(self, places: Ids) -> Ids:

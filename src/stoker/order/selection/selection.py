@@ -78,7 +78,7 @@ class TableSelection(Selection, Protocol):
 
 
 def dense_starts(selection: Selection) -> Ids:
-    """Where each shard begins on the dense line, and where the last ends; int64, shape ``(shards + 1,)``."""
+    """Number of each shard's first sample on the dense line, and where the last ends; int64, shape ``(shards + 1,)``."""
     starts = np.zeros(selection.sizes.size + 1, dtype=np.int64)
     np.cumsum(selection.sizes, out=starts[1:])
     return starts

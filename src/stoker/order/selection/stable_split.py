@@ -46,7 +46,7 @@ def as_share(value: float | Fraction, name: str) -> Fraction:
 
 
 def below_share(ends: Ids, share: Fraction) -> Ids:
-    """How many of the numbers ``0 .. ends[i] - 1`` belong to ``share``; int64 of the shape of ``ends``.
+    """Number of the numbers ``0 .. ends[i] - 1`` that belong to ``share``; int64 of the shape of ``ends``.
 
     Takes a few steps for each decimal digit of the largest of ``ends``.
     """

@@ -31,7 +31,7 @@ _KEY_FACTOR: Final = 0x9FB21C651E98DF24
 
 
 def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
-    """Where blocks begin, and last where the line ends.
+    """Divide the line of shards into blocks: where each begins, and last where the line ends.
 
     A block ends at the shard border that comes nearest to ``size`` samples from its beginning. The first block of span c of
     C aims at ``size * (c + 1) / C``, so that spans cross into new shards at different times and downloads spread evenly.
@@ -76,7 +76,7 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
 
 
 def _nearest(borders: Ids, places: Ids) -> Ids:
-    """Which border is nearest to each place."""
+    """Number of the border that is nearest to each place."""
     above = np.minimum(np.searchsorted(borders, places), borders.size - 1)
     below = np.maximum(above - 1, 0)
     return np.where(borders[above] - places <= places - borders[below], above, below)

@@ -66,7 +66,7 @@ _PIECE: Final = 1 << 13
 
 
 class ShardRows(Protocol):
-    """What a line needs of a selection: some rows of each shard."""
+    """The rows of each shard that belong to a stream."""
 
     @property
     def sizes(self) -> Ids:
@@ -80,7 +80,7 @@ class ShardRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShuffleSettings:
-    """What the order of a pass depends on, beside the shards and the key.
+    """Settings that the order of a pass depends on, with the shards and the key.
 
     Attributes:
         shuffle: a name in :data:`SHUFFLES`.
@@ -131,7 +131,7 @@ class ShuffledStream:
     Args:
         table: the shards' sizes.
         settings: see :class:`ShuffleSettings`.
-        key: any integer; lines with other keys have other orders.
+        key: any integer; streams with other keys have other orders.
         selection: which rows of each shard belong; ``None`` for all.
 
     Attributes:
@@ -172,7 +172,7 @@ class ShuffledStream:
 
     def _locate_piece(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
         total = self.total
-        # Most pieces lie in one pass; as unsigned numbers, those before it are above it too.
+        # Most numbers of a call lie in one pass; as unsigned integers, those before it are above it too.
         first = int(numbers[0]) // total
         inside = numbers - first * total if first else numbers
         if int(inside.view(np.uint64).max()) < total:

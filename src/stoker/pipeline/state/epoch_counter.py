@@ -150,12 +150,12 @@ class EpochClock:
         return loaded if epoch == loaded.epoch else EpochPosition(epoch, start=loaded.start)
 
     def peek(self) -> EpochPosition:
-        """Where the next iteration would begin."""
+        """The position at which the next iteration would begin."""
         with self._locked() as shared:
             return self._point(shared, int(shared[_NEXT]))
 
     def started(self, epoch: int) -> EpochPosition:
-        """Where an epoch that has begun did begin."""
+        """The position at which an epoch that has begun did begin."""
         with self._locked() as shared:
             return self._point(shared, epoch)
 

@@ -26,7 +26,7 @@ _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_si
 
 
 class Progress:
-    """How far one iteration has got, counted by what the consumer has taken.
+    """The progress of one iteration, counted by what the consumer has taken.
 
     Args:
         point: where it began.
@@ -65,12 +65,12 @@ class Progress:
         return -(-self.samples // self.plan.batch_size)
 
     def here(self) -> EpochPosition:
-        """Where to go on from."""
+        """The position to resume from."""
         return resume_point(self.point, self.plan, self.samples)
 
 
 def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPosition:
-    """Where to go on after ``samples`` samples of this rank in a run of ``plan`` that began at ``point``."""
+    """The position to resume from after ``samples`` samples of this rank in a run of ``plan`` that began at ``point``."""
     if not samples:
         return point
     full = min(samples // plan.batch_size, plan.full_batches)
@@ -84,10 +84,10 @@ def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPositio
 
 
 def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRank) -> Run:
-    """What a reader reads from ``point`` to its epoch's end.
+    """The samples of a reader from ``point`` to the end of its epoch.
 
     Raises:
-        StateError: a state was taken there which this world can not go on from; says why.
+        StateError: a state was taken there from which this world can not resume; says why.
         ConfigError: settings that do not go together, or an epoch whose samples are all left out.
     """
     try:
@@ -97,7 +97,7 @@ def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRan
             raise
         raise StateError(
             f"the state was taken at position {point.position} of epoch {point.epoch}, from which {data_rank.world_size} "
-            f"ranks with batch_size {data_rank.batch_size} can not go on: {error}"
+            f"ranks with batch_size {data_rank.batch_size} can not resume: {error}"
         ) from error
     check_not_empty(sample_order, point, run, data_rank)
     return run
@@ -148,7 +148,7 @@ class ResumeState:
         self._resumed: tuple[EpochPosition, int] | None = None
 
     def upcoming(self) -> EpochPosition:
-        """Where the next iteration begins."""
+        """The position at which the next iteration begins."""
         return self._clock.peek()
 
     def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int]:
@@ -165,7 +165,7 @@ class ResumeState:
         return settled(self.sample_order, point, data_rank)
 
     def run(self, point: EpochPosition, data_rank: DataRank) -> Run:
-        """What this process reads from ``point`` on; see :func:`run_from`."""
+        """The samples of this process from ``point`` on; see :func:`run_from`."""
         return run_from(self.sample_order, point, data_rank)
 
     def deliver(self, point: EpochPosition, plan: Plan, begun: int) -> Progress:
@@ -194,7 +194,7 @@ class ResumeState:
             )
 
     def here(self) -> EpochPosition:
-        """Where to go on from, by what this object has delivered.
+        """The position to resume from, by what this object has delivered.
 
         Raises:
             StateError: it can not know: copies in other processes iterate, two iterations take turns, or other ranks have
@@ -203,7 +203,7 @@ class ResumeState:
         self.check_alone()
         if any((other := left()) is not None and (other.finished or other.samples != n) for left, n in self._left):
             raise StateError(
-                "two iterations over this dataset take turns, and a state is of one: go on with one of them alone, or use a "
+                "two iterations over this dataset take turns, and a state is of one: continue one of them alone, or use a "
                 "dataset object for each"
             )
         delivery = self._delivery
@@ -212,7 +212,7 @@ class ResumeState:
         return self.after_epoch(delivery.point, delivery.plan) if delivery.finished else delivery.here()
 
     def after(self, samples: int, data_rank: DataRank, *, from_beginning: bool) -> EpochPosition:
-        """Where to go on from, after ``samples`` of the current epoch or, if not ``from_beginning``, of this run of it.
+        """The position to resume from, after ``samples`` of the epoch or, if not ``from_beginning``, of this run of it.
 
         Raises:
             StateError: no run has got to where that is.
@@ -276,7 +276,7 @@ class ResumeState:
         return self.state(replace(start, position=position, partial=0), data_rank)
 
     def after_epoch(self, point: EpochPosition, plan: Plan) -> EpochPosition:
-        """Where to go on after an iteration over ``plan``, begun at ``point``, was told of its end.
+        """The position to resume from after an iteration over ``plan``, begun at ``point``, was told of its end.
 
         Raises:
             StateError: other ranks have more batches than this one.
@@ -291,7 +291,7 @@ class ResumeState:
         return point.next_epoch()
 
     def worker_state(self, worker: LoaderWorker, data_rank: DataRank) -> dict[str, Any]:
-        """What a loader that saves each worker's state apart (torchdata's) asks for, in the worker."""
+        """The state of one DataLoader worker, for a loader that saves each worker's apart (torchdata's)."""
         delivery = self._delivery
         if delivery is None:
             begun, batches = self._resumed or (self._clock.peek(), 0)
@@ -303,17 +303,17 @@ class ResumeState:
         return {**self.state(begun, data_rank), "worker": own}
 
     def load(self, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank, *, check: bool = True) -> None:
-        """Make the next iteration go on where ``state`` was taken.
+        """Make the next iteration resume where ``state`` was taken.
 
         Args:
             state: of :meth:`state`.
             worker: this process.
             data_rank: likewise.
-            check: whether the batch size is known, to see that this world can go on from there.
+            check: whether the batch size is known, to see that this world can resume there.
 
         Raises:
             StateError: it belongs to another data set, to other order settings, or to another worker, or this world can not
-                go on from there.
+                resume there.
         """
         own = state.get("worker") if isinstance(state, Mapping) else None
         if own is not None and not (
@@ -323,8 +323,8 @@ class ResumeState:
             raise StateError(f"this state's worker should have a number, a count and batches, found {own!r}")
         if own is not None and (worker.token is None or (own["number"], own["count"]) != (worker.number, worker.count)):
             raise StateError(
-                f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can go on "
-                "from. States of StreamingDataLoader fit any number of workers"
+                f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can "
+                "resume from. States of StreamingDataLoader fit any number of workers"
             )
         point, sample_order = read_state(state, self.sample_order, data_rank)
         if check:

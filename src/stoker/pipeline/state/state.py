@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 STATE_VERSION: Final = 2
 _SAME_ORDER: Final = ("fingerprint", "subset", "block_size")
-"""What decides the order of a stream's samples, of what a state says of it."""
+"""Entries of a stream in a state that decide the order of its samples."""
 _SAME_CONTENT: Final = ("content", VERSIONS)
-"""What tells, beside that, whether the samples are the same ones."""
+"""Entries that tell, in addition, whether the samples are the same ones."""
 _MOST_AWAY: Final = 256
 """Streams that were left out of which states remember how far they had got: about 150 bytes each."""
 
@@ -178,7 +178,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
             ", ".join(one["name"] for one in away[:-_MOST_AWAY]),
         )
     logger.warning(
-        "going on with other streams: epoch %d begins; %s go on where they were%s%s",
+        "resuming with other streams: epoch %d begins; %s continue where they were%s%s",
         begin,
         ", ".join(sorted(kept)) or "none",
         "".join(f", {name} begins" for name in sorted(ours["streams"].keys() - kept.keys())),
@@ -191,7 +191,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
 
 
 def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:
-    """What a state remembers of a stream that is left out, for it to go on where it was when it comes back."""
+    """The entry of a stream that is left out, from which it continues when it comes back."""
     return {"name": name, "consumed": consumed} | {
         of: about[of] for of in (*_SAME_ORDER, *_SAME_CONTENT) if about.get(of) is not None
     }
@@ -251,7 +251,7 @@ def _fields(
 
 
 def _described(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a state says of its order and streams."""
+    """The order and the streams of a state."""
     try:
         return {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -259,7 +259,7 @@ def _described(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """What differs between a state and what is at hand, a sentence each, and whether it is only streams and their weights."""
+    """Differences between a state and the order at hand, a sentence each, and whether only streams and weights differ."""
     said: list[str] = []
     their_streams, our_streams = theirs["streams"], ours["streams"]
     gone = sorted(their_streams.keys() - our_streams.keys())
@@ -302,7 +302,7 @@ def _written_anew(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def _beside_streams(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """What differs in the order that has nothing to do with which streams there are, and how much of each."""
+    """Differences in settings that have nothing to do with which streams there are, and how much of each."""
     free = {"epoch_size", "schedule", "streams"}
     if not ("batching_method" in theirs and "batching_method" in ours):
         free.add("batching_method")  # a stream alone has none

@@ -1,4 +1,4 @@
-"""How an epoch of token files is divided among ranks, and in which order each rank reads its part.
+"""Divides an epoch of token files among ranks, and orders each rank's part.
 
 Everything here follows from counts that are known before any data is read: *groups* (row groups of Parquet files, or runs
 of documents of other files) with their documents and tokens.
@@ -46,7 +46,7 @@ MOST_SKEW: Final = (1, 20)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """What is known of the groups before any of them is read.
+    """Sizes of the groups, known before any of them is read.
 
     Attributes:
         files: names of the files.
@@ -74,7 +74,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGroupRuns:
-    """What is divided.
+    """The cells that are divided among ranks.
 
     Attributes:
         bounds: first group of each cell, and the number of groups; int64, shape ``(cells + 1,)``.
@@ -112,7 +112,7 @@ def join_groups(groups: Groups, least: int) -> Ids:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadSequence:
-    """What is read one after the other in an epoch: cells in an order, cut into blocks.
+    """Cells that are read one after the other in an epoch, cut into blocks.
 
     Attributes:
         cells: numbers of the cells, in order.
@@ -242,7 +242,7 @@ class FileShares:
         return int(self.ends[index - 1]) * rows // int(self.ends[-1]) if index > 0 else 0
 
     def ended(self, done: int, rows: int) -> int:
-        """How many files' shares have ended when ``done`` of so many rows are delivered."""
+        """Number of files whose shares have ended when ``done`` of so many rows are delivered."""
         if not self.files.size or not rows:
             return 0
         # Ends times rows would not fit 64 bits.
@@ -267,7 +267,7 @@ def divide(
         cells: what is divided.
         files: names of the files. In the order of their names, file i goes to part ``i % parts``.
         parts: number of ranks.
-        granularity: what is not divided: ``"file"``; ``"row_group"``: cells, the largest first to whoever has least;
+        granularity: what is not divided: ``"file"``; ``"row_group"``: cells, the largest first to the part that has least;
             ``"row"``: nothing, all parts have equally many units. ``None``: the first of these for which there is enough
             for all, and nobody has more than :data:`MOST_SKEW` above the mean.
         step: amounts in a unit.
@@ -333,7 +333,7 @@ def _owners(
 
 
 def _loads(owners: Ids, weights: Ids, parts: int) -> Ids:
-    """What each part has."""
+    """The sum of the weights of each part."""
     loads = np.zeros(parts, dtype=np.int64)
     np.add.at(loads, owners, weights)
     return loads

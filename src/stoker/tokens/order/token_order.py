@@ -36,7 +36,7 @@ _BLOCK_BITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """What decides which unit comes when, beside the data.
+    """All settings that decide which unit comes when, apart from the data.
 
     Attributes:
         layout: how documents become rows; only its name is needed here.
@@ -187,12 +187,12 @@ class TokenSampleOrder:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where the data is, for messages."""
+        """Stream name to URL, for messages."""
         return {self.name: self._url}
 
 
 class TokenOrder:
-    """Where the units of an epoch lie.
+    """Locates the units of an epoch.
 
     Args:
         cells: what was divided.
@@ -216,7 +216,7 @@ class TokenOrder:
         return self.division.sequence(self.cells, number, self.settings.seed, self.epoch, self.settings.block_tokens)
 
     def key(self, sequence: int, block: int) -> int | None:
-        """What shuffles a block's rows; ``None`` where they stay in order."""
+        """The key that shuffles a block's rows; ``None`` where they stay in order."""
         seed = self.settings.seed
         if seed is None:
             return None
