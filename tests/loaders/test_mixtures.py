@@ -506,7 +506,7 @@ def test_a_run_goes_on_with_other_streams_where_each_was(
         for dataset in resumed:
             dataset.load_state_dict(state, change_streams=True)
     assert (
-        "epoch 3 begins; web go on where they were, notes begins; what was left of epoch 2 after position 60"
+        "epoch 3 begins; web continue where they were, notes begins; what was left of epoch 2 after position 60"
         in caplog.text
     )
     assert len(resumed[0]) > 0
@@ -590,7 +590,7 @@ def test_a_stream_that_is_left_out_and_comes_back_goes_on_where_it_was(
     web = [number for number in seen if stream_of(number) == "web"]
     assert len(web) == 300
     assert sorted(web) == list(ids_of_stream("web"))
-    assert "books, web go on where they were" in caplog.text
+    assert "books, web continue where they were" in caplog.text
     assert state is not None
     assert [one["name"] for one in state["origin"]["away"]] == ["books"]
 
@@ -621,7 +621,7 @@ def test_ids_to_skip_are_a_streams_own_whatever_streams_come_before_it(
     # The same samples, now that 81 others come before them.
     changed = mixture(data, weights, subset=SkipIds([84, 386]))
     changed.load_state_dict(stopped.state_dict(), change_streams=True)
-    assert "books, web go on where they were, notes begins" in caplog.text
+    assert "books, web continue where they were, notes begins" in caplog.text
     seen.update(flat(read(changed)))
     assert seen == Counter(set(EVERYTHING) - {3, 1005})
 

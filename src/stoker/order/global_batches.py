@@ -136,19 +136,7 @@ class BatchPlan:
         return whole
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches, or those of one of its loader workers, several at a time.
-
-        Worker w of W takes batches ``w, w + W, ...``, which is the order in which torch's DataLoader asks its workers.
-
-        Args:
-            samples: about how many samples to put together.
-            worker: number of the loader worker, in ``[0, workers)``.
-            workers: number of loader workers.
-            skip: batches of this worker to leave out at the beginning.
-
-        Yields:
-            Lists of position arrays, an array a batch.
-        """
+        """This rank's batches, several at a time; see :meth:`stoker.order.protocols.Plan.chunks`."""
         together = max(1, samples // self.batch_size)
         full = self.full_batches
         for first in range(worker + skip * workers, full, together * workers):

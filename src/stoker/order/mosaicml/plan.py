@@ -184,18 +184,9 @@ class MosaicmlPlan:
     # -- samples ---------------------------------------------------------------------------------------------------
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches, or those of one of its loader workers, several at a time.
+        """This rank's batches as sample ids, several at a time; see :meth:`stoker.order.protocols.Plan.chunks`.
 
-        Worker w of W takes batches ``w, w + W, ...``; which samples a batch has does not depend on W.
-
-        Args:
-            samples: about how many samples to put together.
-            worker: number of the loader worker, in ``[0, workers)``.
-            workers: number of loader workers.
-            skip: batches of this worker to leave out at the beginning.
-
-        Yields:
-            Lists of arrays of sample ids, an array a batch.
+        Which samples a batch has does not depend on ``workers``.
         """
         batches = range(worker + skip * workers, len(self), workers)
         if not batches:

@@ -140,7 +140,7 @@ class PartPlan:
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
         """This rank's batches, or those of one of its loader workers, as places, several at a time.
 
-        Arguments and order are those of :meth:`stoker.order.global_batches.BatchPlan.chunks`.
+        Arguments and order are those of :meth:`stoker.order.protocols.Plan.chunks`.
         """
         together = max(1, samples // self.batch_size)
         full = self.full_batches
@@ -249,7 +249,7 @@ class DealtPlan:
         return self.plan.position_at(samples)
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches as places; see :meth:`stoker.order.global_batches.BatchPlan.chunks`."""
+        """This rank's batches as places; see :meth:`stoker.order.protocols.Plan.chunks`."""
         for batches in self.plan.chunks(samples, worker, workers, skip):
             places = self.rounds.to_places(np.concatenate(batches))
             yield np.split(places, np.cumsum([batch.size for batch in batches])[:-1])
