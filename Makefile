@@ -1,4 +1,5 @@
 # make demo   the main job on real text, in about a minute
+# make check  lint, types, layers and the fast tests, in less than two minutes on two processors: for each change
 # make test   lint, types, layers and all tests
 # make lint   lint, types and layers
 # make format format the code and sort imports
@@ -43,6 +44,18 @@ unit-compute:
 
 unit-rest:
 	$(BIN)/python -m pytest $(COMPUTE:%=--ignore=%)
+
+# Of each test file as many tests as a second has room for, the quick ones of the markers.
+FAST := -m "not processes and not s3 and not slow" --budget 1 -r fE
+
+check: $(STAMP)
+	$(MAKE) --jobs=2 --output-sync=target lint check-compute check-rest
+
+check-compute:
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(COMPUTE)
+
+check-rest:
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(COMPUTE:%=--ignore=%)
 
 peer: $(STAMP)
 	$(BIN)/python benchmarks/setup_peers.py mosaic

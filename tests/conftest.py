@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,37 @@ _FOREIGN = ("AWS_", "S3_ENDPOINT", "GOOGLE_", "AZURE_", "GCE_METADATA")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--histories 3000``: more random histories of runs that stop and go on."""
+    """``--histories 3000``: more random histories of runs that stop and go on. ``--budget 1``: ``make check``."""
     parser.addoption("--histories", type=int, default=300, help="random histories in tests/order/test_histories.py")
+    parser.addoption("--budget", type=float, help="seconds of each test file, after which its other tests are skipped")
+
+
+_taken: dict[str, float] = {}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With a budget, a property is tried on few examples."""
+    if config.getoption("--budget") is not None:
+        settings.register_profile("quick", deadline=None, max_examples=10)
+        settings.load_profile("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Add up what the tests of each file take."""
+    began = time.monotonic()
+    try:
+        return (yield)
+    finally:
+        _taken[item.location[0]] = _taken.get(item.location[0], 0.0) + time.monotonic() - began
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests of a file whose budget is used up."""
+    budget = item.config.getoption("--budget")
+    if budget is not None and _taken.get(item.location[0], 0.0) > budget:
+        pytest.skip("the budget of its file is used up")
 
 
 @pytest.fixture(autouse=True)

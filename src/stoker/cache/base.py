@@ -1,4 +1,4 @@
-"""What every cache is to those who read shards: it opens those that are at hand, and fetches and checks the others."""
+"""The base of caches, from which shards are read: it opens those that are present, and fetches and checks the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS: Final = 2
 
 CacheKind: TypeAlias = Literal["disk", "memory"]
-"""Where shards of a remote are: in files that all processes of a node share, or held by each that reads them."""
+"""Storage of a remote's shards: files that all processes of a node share, or memory of each process that reads them."""
 IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
 """How a cache treats a new file that exceeds its limit. ``"exceed"``: remove files that are not in use; where that is not
 enough, exceed the limit. ``"evict"``: remove files that are not in use; where that is not enough, do not fetch the file.
@@ -129,7 +129,7 @@ class ShardCache(ABC):
 
         Args:
             info: the shard.
-            wait: wait for whoever else is fetching it. Otherwise ``False`` is returned in that case.
+            wait: wait for another process or thread that is fetching it. Otherwise ``False`` is returned in that case.
             if_full: what to do where the cache has a limit and no room; see :data:`IfFull`. ``False`` is returned where the
                 file was not fetched for it.
 

@@ -86,7 +86,7 @@ class CacheDirectory:
         except OSError:
             return
         with contextlib.suppress(OSError):
-            # Whoever has it locked exclusively removes it.
+            # A process that has it locked exclusively removes it.
             if try_lock(descriptor, fcntl.LOCK_SH) and os.path.samestat(os.stat(self._note), os.fstat(descriptor)):
                 self._held = descriptor
                 return

@@ -5,7 +5,7 @@ A shard's file is in the cache by rename, whole and verified, or it is not there
 * ``<root>/.stoker/<name>.part`` is a download under way. Who downloads holds an exclusive ``flock`` on it; the kernel
   drops that with the process, so a killed download is taken over, or swept away by the next process that opens the cache.
 * ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`stoker.cache.quota`.
-* ``<root>/<basename>`` is a shard file. Whoever has it mapped holds a lock that stands for it, see
+* ``<root>/<basename>`` is a shard file. A process that has it mapped holds a lock that stands for it, see
   :mod:`stoker.cache.in_use`; eviction passes over files in use. A file that is unlinked while mapped stays readable to
   those who mapped it.
 

@@ -1,4 +1,4 @@
-"""Which files of a cache are in use, told to other processes by locks that cost no descriptor for each file.
+"""Locks that tell other processes which files of a cache are in use, without a descriptor for each file.
 
 A cache has one file ``.stoker/in_use``, of no bytes. A process that has files of the cache mapped holds it open once, with
 a shared lock on one byte for each of them, whose place is a hash of the file's name. The kernel drops the locks with the
@@ -30,7 +30,7 @@ _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @dataclass(slots=True)
 class _Held:
-    """What this process has in use of one cache: its descriptor, and how many maps there are for each byte."""
+    """The files of one cache that this process uses: the descriptor of the locks, and the number of maps for each byte."""
 
     descriptor: int
     maps: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which kind of cache a dataset has."""
+"""Opens the kind of cache that the settings of a dataset ask for."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ORIGIN_NAME: Final = CACHE_MARK
 
 @dataclass(frozen=True, slots=True)
 class CacheOrigin:
-    """Where files of a cache come from.
+    """The dataset that the files of a cache are copies of.
 
     Attributes:
         url: URL of the dataset, or the real path of its directory.
@@ -53,7 +53,7 @@ class CacheOrigin:
 
 
 def read_origin(private: Path) -> CacheOrigin | None:
-    """What a cache's note says; ``None`` where there is none.
+    """Read a cache's note; ``None`` where there is none.
 
     Args:
         private: the cache's directory ``.stoker``.
@@ -104,7 +104,7 @@ def write_origin(private: Path, origin: CacheOrigin) -> None:
 def remove_origin_part(path: Path) -> bool:
     """Remove a file in which a note was made, if it is a second name of the note; whether it was one.
 
-    A process that was killed leaves it so. Whoever uses the cache has the note locked, and with it this name of it.
+    A process that was killed leaves it so. Processes that use the cache have the note locked, and with it this name of it.
     """
     note = path.parent / ORIGIN_NAME
     with contextlib.suppress(OSError):

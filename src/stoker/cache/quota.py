@@ -43,7 +43,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 PART = ".part"
-"""What the name of a file that is being made ends with."""
+"""The end of the name of a file that is being made."""
 
 _PART_NAME = re.compile(r"(?P<name>.+?)(?:\.[0-9a-f]{16})?" + re.escape(PART))
 # A directory holds the shard that is read and the one that comes next.

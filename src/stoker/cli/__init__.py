@@ -94,7 +94,7 @@ def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Na
 
 
 def _told(error: StokerError, parser: argparse.ArgumentParser, name: str | None, given: Sequence[str]) -> str:
-    """What the command line says of an error: its message, and options for the arguments that it names."""
+    """An error as the command line prints it: its message, and the options for the arguments that it names."""
     from stoker.cli.arguments import with_options
 
     module = sys.modules.get(f"stoker.cli.{name}")

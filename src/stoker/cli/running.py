@@ -1,4 +1,4 @@
-"""What all long commands share: exit codes, ``--json``, a bar with rate and time left, and what Ctrl-C says.
+"""Parts that all long commands share: exit codes, ``--json``, a bar with rate and time left, the message after Ctrl-C.
 
 A command's ``run(chosen)`` returns its exit code, or ``None`` for 0. It calls the library and prints what that returned;
 errors and Ctrl-C are told by :func:`stoker.cli.main`, so that they look alike everywhere.
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """What a command ends with, so that scripts can tell."""
+    """The exit code of a command."""
 
     FINE = 0
     FAILED = 1
@@ -66,7 +66,7 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
 
 
 def storage_options(chosen: argparse.Namespace) -> dict[str, str] | None:
-    """What ``--storage-option`` gave, for ``storage_options=``."""
+    """The values of ``--storage-option``, for ``storage_options=``."""
     return dict(chosen.storage_option) or None
 
 
@@ -86,7 +86,7 @@ def add_format(
 
 
 def format_options(chosen: argparse.Namespace) -> dict[str, Any] | None:
-    """What ``--format-option`` gave, for ``format_options=``."""
+    """The values of ``--format-option``, for ``format_options=``."""
     return dict(chosen.format_option) or None
 
 
@@ -103,7 +103,7 @@ def bar(chosen: argparse.Namespace, title: str, total: float | None = None, unit
 
 @contextlib.contextmanager
 def on_interrupt(said: str) -> Iterator[None]:
-    """What to say where Ctrl-C ends what is inside: in what state things are, and how to go on."""
+    """Set the message for a Ctrl-C that ends the block: the state of the work, and how to continue."""
     try:
         yield
     except KeyboardInterrupt:

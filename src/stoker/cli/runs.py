@@ -1,4 +1,4 @@
-"""What the loader would read for given arguments, found from the dataset's index alone."""
+"""The order that the loader would read for given arguments, from the dataset's index alone."""
 
 from __future__ import annotations
 

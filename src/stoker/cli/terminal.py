@@ -1,4 +1,4 @@
-"""What commands print, with escapes for all that could move a terminal: names in a dataset are its author's."""
+"""Output of commands, with escapes for all that could move a terminal: names in a dataset are its author's."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class JoinedIndex:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What the parts' indexes say beyond shards: lists put one behind the other, else what the last one says."""
+        """The parts' entries beyond shards: lists are concatenated, of other values the last one holds."""
         joined: dict[str, Any] = {}
         for part in self.parts:
             for name, value in part.extra.items():

@@ -89,7 +89,7 @@ def find_shards(listing: Iterable[ObjectInfo]) -> dict[tuple[str, int, str], Sha
 def read_shards(
     store: Store, shards: Iterable[ShardFiles], *, hashes: bool = True
 ) -> Iterator[ShardInfo | FormatError]:
-    """What each shard's own header says of it, verified against its size and structure; an error for a torn one.
+    """Read each shard's own header, verified against its size and structure; an error for a torn one.
 
     Only headers are fetched, unless a shard is compressed or its header asks for hashes, and ``hashes`` allows them.
     """
@@ -105,7 +105,7 @@ def _try_read(store: Store, shard: ShardFiles, hashes: bool) -> ShardInfo | Form
 
 
 def read_shard(store: Store, shard: ShardFiles, hashes: bool = True) -> ShardInfo:
-    """What a shard's own header says of it; see :func:`read_shards`.
+    """Read a shard's own header; see :func:`read_shards`.
 
     Raises:
         FormatError: it is torn.

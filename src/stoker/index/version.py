@@ -1,4 +1,4 @@
-"""Which version of a dataset was opened, and whether what is fetched later still belongs to it.
+"""The version of a dataset that was opened, and checks that files fetched later belong to it.
 
 A dataset may be written anew in place, with the same names, counts and sizes. Where the index has hashes, they tell a shard
 of another version. Where it has none, the index and the shard are looked at again before a shard is believed: a writer
@@ -44,7 +44,7 @@ _SELDOM: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class IndexVersion:
-    """What tells one version of a dataset from another that has shards of the same names and sizes.
+    """The identity of a version, which differs between versions whose shards have the same names and sizes.
 
     Attributes:
         digest: of the index's bytes.

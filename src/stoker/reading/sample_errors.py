@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SampleLocation:
-    """Where a sample comes from; attributes are those of :class:`~stoker.errors.SampleError`."""
+    """The origin of a sample; attributes are those of :class:`~stoker.errors.SampleError`."""
 
     url: str | None
     shard: int | None
@@ -44,13 +44,13 @@ class SampleLocation:
 
 
 def location_of(pool: ShardPool, shard: int, row: int) -> SampleLocation:
-    """Where the sample in a row of a shard lies."""
+    """The location of the sample in a row of a shard."""
     url = pool.cache_of(shard).describe(pool.index.shards[shard])
     return SampleLocation(url, shard, row, int(pool.index.sizes[:shard].sum()) + row)
 
 
 def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleLocation:
-    """Where the n-th of the samples at ``(shards[i], rows[i])`` lies."""
+    """The location of the n-th of the samples at ``(shards[i], rows[i])``."""
     return location_of(pool, int(shards[number]), int(rows[number]))
 
 
@@ -58,7 +58,7 @@ def location_at(pool: ShardPool, shards: Ids, rows: Ids, number: int) -> SampleL
 def apply_transform(
     transform: Transform, samples: Iterator[Sample], remaining: Iterator[Any], origin: Callable[[int], SampleLocation]
 ) -> Iterator[Any]:
-    """What a transform makes of samples, each when it is asked for.
+    """Samples as a transform makes them, each when it is asked for.
 
     Args:
         transform: the caller's.
@@ -110,7 +110,7 @@ def transform_error(what: str, origin: SampleLocation) -> TransformError:
 def decode_error(
     pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | None, error: Exception
 ) -> tuple[Exception, BaseException | None]:
-    """What to raise where reading samples raised ``error``, and its cause.
+    """The error to raise where reading samples raised ``error``, and its cause.
 
     Rows are read again one by one, in order, until one fails, and that column by column. Errors that are not of data
     (storage, missing packages), and those that do not come again, are returned as they are.

@@ -140,7 +140,7 @@ def _alike(readers: Sequence[ShardReader]) -> bool:
 
 
 def _kinds(readers: Sequence[ShardReader], which: Ids) -> Iterator[tuple[Ids, list[ShardReader], Ids]]:
-    """Where shards of different schemas or formats are under one index: places, readers and numbers of each kind."""
+    """Shards of different schemas or formats under one index: places, readers and numbers of each kind."""
     groups: dict[object, list[int]] = {}
     for place, reader in enumerate(readers):
         groups.setdefault(reader.layout, []).append(place)

@@ -229,7 +229,7 @@ class ShardPool:
             assert loaded is not None
             reader = self._keep(shard, *loaded, demanded=True)
         except BaseException as error:
-            self._arrived(shard, mine)  # whoever asks from now on tries anew
+            self._arrived(shard, mine)  # the next reader tries anew
             mine.set_exception(error)
             raise
         self._arrived(shard, mine)

@@ -1,4 +1,4 @@
-"""What a checkpoint's files hold: random bytes by address, so that none are alike and all can be compared when read back."""
+"""The content of a checkpoint's files: random bytes by address, all different, which can be compared when read back."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Found = tuple[str, bool, str]
 
 
 def checkpoint_findings(result: Mapping[str, Any], workload: Workload) -> Iterator[Found]:
-    """What the rules find; nothing where no checkpoints were asked for."""
+    """The findings of the rules; none where no checkpoints were asked for."""
     found = result["checkpoint"]
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""Which rank saves what: a model's state as files of so many bytes, by the formulas of DLIO's ``base_checkpointing.py``.
+"""The files that each rank saves: a model's state in bytes, by the formulas of DLIO's ``base_checkpointing.py``.
 
 The formulas and the differences from DLIO are in docs/bench/checkpoint_layout.md. Model states are spread over tensor and
 pipeline parallelism, with ZeRO stage 3 over data parallelism too; optimizer states over data parallelism with any ZeRO stage

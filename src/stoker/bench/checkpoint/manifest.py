@@ -1,4 +1,4 @@
-"""What makes a checkpoint one: its manifest, which is written when all ranks have saved their part, and removed first."""
+"""The manifest of a checkpoint, written when all ranks have saved their part, and removed first."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Manifest:
     files: tuple[SavedFile, ...]
 
     def of_rank(self, rank: int) -> list[SavedFile]:
-        """What a rank wrote."""
+        """The files that a rank wrote."""
         return [file for file in self.files if file.rank == rank]
 
 

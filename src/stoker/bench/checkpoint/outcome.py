@@ -1,4 +1,4 @@
-"""What a run's checkpoints come to: of all ranks' records, for ``results.json`` and in DLIO's words."""
+"""The results of a run's checkpoints, from all ranks' records: for ``results.json``, and in DLIO's words."""
 
 from __future__ import annotations
 

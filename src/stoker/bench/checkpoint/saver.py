@@ -27,7 +27,7 @@ _NAP: Final = 0.05
 
 
 def open_place(plan: RunPlan, *, retry: RetryPolicy | None = None) -> Store:
-    """Where a run's checkpoints are."""
+    """Open the store of a run's checkpoints."""
     settings, storage = plan.workload.checkpoint, plan.workload.storage
     place = settings.url or f"{plan.url.rstrip('/')}/checkpoints"
     options = None if is_local(place) else settings.options or storage.options or None
@@ -35,7 +35,7 @@ def open_place(plan: RunPlan, *, retry: RetryPolicy | None = None) -> Store:
 
 
 class Saver:
-    """What a rank saves and loads.
+    """Saves and loads a rank's part of each checkpoint.
 
     Args:
         plan: the run.
@@ -74,7 +74,7 @@ class Saver:
         record["checkpoint_leftovers"] = self._leftovers() if world.rank == 0 else None
 
     def _leftovers(self) -> dict[str, Any]:
-        """What runs before this one have left, which is not ours to remove: another run may be saving it now."""
+        """Unfinished checkpoints of other runs. They stay: another run may be saving one now."""
         found = manifests.unfinished(self._store)
         return {
             "checkpoints": len(found),
@@ -287,7 +287,7 @@ class Saver:
 
 
 def source_rank(shift: int | str, world: World) -> int:
-    """Whose part a rank loads: that of the rank ``shift`` further on; of ``"host"``, of the next host's."""
+    """The rank whose part this one loads: the one ``shift`` further on; of ``"host"``, of the next host's."""
     by = world.local_world_size if shift == "host" else int(shift)
     return (world.rank + by) % world.world_size
 

@@ -1,4 +1,4 @@
-"""What a storage client is: whole files or objects by key, as the loader ``torch`` reads them."""
+"""The base of storage clients, which read whole files or objects for the loader ``torch``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stoker.storage import is_local
 __all__ = ["Client", "ClientLocation", "Data"]
 
 Data: TypeAlias = bytes | memoryview | mmap
-"""What a client reads."""
+"""The bytes of a file or object."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLocation:
-    """Where a client reads.
+    """The location that a client reads.
 
     Attributes:
         url: a directory, or ``s3://bucket/prefix`` and the like.

@@ -16,7 +16,7 @@ from stoker.storage.files import map_file, open_regular, read_regular
 __all__ = ["Buffered", "Direct", "Mapped"]
 
 _ALIGNED: Final = 4096
-"""What O_DIRECT needs of places, sizes and memory: no device of today wants more."""
+"""Alignment of offsets, sizes and memory for O_DIRECT: no device of today needs more."""
 _PIECE: Final = 1 << 30
 
 

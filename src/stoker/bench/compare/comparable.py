@@ -20,11 +20,11 @@ _SAME: Final = (
 )
 """Settings that make a workload what it is. Others, such as the loader, are what is compared."""
 _SAME_CHECKPOINTS: Final = ("model", "checkpoint.fsync", "checkpoint.ranks")
-"""Where checkpoints were saved or loaded, these, too."""
+"""Settings that are compared, too, where checkpoints were saved or loaded."""
 
 
 def apart(a: Sequence[RunFiles], b: Sequence[RunFiles], force: bool) -> list[str]:
-    """What differs of the workloads, in sentences.
+    """The differences of the workloads, in sentences.
 
     Raises:
         ConfigError: something does, and ``force`` was not given.
@@ -47,7 +47,7 @@ def apart(a: Sequence[RunFiles], b: Sequence[RunFiles], force: bool) -> list[str
 
 
 def warnings(runs: Sequence[RunFiles], force: bool) -> list[str]:
-    """Which runs did not end, or broke a rule, in sentences.
+    """The runs that did not end, or broke a rule, in sentences.
 
     Raises:
         ConfigError: one did not end, and ``force`` was not given.

@@ -1,4 +1,4 @@
-"""What changed from some runs to others, beyond what they scatter by themselves."""
+"""The changes from some runs to others that are larger than the scatter between runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.errors import ConfigError
 __all__ = ["METRICS", "Change", "Comparison", "Level", "ComparedMetric", "compare_runs"]
 
 Level = Literal["repeats", "epochs", "blocks", "none"]
-"""What counts as one value: a repetition of the training, an epoch, a block; ``none``: there are too few of any."""
+"""The unit that counts as one value: a repetition of the training, an epoch, a block; ``none``: there are too few of any."""
 
 _ENOUGH: Final = 3
 """Values on each side, at least: with two, only differences of many times the scatter could be told from it."""
@@ -105,7 +105,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed.
+    """The comparison of two sides.
 
     Attributes:
         names: of the runs on each side.

@@ -1,4 +1,4 @@
-"""What a loader under test is: any iterable of batches, opened for one rank, that says what it did."""
+"""The protocol of a loader under test: an iterable of batches, opened for one rank, that reports what it did."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoadedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoaderJob:
-    """What a rank is to read.
+    """The task of a loader: what one rank is to read.
 
     Attributes:
         workload: all settings.
@@ -52,7 +52,7 @@ class LoaderJob:
 
     @property
     def place(self) -> str:
-        """Where the split's files are."""
+        """The directory or URL of the split's files."""
         return f"{self.url.rstrip('/')}/{self.split}"
 
     @property
@@ -74,7 +74,7 @@ class LoaderJob:
 
 @dataclass(frozen=True, slots=True)
 class LoaderReport:
-    """What a loader really does, for the result: what is not said here did not happen.
+    """A loader's account of what it did, for the result: what is not in it did not happen.
 
     Attributes:
         decoded: what became of the bytes: ``"arrays"``, ``"bytes"`` (nothing was decoded), or ``"none"`` (nothing was read).
@@ -103,7 +103,7 @@ class OpenLoader(Protocol):
         """Let go of files and of data that was read, so that the next epoch reads anew; called between epochs."""
 
     def report(self) -> LoaderReport:
-        """What was done so far."""
+        """The account of what was done so far."""
 
     def close(self) -> None:
         """Stop all that runs, and let go of everything."""

@@ -22,7 +22,7 @@ _DONE: Final = "index.json"
 
 
 def _folder(url: str, split: Split) -> Path:
-    """Where the chunks of a split are: beside the generated files."""
+    """The folder of a split's chunks, next to the generated files."""
     found = is_local(url)
     if found is None:
         raise ConfigError(f"the loader litdata converts and reads directories here, not {url}")

@@ -85,7 +85,7 @@ def array_of(data: bytes, dataset: DatasetSettings, column: str) -> Array:
 
 
 def _set_rank_variables(job: LoaderJob) -> None:
-    """What torchrun sets, where it has not: packages read there which rank this process is.
+    """Set the variables that torchrun sets: packages read there which rank this process is.
 
     A rank is a process of its own, so this is seen by the loader and its workers alone.
     """

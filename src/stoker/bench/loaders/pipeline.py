@@ -97,7 +97,7 @@ class StokerLoader(RankLoader):
         return dataset.format, partial(_resize, size=size) if size else None
 
     def _axis(self) -> dict[str, Any] | None:
-        """What says that files of several samples have them along the last axis, where the first file has."""
+        """Format options for files whose samples lie along the last axis, as those of the first file do."""
         dataset = self.job.workload.dataset
         if self._format not in _ALONE or dataset.samples_per_file == 1:
             return None

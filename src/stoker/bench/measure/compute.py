@@ -1,4 +1,4 @@
-"""What an accelerator does with a batch: a clock that runs for the step's time, or real steps of a model in torch."""
+"""The accelerator's step: a clock that runs for the step's time, or a real step of a model in torch."""
 
 from __future__ import annotations
 

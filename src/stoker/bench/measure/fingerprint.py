@@ -1,4 +1,4 @@
-"""What a batch holds, in a few digits: to tell whether two ranks were given the same data."""
+"""A fingerprint of a batch, to tell whether two ranks were given the same data."""
 
 from __future__ import annotations
 

@@ -172,5 +172,5 @@ def await_listing(workload: Workload, url: str) -> float:
 
 
 def _place(workload: Workload, url: str) -> str:
-    """Where the generator is to begin: with files of evaluation, it makes both folders itself."""
+    """The root for the generator: with files of evaluation, it makes both folders itself."""
     return url if workload.dataset.files_eval else f"{url.rstrip('/')}/train"

@@ -66,7 +66,7 @@ def window(block: StepBlock, exclude_start: int, exclude_end: int) -> slice:
 
 
 def block_metrics(steps: Steps, block: StepBlock, exclude_start: int, exclude_end: int) -> BlockMetrics:
-    """What a block comes to."""
+    """Compute the metrics of a block."""
     all_ = slice(block.first, block.last)
     kept = window(block, exclude_start, exclude_end)
     asked, arrived, begun, ended = (getattr(steps, name) for name in ("asked", "arrived", "begun", "ended"))

@@ -22,7 +22,7 @@ _MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What came of it.
+    """The result of :func:`drop`.
 
     Attributes:
         files: how many there are.

@@ -44,7 +44,7 @@ class RankSteps:
 
 
 def steps_path(results: Path, rank: int, kind: str, repeat: int, epoch: int) -> Path:
-    """Where a rank's steps of an epoch are."""
+    """The file of a rank's steps of an epoch."""
     return results / "steps" / f"rank{rank:05d}-{kind}-{repeat}-{epoch}.npz"
 
 

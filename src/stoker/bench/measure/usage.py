@@ -1,4 +1,4 @@
-"""What a rank's processes use: processor time, memory, and bytes that they read, as Linux counts them."""
+"""The resources that a rank's processes use: processor time, memory, and bytes read, as Linux counts them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Usage:
     read: int | None
 
     def since(self, before: Usage) -> dict[str, float | int | None]:
-        """What was used from ``before`` to now, for JSON."""
+        """The resources used from ``before`` to now, for JSON."""
 
         def more(now: int | None, then: int | None) -> int | None:
             return None if now is None or then is None else max(0, now - then)

@@ -1,4 +1,4 @@
-"""What is left to do where the process that would do it is gone: writing results, and clearing what never counted."""
+"""The end of a run whose leader is gone: the ranks that are left write the results and remove unfinished checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ranks meet without MPI: one of them, or the process that started them, listens on TCP; the others hold a connection.
+"""The server at which ranks meet without MPI: rank 0, or the process that started them, listens on TCP; the others connect.
 
 A connection that ends without a goodbye is a rank that died. All others are told at once, those that wait and those that
 work, so that nothing waits for what will never come. :mod:`stoker.bench.ranks.control_client` is a rank's side of it.
@@ -19,7 +19,7 @@ __all__ = ["Server"]
 
 
 class Server:
-    """Where ranks meet.
+    """The server at which ranks meet.
 
     Args:
         world_size: how many there are.

@@ -116,7 +116,7 @@ class LocalRanks:
 
 
 def _told(code: int | None) -> str | None:
-    """What a process's exit code says."""
+    """The meaning of a process's exit code; ``None`` while it runs."""
     if not code:
         return None if code is None else ""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -1,4 +1,4 @@
-"""What every rank of a run is told: a file that is also the record of how the run was started."""
+"""The plan of a run, which every rank is given as a file; it also records how the run was started."""
 
 from __future__ import annotations
 

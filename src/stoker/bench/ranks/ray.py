@@ -33,7 +33,7 @@ _END_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a rank leaves.
+    """The files and the error that a rank leaves.
 
     Attributes:
         error: why it failed; empty if it did not.

@@ -1,4 +1,4 @@
-"""Who the ranks are: of torchrun, Slurm, Open MPI or another MPI where one of them started this, else local processes."""
+"""The ranks of a run: those of torchrun, Slurm or an MPI where one of them started this, else local processes."""
 
 from __future__ import annotations
 

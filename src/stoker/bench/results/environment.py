@@ -1,4 +1,4 @@
-"""What a result depends on beside its settings: the machine, the system, versions."""
+"""The environment of a run: the machine, the system, versions."""
 
 from __future__ import annotations
 

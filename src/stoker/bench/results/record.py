@@ -1,4 +1,4 @@
-"""What a rank writes down: its record, and the steps of each epoch. Whole or not at all, and kept whatever happens next."""
+"""The files of a rank: its record, and the steps of each epoch. Each is written whole or not at all."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _over(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What the copy in memory gave, and how much of the stall is therefore the storage's."""
+    """The result with the data in memory, and the part of the stall that is therefore the storage's."""
     parts = [record["calibration"] for record in records if record["calibration"] is not None]
     if not parts:
         return None

@@ -1,4 +1,4 @@
-"""What makes a result say what it seems to say. A rule that is broken marks the run as invalid, with the reason."""
+"""The rules of a valid result. A rule that is broken marks the run as invalid, with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARGIN: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found.
+    """The finding of a rule.
 
     Attributes:
         rule: its name.
@@ -45,7 +45,7 @@ Rule = Callable[[Mapping[str, Any], Workload], Iterator[Finding]]
 
 
 def judge(result: Mapping[str, Any], workload: Workload) -> list[Finding]:
-    """What all rules find, broken ones first."""
+    """The findings of all rules, broken ones first."""
     found = [finding for rule in _RULES for finding in rule(result, workload)]
     return sorted(found, key=lambda finding: not finding.invalid)
 

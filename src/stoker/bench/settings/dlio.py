@@ -39,7 +39,7 @@ _DEFAULTS: Final = (
     ("checkpoint.fsync", "checkpoint.fsync", False),
     ("", "checkpoint.ranks", "zero"),
 )
-"""Where DLIO's defaults are not ours."""
+"""DLIO's key, our setting, and DLIO's default where ours is another."""
 
 
 def is_dlio(tree: Node) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["KEYS", "Key", "markdown_table"]
+__all__ = ["KEYS", "Key"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +227,3 @@ KEYS: Final[dict[str, Key]] = {
     "metric.au": Key("metric.au"),
 }
 """DLIO's dotted path to what it is here."""
-
-
-def markdown_table() -> str:
-    """:data:`KEYS` as the table of docs/bench/dlio_keys.md."""
-    rows = ["| DLIO's key | here | |", "|---|---|---|"]
-    for name, key in KEYS.items():
-        ours = f"`{key.ours}`" if key.ours else ("ignored by DLIO, too" if key.ignored else "has no effect")
-        rows.append(f"| `{name}` | {ours} | {key.said} |")
-    return "\n".join(rows)

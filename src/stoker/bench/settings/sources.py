@@ -1,4 +1,4 @@
-"""Where a workload's settings come from, and which holds: arguments over the file over the environment over .env.
+"""The sources of a workload's settings, and their precedence: arguments, the file, the environment, .env.
 
 Variables are named ``STOKER_BENCH_SECTION__KEY``, such as ``STOKER_BENCH_READER__BATCH_SIZE=4``. One that means nothing is an
 error, not a setting that silently has no effect.

@@ -17,7 +17,6 @@ from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, Mod
 from stoker.errors import ConfigError
 
 __all__ = [
-    "STAGES",
     "WIDTHS",
     "CheckpointSettings",
     "ColumnSpec",
@@ -35,13 +34,12 @@ __all__ = [
 ]
 
 Stage = Literal["generate", "train", "evaluate", "checkpoint"]
-STAGES: tuple[Stage, ...] = ("generate", "train", "evaluate", "checkpoint")
-"""In the order in which they run. ``evaluate`` runs between epochs of ``train``."""
+"""The stages, in the order in which they run. ``evaluate`` runs between epochs of ``train``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What an accelerator does with a batch."""
+    """The work of an accelerator on a batch."""
 
     kind: Literal["simulated", "torch"] = setting(
         "simulated", "simulated: a clock; torch: forward and backward steps of a model"
@@ -86,7 +84,7 @@ class ReaderSettings:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where the data is."""
+    """The location of the data, and how it is read."""
 
     url: str | None = setting(None, "a directory or URL; training files are below train/, others below valid/")
     cache: Literal["drop", "keep"] = setting(
@@ -134,7 +132,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class MetricSettings:
-    """What counts."""
+    """The steps that count, and the utilization to reach."""
 
     au: float = setting(0.9, "least accelerator utilization, 0 to 1, for the result to be a pass")
     exclude_start: int = setting(1, "steps at a block's begin that do not count: warm-up")

@@ -22,7 +22,7 @@ MEMORIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the rules demand.
+    """The data set that the rules demand.
 
     Attributes:
         accelerators, hosts: for which.
@@ -53,7 +53,7 @@ class Demand:
 
 
 def demanded(workload: Workload, accelerators: int, hosts: int, host_memory_bytes: int) -> Demand:
-    """What the rules demand of a workload's data set.
+    """Compute the data set that the rules demand of a workload.
 
     Args:
         workload: of which the batch size, the size of a sample and the samples of a file count.

@@ -21,7 +21,7 @@ CONFIDENCE: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """Where the search ended.
+    """The end of the search.
 
     Attributes:
         fed: the most accelerators that are fed; 0 if the fewest are too many.

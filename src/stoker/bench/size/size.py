@@ -31,7 +31,7 @@ Limit = Literal["storage", "host", "unknown", "asked", "data set", "cluster"]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What runs with so many accelerators gave.
+    """The result of all runs with one number of accelerators.
 
     Attributes:
         accelerators: how many.

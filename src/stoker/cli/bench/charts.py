@@ -321,7 +321,7 @@ def _mean(run: RunFiles, name: str) -> float | None:
 
 
 def _above(value: float) -> float:
-    """Where an axis ends on which the largest value is this."""
+    """The end of an axis whose largest value is this."""
     return min(1.12 * value, 1e300) or 1.0
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a run, and what to do about it."""
+"""Warnings about a simulated run, each with its remedy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["COLOURS", "SHARED", "map_url", "node_colour", "shard_map"]
 COLOURS = ("#3b82c4", "#d9822b", "#2a9d76", "#b5539c", "#c2a012", "#7a6bd1", "#cc4f4f", "#6a8f2f")
 """Of nodes, told apart by most eyes on light and dark grounds; they begin again after the last."""
 SHARED = "#8a8f98"
-"""Where several nodes have the same shards."""
+"""The colour of shards that several nodes have."""
 
 _MOST_ROWS = 240
 _MOST_COLUMNS = 1000
@@ -28,7 +28,7 @@ def node_colour(node: int) -> str:
 
 
 def shard_map(report: Report) -> NDArray[np.uint8]:
-    """Which node has which shard in use when.
+    """The map of the shards that each node has in use at each step.
 
     Returns:
         uint8, shape ``(rows, columns)``. Rows are shards, several in a row where there are many, those of a node together

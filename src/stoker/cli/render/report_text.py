@@ -19,7 +19,7 @@ NODE_LEGEND = (
     "fetched: bytes through its link; shared: shards that another node fetches too; cache: bytes that it must hold to fetch "
     "each shard once; evicted: files removed for the cache limit; again: bytes fetched again after that"
 )
-"""What the headings mean."""
+"""Explains the headings."""
 
 _WORDS = {
     "num_canonical_nodes": "canonical nodes",
@@ -48,7 +48,7 @@ def settings_in_words(report: Report, settings: Mapping[str, Any]) -> list[tuple
 
 
 def findings(report: Report) -> list[tuple[str, str]]:
-    """What is found, and its value, in the order of interest."""
+    """The findings, name and value, in the order of interest."""
     clock, quality, sharing = report.clock, report.quality, report.sharing
     samples, steps = report.balance.samples, report.balance.steps
     least = report.least_bandwidth

@@ -1,4 +1,4 @@
-"""What a layout is: how blocks of documents become rows of batches. Each layout is a class in a module of this folder."""
+"""The base of layouts: how blocks of documents become rows of batches. Each layout is a class in a module of this folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DocumentBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInput:
-    """What was read for a block.
+    """The documents read for a block.
 
     Attributes:
         documents: all of them, none empty.
@@ -124,7 +124,7 @@ class TokenLayout(ABC):
         self.too_long: TooLong = too_long
 
     def identity(self) -> dict[str, Any]:
-        """What rows depend on, for states."""
+        """The settings that rows depend on, for states."""
         return {"seq_len": self.settings.seq_len, "eos_id": self.settings.eos_id}
 
     @abstractmethod

@@ -55,7 +55,7 @@ class PackedPieces:
 
 
 def place(documents: Ragged, settings: LMSettings, too_long: TooLong) -> PackedPieces:
-    """Where best-fit-decreasing puts these documents.
+    """Place documents by best-fit-decreasing.
 
     Raises:
         FormatError: a document is too long, where that is an error.

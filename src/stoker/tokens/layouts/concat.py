@@ -212,7 +212,7 @@ class ConcatLayout(TokenLayout):
 
 
 def _whole_rows(numbers: Ids, documents: Ids, size: int) -> Extents:
-    """Where rows lie that are a document each."""
+    """The places of rows that are a document each."""
     count = documents.size
     starts = np.arange(0, count * size, size, dtype=np.int64)
     return Extents(starts, np.full(count, size, dtype=np.int64), numbers[documents])

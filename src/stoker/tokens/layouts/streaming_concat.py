@@ -91,7 +91,7 @@ class Joiner:
         return self._batches(whole=not filled, last=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are, after the batch that was yielded last; JSON-serialisable."""
+        """The position after the batch that was yielded last; JSON-serialisable."""
         return {
             "version": 1,
             "document": self._number + self._row,

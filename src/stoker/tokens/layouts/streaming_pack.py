@@ -132,7 +132,7 @@ class Packer:
         return self._batches()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are, after the batch that was yielded last; JSON-serialisable."""
+        """The position after the batch that was yielded last; JSON-serialisable."""
         if self._packed:
             block = self._packed[0]
             first, held, rows = block.first, block.held, block.delivered
@@ -147,7 +147,7 @@ class Packer:
         }
 
     def _identity(self) -> dict[str, Any]:
-        """What the rows depend on beside the documents."""
+        """The settings that the rows depend on."""
         return {
             "seq_len": self._settings.seq_len,
             "eos": self._settings.eos_id is not None,
@@ -237,7 +237,7 @@ class Packer:
         return _Block(documents, numbers, placed, first, held, skip, memory)
 
     def _hold(self, row: Ids, lengths: Ids, old: int) -> Array:
-        """Which pieces are held back: those in rows with room, the emptiest first; none of the ``old`` first pieces."""
+        """Choose the pieces to hold back: those in rows with room, the emptiest first; none of the ``old`` first pieces."""
         if not row.size:
             return np.zeros(0, dtype=bool)
         count = int(row.max()) + 1

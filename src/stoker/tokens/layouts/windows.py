@@ -17,7 +17,7 @@ __all__ = ["stream_starts", "windows"]
 
 
 def stream_starts(lengths: Ids, settings: LMSettings) -> Ids:
-    """Where each document begins in the stream of all, joined; int64, shape ``(documents + 1,)``, the total last.
+    """The begin of each document in the stream of all, joined; int64, shape ``(documents + 1,)``, the total last.
 
     Args:
         lengths: tokens in each document, without eos; zeros are allowed.
@@ -109,7 +109,7 @@ def _copy_stream(documents: Ragged, starts: Ids, skip: int, out: Array, settings
 
 
 def _window_extents(starts: Ids, skip: int, end: int, size: int, first_document: int | Ids) -> Extents:
-    """Where documents lie in rows of ``size``, which are tokens ``[skip, end)`` of a stream."""
+    """The places of documents in rows of ``size``, which are tokens ``[skip, end)`` of a stream."""
     rows = np.arange(skip, end, size, dtype=np.int64)
     low, high = np.searchsorted(starts, (skip, end)).tolist()
     # Documents' beginnings and rows', merged; an empty document begins where the next one does.

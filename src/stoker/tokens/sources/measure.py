@@ -25,7 +25,7 @@ _AHEAD: Final = 4
 
 
 def measure(source: TokenSource, groups: Sequence[int], what: Callable[[Ids], Any]) -> Iterator[Any]:
-    """What a function says of the lengths of each group's documents, which are not empty, in order.
+    """Results of a function of the lengths of each group's documents that are not empty, in order.
 
     Args:
         source: the groups.

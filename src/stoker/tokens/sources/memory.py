@@ -82,7 +82,7 @@ class Memory:
 
 
 def _references() -> int:
-    """What ``getrefcount`` says of an array that only a list refers to."""
+    """The result of ``getrefcount`` for an array that only a list refers to."""
     kept = [np.empty(1, dtype=np.uint8)]
     return sys.getrefcount(kept[0])
 

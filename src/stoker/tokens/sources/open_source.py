@@ -1,4 +1,4 @@
-"""What a caller gives as the source of tokens, opened."""
+"""Opens the source of tokens that a caller gives."""
 
 from __future__ import annotations
 

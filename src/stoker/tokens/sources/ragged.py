@@ -228,7 +228,7 @@ class Ragged:
 
     @property
     def rows(self) -> Ids:
-        """Where each row came from: its number in the file or row group; int64."""
+        """The number of each row in its file or row group; int64."""
         if isinstance(self._rows, int):
             return np.arange(self._rows, self._rows + len(self), dtype=np.int64)
         return self._rows

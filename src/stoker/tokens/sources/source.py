@@ -1,4 +1,4 @@
-"""Where tokens come from: what every kind of token file tells before it is read, and how its groups are read."""
+"""The base of token sources: facts that a token file gives before it is read, and how its groups are read."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class TokenSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What states and messages call it."""
+        """The name in states and messages."""
         ...
 
     @property
     def url(self) -> str:
-        """Where the files are, for messages."""
+        """The location of the files, for messages."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class TokenSource(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What tells the data from other data, for states: a ``fingerprint``, and what else there is to say."""
+        """The identity of the data, for states: a ``fingerprint``, and other facts."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class TokenSource(Protocol):
         ...
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
-        """What ``make`` computes from the data by a recipe, kept for later starts where there is a place for it."""
+        """The result of ``make``, computed from the data by a recipe; kept for later starts where that is possible."""
         ...
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ def place_of(source: TokenSource, row: int) -> str:
 
 
 class _Mapped:
-    """What sources of memory-mapped files have in common."""
+    """The base of sources of memory-mapped files."""
 
     name: str
     url: str
