@@ -22,6 +22,7 @@ from stoker.formats.registry import format_names, get_format
 from support import TESTS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", sorted({*FORMATS} - {*HEAVY}))
 def test_mutations_are_read_or_refused(name: str) -> None:
