@@ -37,10 +37,6 @@ What loaders give:
 Writing; all writers are in ``stoker.writers``:
     open_writer             a writer of any format, by the format's name
     MDSWriter               samples to MDS shards, in a directory or at a URL
-    CSVWriter               likewise to CSV
-    TSVWriter               likewise to TSV
-    XSVWriter               likewise to text with another separator
-    JSONWriter              likewise to JSON lines
     merge_index             one index of several datasets
     rebuild_index           the index of shards that have none
 
@@ -88,15 +84,13 @@ if TYPE_CHECKING:
     from stoker.tokens.settings import ShardConfig
     from stoker.tokens.tokenize.tokenize import tokenize
     from stoker.writers import open_writer
-    from stoker.writing.shard_formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+    from stoker.writing.shard_formats import MDSWriter
 
 __version__ = "0.1.0"
 
 _MODULES: Final = {
     "Adaptive": "stoker.pipeline.workers.adaptive",
-    "CSVWriter": "stoker.writing.shard_formats",
     "HashSplit": "stoker.streams.subsets",
-    "JSONWriter": "stoker.writing.shard_formats",
     "KeepIds": "stoker.streams.subsets",
     "LMBatch": "stoker.tokens.batch",
     "LMStream": "stoker.loaders.lm_stream",
@@ -115,10 +109,8 @@ _MODULES: Final = {
     "StreamingDataset": "stoker.loaders.dataset",
     "StreamingParquetLoader": "stoker.loaders.parquet_loader",
     "StreamingShardLoader": "stoker.loaders.shard_loader",
-    "TSVWriter": "stoker.writing.shard_formats",
     "Where": "stoker.streams.conditions",
     "World": "stoker.cluster",
-    "XSVWriter": "stoker.writing.shard_formats",
     "convert": "stoker.conversion",
     "generate": "stoker.generation",
     "inspect": "stoker.inspection",
@@ -138,15 +130,14 @@ _MOVED: Final = {
     ),
     **dict.fromkeys(("MegatronSource", "RawSource", "TokenSource"), "stoker.tokens"),
     **dict.fromkeys(("Encoding", "register_encoding"), "stoker.formats.mds.encodings"),
+    **dict.fromkeys(("CSVWriter", "JSONWriter", "TSVWriter", "XSVWriter"), "stoker.writers"),
     "Coordination": "stoker.coordination",
 }
 """Names that are looked for here, and where they are."""
 
 __all__ = [
     "Adaptive",
-    "CSVWriter",
     "HashSplit",
-    "JSONWriter",
     "KeepIds",
     "LMBatch",
     "LMStream",
@@ -165,10 +156,8 @@ __all__ = [
     "StreamingDataset",
     "StreamingParquetLoader",
     "StreamingShardLoader",
-    "TSVWriter",
     "Where",
     "World",
-    "XSVWriter",
     "__version__",
     "convert",
     "generate",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import JSONWriter, MDSWriter, StreamingDataset, Where, World
+from stoker import MDSWriter, StreamingDataset, Where, World
 from stoker.cache.base import CacheSettings
 from stoker.cache.directory import is_cache_directory
 from stoker.catalog.location import default_cache, open_indexed
@@ -23,6 +23,7 @@ from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, St
 from stoker.partitions import Stratified
 from stoker.storage import Store, open_store
 from stoker.streams.labels import column_labels
+from stoker.writers import JSONWriter
 from support import cache_of
 
 SAMPLES = 200

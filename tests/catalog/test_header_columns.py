@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker import JSONWriter, MDSWriter, StreamingDataset
+from stoker import MDSWriter, StreamingDataset
 from stoker.errors import CorruptDataError, IndexFileError, ObjectNotFoundError
+from stoker.writers import JSONWriter
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -22,8 +22,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from packed_cases import tiny_image
-from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from stoker import MDSWriter
 from stoker.formats.registry import format_names, get_format
+from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from stoker.writing.image_folders import JPEGWriter, PNGWriter
 from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 

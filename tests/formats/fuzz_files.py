@@ -36,7 +36,7 @@ from fuzz_reading import (
 )
 
 from packed_cases import sample_of
-from stoker import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from stoker import MDSWriter
 from stoker.catalog.unindexed.file_facts import parse_facts, save_facts
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import compression_names, parse_compression
@@ -44,6 +44,7 @@ from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.one_file import content_kind
 from stoker.formats.registry import get_format
 from stoker.storage import ObjectInfo
+from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from stoker.writing.shard_formats import ArrowWriter, HDF5Writer, NPYWriter, NPZWriter, TarWriter, TFRecordWriter
 
 __all__ = ["FORMATS", "targets_of"]

@@ -34,7 +34,7 @@ LINES = {name: samples for name, (*_, samples) in cases.text_samples().items()}
 
 
 def write(record: dict[str, Any], samples: list[dict[str, Any]], out: Path) -> dict[str, bytes]:
-    writer = getattr(stoker, f"{record['kind'].upper()}Writer")
+    writer = getattr(stoker.writers, f"{record['kind'].upper()}Writer")
     with writer(record["columns"], out, **{"hashes": (), **record["options"]}) as sink:
         for sample in samples:
             sink.write(sample)

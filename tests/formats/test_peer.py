@@ -33,7 +33,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
 
 
 def write(kind: str, columns: dict[str, str], samples: list[dict[str, Any]], out: Path, **options: Any) -> None:
-    writer = getattr(stoker, f"{kind.upper()}Writer")
+    writer = getattr(stoker.writers, f"{kind.upper()}Writer")
     with writer(columns, out, **options) as sink:
         for sample in samples:
             sink.write(sample)

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import CSVWriter, JSONWriter, MDSWriter
+from stoker import MDSWriter
 from stoker.errors import FormatError, IndexFileError, ObjectNotFoundError
 from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.storage import open_store
+from stoker.writers import CSVWriter, JSONWriter
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from s3server import Bucket
-from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, merge_index, rebuild_index
+from stoker import MDSWriter, StreamingDataset, merge_index, rebuild_index
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, ObjectNotFoundError
 from stoker.index.index import Index
 from stoker.storage import open_store
+from stoker.writers import CSVWriter, JSONWriter
 from support import cache_of
 
 COLUMNS = {"x": "int", "t": "str"}

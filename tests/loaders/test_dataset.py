@@ -17,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker import JSONWriter, MDSWriter, ReadOptions, StreamingDataset, World, merge_index
+from stoker import MDSWriter, ReadOptions, StreamingDataset, World, merge_index
 from stoker.errors import ConfigError, FormatError, StateError, TransformError, UnsafeDataError
+from stoker.writers import JSONWriter
 
 ROWS = 1000
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from loader_cases import rows_of
 
-from stoker import JSONWriter, MDSWriter, StreamingDataset, World
+from stoker import MDSWriter, StreamingDataset, World
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.lm_stream import LMStream
+from stoker.writers import JSONWriter
 
 
 @pytest.fixture(scope="module")

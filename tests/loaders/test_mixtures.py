@@ -13,9 +13,7 @@ from typing import Any, Final
 import pytest
 
 from stoker import (
-    CSVWriter,
     HashSplit,
-    JSONWriter,
     KeepIds,
     MDSWriter,
     Mesh,
@@ -29,6 +27,7 @@ from stoker import (
 )
 from stoker.errors import ConfigError, StateError
 from stoker.partitions import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
+from stoker.writers import CSVWriter, JSONWriter
 
 Ids = list[int]
 Weights = dict[str, dict[str, Any]]

@@ -10,11 +10,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stoker import JSONWriter, MDSWriter, StreamingDataset, merge_index
+from stoker import MDSWriter, StreamingDataset, merge_index
 from stoker.errors import IndexFileError, ObjectNotFoundError
 from stoker.index.index import load_index
 from stoker.storage import join_url, open_store
 from stoker.types import StorageOptions
+from stoker.writers import JSONWriter
 from support import COLUMNS, check_sample, sample_of
 
 __all__ = ["WRITERS", "WriterJob", "leftovers"]

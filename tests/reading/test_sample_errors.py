@@ -16,17 +16,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from stoker import (
-    CSVWriter,
-    JSONWriter,
-    MDSWriter,
-    ReadOptions,
-    StreamingDataLoader,
-    StreamingDataset,
-    StreamingShardLoader,
-)
+from stoker import MDSWriter, ReadOptions, StreamingDataLoader, StreamingDataset, StreamingShardLoader
 from stoker.errors import CorruptDataError, DecodeError, SampleError, StokerError, TransformError
 from stoker.loaders.shard_loader import StreamingConfig
+from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 from support import make_dataset
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker import CSVWriter, JSONWriter, MDSWriter, Stream, StreamingDataset, merge_index
+from stoker import MDSWriter, Stream, StreamingDataset, merge_index
 from stoker.errors import ConfigError, FormatError
+from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.parquet_writer import ParquetWriter
 from stoker.writing.shard_formats import ArrowWriter, TFRecordWriter
 

@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import CSVWriter, JSONWriter, MDSWriter, merge_index
+from stoker import MDSWriter, merge_index
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.errors import CacheError, ConfigError, ObjectNotFoundError, UnsafeDataError
@@ -25,6 +25,7 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.streams import labels as labels_module
 from stoker.streams import scan as scan_module
 from stoker.streams.labels import column_labels, hash_values, label_values
+from stoker.writers import CSVWriter, JSONWriter
 from support import cache_of, start_script
 
 LANGUAGES = ("en", "de", "fr", "日本", "")

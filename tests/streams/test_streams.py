@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import CSVWriter, JSONWriter, MDSWriter
+from stoker import MDSWriter
 from stoker.cache.quota import share_limit
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.reading.samples import iterate_samples, read_samples
@@ -22,6 +22,7 @@ from stoker.reading.shard_pool import ShardPool
 from stoker.streams.stream_names import stream_names
 from stoker.streams.streams import Stream, StreamDefaults, Streams, open_streams
 from stoker.streams.subsets import HashSplit
+from stoker.writers import CSVWriter, JSONWriter
 from support import cache_of
 
 COLUMNS = {"id": "int", "text": "str"}

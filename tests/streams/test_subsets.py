@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import OPERATORS
-from stoker import JSONWriter, MDSWriter, StreamingDataset
+from stoker import MDSWriter, StreamingDataset
 from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.errors import ConfigError, TransformError
@@ -32,6 +32,7 @@ from stoker.streams.compare import compare, plain_operand
 from stoker.streams.conditions import Condition, Where, chosen_ids
 from stoker.streams.streams import Stream, open_streams
 from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, Subset, train_validation_split
+from stoker.writers import JSONWriter
 from support import open_parquet
 
 COLUMNS = {"id": "int", "lang": "str", "score": "float32", "raw": "bytes", "row": "ndarray:int16:2", "wide": "uint64"}

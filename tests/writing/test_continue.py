@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, merge_index
+from stoker import MDSWriter, StreamingDataset, merge_index
 from stoker.errors import ConfigError
 from stoker.storage import open_store
+from stoker.writers import CSVWriter, JSONWriter
 
 COLUMNS = {"x": "int", "t": "str"}
 WRITERS: list[Any] = [MDSWriter, JSONWriter, CSVWriter]

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset
+from stoker import MDSWriter, StreamingDataset
 from stoker.errors import CorruptDataError
 from stoker.formats.common.records import RecordEncoder
 from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.text.json_shards import JSONEncoder
 from stoker.formats.text.xsv_shards import XSVEncoder
 from stoker.inspection import verify
+from stoker.writers import CSVWriter, JSONWriter
 from stoker.writing.shard_formats import TarWriter, TFRecordWriter
 
 _SETTINGS: dict[str, Any] = {"compression": None, "hashes": [], "size_limit": 2000}

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from s3server import Bucket
-from stoker import JSONWriter, MDSWriter, StreamingDataset, rebuild_index
+from stoker import MDSWriter, StreamingDataset, rebuild_index
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.storage import open_store
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
+from stoker.writers import JSONWriter
 from stoker.writing.image_folders import PNGWriter
 from stoker.writing.parquet_writer import ParquetWriter
 from stoker.writing.shard_formats import ArrowWriter, NPZWriter, TarWriter, TFRecordWriter

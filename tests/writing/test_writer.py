@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from s3server import Bucket
-from stoker import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, TSVWriter, XSVWriter
+from stoker import MDSWriter, StreamingDataset
 from stoker.errors import ConfigError, EncodingError
 from stoker.formats.mds.encodings import Encoding, register_encoding
 from stoker.storage import open_store
 from stoker.storage.types import PutData
+from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 from stoker.writing.destination import Destination
 from stoker.writing.shard_formats import TarWriter
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import CSVWriter, JSONWriter, XSVWriter
 from stoker.errors import ConfigError, CorruptDataError, EncodingError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
+from stoker.writers import CSVWriter, JSONWriter, XSVWriter
 
 COLUMNS = {"b": "int", "a": "str", "c": "float"}
 SAMPLES = [{"a": f"text {i}", "b": i, "c": i / 4} for i in range(6)]

@@ -22,7 +22,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from s3server import Bucket
-from stoker import JSONWriter, MDSWriter, StreamingDataset
+from stoker import MDSWriter, StreamingDataset
 from stoker.cli import main
 from stoker.cli import tokenize as command
 from stoker.errors import (
@@ -39,6 +39,7 @@ from stoker.storage import open_store
 from stoker.storage.unfinished import MARK, STAGE
 from stoker.tokens import Ragged, tokenize
 from stoker.tokens.tokenize import sinks, texts
+from stoker.writers import JSONWriter
 from support import start_script
 
 WORDS = [
