@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -45,7 +45,7 @@ class RecordLayout:
     sizes: tuple[int | None, ...]
     variable: int
     width: int | None
-    unsafe: Mapping[str, str]
+    unsafe: Mapping[str, str] = field(hash=False)  # follows from the encodings
 
     @classmethod
     def of(cls, info: ShardInfo) -> RecordLayout:
