@@ -200,7 +200,7 @@ def test_where_the_dataset_can_not_be_written_the_users_cache_serves(
     assert column_labels(place_of(None, data), "lang", "classes").tolist() == first
     (tmp_path / "file").touch()
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(CacheError, match=r"can be kept in none of .*data, .*set STOKER_CACHE"):
+    with pytest.raises(CacheError, match=r"can be saved in none of .*data, .*set STOKER_CACHE"):
         column_labels(place_of(None, data), "lang", "classes")
 
 

@@ -1,4 +1,4 @@
-"""``StreamingDataLoader``: torch's DataLoader over a dataset of stoker's, with a state that counts what was yielded."""
+"""``StreamingDataLoader``: torch's DataLoader over a dataset of stoker, with a state that counts the batches yielded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LoaderOptions(TypedDict, total=False):
 
 
 class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
-    """A ``DataLoader`` that can stop and go on in mid-epoch, on the same or another cluster.
+    """A ``DataLoader`` that can be stopped and resumed in the middle of an epoch, on the same or another cluster.
 
     ``state_dict`` and ``load_state_dict`` follow torchdata's protocol, so trainers that save a ``StatefulDataLoader`` save
     this. The state counts batches that were yielded, not those that workers have prepared.

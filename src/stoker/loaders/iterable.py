@@ -1,4 +1,4 @@
-"""What torch's DataLoader takes for an ``IterableDataset``, without torch being imported."""
+"""A base class that torch's DataLoader takes for an ``IterableDataset``, without importing torch."""
 
 from __future__ import annotations
 

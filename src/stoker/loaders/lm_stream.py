@@ -1,4 +1,4 @@
-"""The layouts on any dataset of the pipeline: documents as they come, of which nothing is known before."""
+"""``LMStream``: batches for language models from any dataset, made of its documents as they are read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_MARKS = 1 << 12
 
 
 class DatasetLike(Protocol):
-    """What is used of :class:`~stoker.StreamingDataset`."""
+    """The members of :class:`~stoker.StreamingDataset` that an :class:`LMStream` uses."""
 
     batch_size: int | None
 
@@ -58,7 +58,7 @@ class DatasetLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A batch of the dataset: the number of its first document, and how to get there again."""
+    """A position in the dataset: the number of the next document, and the batches from ``start`` that lead there."""
 
     document: int
     start: EpochPosition

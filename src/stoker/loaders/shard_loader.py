@@ -1,4 +1,4 @@
-"""``StreamingShardLoader``: one worker's samples, in lockstep with others or as a coordinator hands them out."""
+"""``StreamingShardLoader``: one worker's samples, in lockstep with other workers or leased from a coordinator."""
 
 from __future__ import annotations
 

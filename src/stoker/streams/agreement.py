@@ -1,4 +1,4 @@
-"""Whether shards can be read together: the same columns, each of one type in all of them."""
+"""Checks that shards can be read together: the same columns, each of one type in all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Columns compared with values, exactly: no integer is compared as a float, and no text with a number.
+"""Compares columns with values, exactly: no integer is compared as a float, and no text with a number.
 
-What a column can not be compared with (a struct with a number, a list with text) is an error, whatever the operator.
+A value of another kind (a number for a struct, text for a list) is an error, whatever the operator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">=": operator.ge,
 }
 OPERATORS: Final = (*_COMPARISONS, "in", "not in")
-"""What a column can be asked."""
+"""All comparisons."""
 
 _TEXT, _BYTES, _NUMBER, _DATE = "text", "bytes", "numbers", "dates"
 # Types of single values: those that can be compared, then names for the others.

@@ -1,7 +1,7 @@
-"""Conditions on a sample's values, and the ids of the samples that they hold for.
+"""Conditions on a sample's values, and the ids of the samples that fulfil them.
 
 ``Where("lang", "==", "en") & ~Where("score", "<", 0.5)`` is a value: it can be compared, pickled and described. It is
-evaluated over all samples once; the chosen ids are kept beside the dataset's index.
+evaluated over all samples once; the chosen ids are saved next to the dataset's index.
 
 Nulls have the meaning that SQL gives them: a comparison with a null is unknown, ``not`` unknown is unknown, and a sample is
 chosen only where the whole condition is true.
@@ -25,7 +25,7 @@ from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, TransformError
 from stoker.formats.base import ReadOptions
 from stoker.streams.compare import OPERATORS, compare, plain_operand
-from stoker.streams.derived_arrays import ArraySink, keep
+from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.streams.function_hash import hash_function
 from stoker.streams.scan import check_column, scan
 from stoker.types import Batch, Ids
@@ -41,18 +41,18 @@ _NULLS: Final = "unknown"
 
 
 class Condition(ABC):
-    """Something that holds for a sample or not. ``&``, ``|`` and ``~`` make conditions of conditions."""
+    """A condition that each sample fulfils or not. ``&``, ``|`` and ``~`` combine conditions."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns that it is about, sorted."""
+        """The columns that it compares, sorted."""
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
-        """What it says, JSON-serialisable. Conditions of the same description choose the same samples."""
+        """A JSON-serialisable description. Conditions of the same description choose the same samples."""
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ def chosen_ids(place: DatasetLocation, where: Condition, *, options: ReadOptions
 
     Raises:
         ConfigError: the dataset has no such column, or its values can not be compared so.
-        CacheError, StorageFullError: the ids can not be kept.
+        CacheError, StorageFullError: the ids can not be saved.
         TransformError: a function raised an error.
         StorageError, CorruptDataError: a shard can not be read.
     """
@@ -309,7 +309,7 @@ def chosen_ids(place: DatasetLocation, where: Condition, *, options: ReadOptions
     recipe: dict[str, Any] = {"condition": description, "nulls": _NULLS}
     if where.functions:
         recipe["functions"] = where.functions
-    array: Ids = keep(place, "where", "+".join(where.columns), recipe, make).array
+    array: Ids = derived_array(place, "where", "+".join(where.columns), recipe, make).array
     return array
 
 

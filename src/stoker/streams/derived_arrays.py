@@ -1,9 +1,9 @@
-"""Arrays that are computed from all of a dataset once, and kept as files beside its index.
+"""Arrays that are computed from all of a dataset once, and saved as files next to its index.
 
-A file is there by rename, whole, or not at all. It says of what it was made; one that is torn, or was made of something
-else, is made anew. Who makes it holds an exclusive ``flock`` on the part file, as for a download (see
-:mod:`stoker.cache.base`), and the others wait for it. The files lie in the cache's private directory, where nothing
-is evicted and only part files of processes that are gone are swept away.
+A file appears by rename, whole, or not at all. Its header says what it was computed from; a file that is torn, or was
+computed from something else, is computed anew. The process that computes it holds an exclusive ``flock`` on the part file,
+as for a download (see :mod:`stoker.cache.base`), and the others wait for it. The files are in the cache's private
+directory, where nothing is evicted, and only part files of processes that are gone are removed.
 
     magic (8) | xxh64 of the header (8) | its length (4) | header, JSON, zeros up to byte 512 | array | extra bytes
 """
@@ -34,7 +34,7 @@ from stoker.storage.files import PRIVATE, open_regular
 from stoker.storage.versions import stable_version
 from stoker.types import Array
 
-__all__ = ["Kept", "ArraySink", "keep"]
+__all__ = ["DerivedArray", "ArraySink", "derived_array"]
 
 _MAGIC: Final = b"stoker\0\1"
 _HEADER: Final = 512
@@ -42,8 +42,8 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A kept array.
+class DerivedArray:
+    """An array that was computed from all of a dataset, and its file.
 
     Attributes:
         array: the array, mapped read-only; an empty one is plain.
@@ -56,7 +56,7 @@ class Kept:
     extra_at: int
 
     def extra(self) -> bytes:
-        """What was kept beside the array."""
+        """The extra bytes that were saved with the array."""
         with open(open_regular(self.path)[0], "rb") as file:
             file.seek(self.extra_at)
             return file.read()
@@ -102,14 +102,14 @@ class ArraySink:
         os.fsync(self._descriptor)
 
 
-def keep(
+def derived_array(
     place: DatasetLocation,
     kind: str,
     label: str,
     recipe: Mapping[str, Any],
     make: Callable[[ArraySink], tuple[DTypeLike, bytes]],
-) -> Kept:
-    """The kept array of a recipe; it is made first if need be.
+) -> DerivedArray:
+    """The derived array of a recipe; it is computed first where no file has it.
 
     Args:
         place: the dataset that it is computed from.
@@ -135,7 +135,7 @@ def keep(
         if _writable(directory, url):
             return _make(private, name, digest, place.cache.settings.stall_timeout, make)
     raise CacheError(
-        f"what is computed of {place.cache.root} can be kept in none of {', '.join(map(str, place.keep))}: "
+        f"what is computed from {place.cache.root} can be saved in none of {', '.join(map(str, place.keep))}: "
         "set STOKER_CACHE to a directory that can be written to"
     )
 
@@ -159,7 +159,7 @@ def _digest(place: DatasetLocation, kind: str, recipe: Mapping[str, Any]) -> str
 
 def _make(
     private: Path, name: str, digest: str, patience: float, make: Callable[[ArraySink], tuple[DTypeLike, bytes]]
-) -> Kept:
+) -> DerivedArray:
     path, part = private / name, private / part_name(name)
     seen: tuple[int, int, int] | None = None
     since, delay = time.monotonic(), 0.001
@@ -220,7 +220,7 @@ def _status(part: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _load(path: Path, digest: str) -> Kept | None:
+def _load(path: Path, digest: str) -> DerivedArray | None:
     """The file's array, or ``None`` if the file is missing, torn or of another recipe."""
     try:
         with open(open_regular(path)[0], "rb") as file:
@@ -235,8 +235,8 @@ def _load(path: Path, digest: str) -> Kept | None:
             if facts["recipe"] != digest or os.fstat(file.fileno()).st_size != extra_at + facts["extra"]:
                 return None
             if not count:
-                return Kept(np.zeros(0, dtype), path, extra_at)
-            return Kept(np.memmap(file, dtype, "r", _HEADER, (count,)), path, extra_at)
+                return DerivedArray(np.zeros(0, dtype), path, extra_at)
+            return DerivedArray(np.memmap(file, dtype, "r", _HEADER, (count,)), path, extra_at)
     except OSError:
         return None
 

@@ -1,4 +1,4 @@
-"""Features of Hugging Face's ``datasets`` that go beyond types: images and sounds as files, and names of classes.
+"""Features of Hugging Face's ``datasets`` that are more than types: images and sounds as files, and names of classes.
 
 Such columns are handed out as they are stored: of ``Image`` and ``Audio`` structs of a file's bytes and its path, of
 ``ClassLabel`` the number of the class.

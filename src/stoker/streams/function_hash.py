@@ -1,4 +1,4 @@
-"""A hash of what a function does, as far as its code and the plain values that it uses tell.
+"""A hash of a function's code and of the plain values that it uses.
 
 It changes with the function's bytecode, constants, names, default values, closed-over values and the plain globals and
 functions of its module that it names. Python's versions compile to unlike bytecode, so the hash holds for one version: it is

@@ -1,6 +1,6 @@
-"""A column's values for all samples as one array: classes to stratify by, hashes to divide by.
+"""Labels: a column's values for all samples as one array, of classes to stratify by or of hashes to divide by.
 
-All samples are read for it, once; the array is kept beside the dataset's index and mapped from then on.
+All samples are read once to compute it; the array is saved next to the dataset's index and mapped from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.streams.compare import null_mask, without_nulls
-from stoker.streams.derived_arrays import ArraySink, Kept, keep
+from stoker.streams.derived_arrays import ArraySink, DerivedArray, derived_array
 from stoker.streams.scan import check_column, scan
 from stoker.types import Array, Column, Ids, Nulls
 
@@ -77,7 +77,7 @@ def column_labels(
 
     Raises:
         ConfigError: no such column, values that can not be labels, a null, or more different texts than ``MOST_CLASSES``.
-        CacheError, StorageFullError: the labels can not be kept.
+        CacheError, StorageFullError: the labels can not be saved.
         StorageError, CorruptDataError: a shard can not be read.
     """
     array: NDArray[np.integer[Any]] = _labels(place, column, kind, nulls, options).array
@@ -173,7 +173,7 @@ def _rotate(words: U64, bits: int) -> U64:
     return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
-def _labels(place: DatasetLocation, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions) -> Kept:
+def _labels(place: DatasetLocation, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions) -> DerivedArray:
     if kind not in get_args(LabelKind):
         raise ConfigError(f"kind={kind!r}: expected {' or '.join(map(repr, get_args(LabelKind)))}")
     check_column(place, column)
@@ -191,7 +191,7 @@ def _labels(place: DatasetLocation, column: str, kind: LabelKind, nulls: Nulls, 
         make_labels = _make_hashes if kind == "hashes" else _make_classes
         return make_labels(pieces, sink, where, nulls, partial(_sample, place))
 
-    return keep(place, kind, column, {"column": column, "nulls": nulls}, make)
+    return derived_array(place, kind, column, {"column": column, "nulls": nulls}, make)
 
 
 def _sample(place: DatasetLocation, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Some columns of all samples, once through, in bounded memory."""
+"""Reads some columns of all samples of a dataset once, in the order of their ids, in bounded memory."""
 
 from __future__ import annotations
 

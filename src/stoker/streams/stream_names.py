@@ -1,4 +1,4 @@
-"""What streams are called: by their users, or by the ends of their paths."""
+"""Names of streams: those that users give, or the last parts of their paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several streams in one dataset: what a stream is, and all of them opened."""
+"""Streams, the sources of a dataset: their arguments, and several of them opened as one dataset."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ class Streams:
     """Opened streams. Shards, and samples by id, are numbered through: those of one stream after those of another.
 
     Attributes:
-        streams: what each was asked to be.
+        streams: their arguments.
         names: their names, all different.
-        places: their indexes and caches.
+        places: the index and the cache of each.
         index: all shards; a single stream's own index.
         limit: bytes that all caches together may take, or ``None``.
     """

@@ -1,7 +1,6 @@
-"""Which samples of a stream belong: a part of a hash split, listed ids, all but those, or those that meet a condition.
+"""Subsets of a stream: a part of a hash split, listed ids, all but those, or the samples that fulfil a condition.
 
-These are plain values. What they choose is worked out by :mod:`stoker.order.selection.selection` from the fractions and ids
-here.
+These are plain values. :mod:`stoker.order.selection.selection` computes the samples that they choose.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import TOKEN_COLUMNS, token_column, token_counts
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import open_store
-from stoker.streams.derived_arrays import ArraySink, keep
+from stoker.streams.derived_arrays import ArraySink, derived_array
 from stoker.tokens.order.division import Groups
 from stoker.tokens.sources.measure import measure
 from stoker.tokens.sources.ragged import Ragged
@@ -128,7 +128,7 @@ class ParquetSource:
             sink.append(np.ascontiguousarray(make(), dtype=np.int64))
             return "int64", b""
 
-        found: Ids = keep(self._place, kind, self.column, {"column": self.column, **recipe}, write).array
+        found: Ids = derived_array(self._place, kind, self.column, {"column": self.column, **recipe}, write).array
         return found
 
     def close(self) -> None:
