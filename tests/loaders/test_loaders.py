@@ -20,6 +20,7 @@ from stoker import (
     StreamingShardLoader,
     World,
 )
+from stoker.errors import ConfigError, StateError
 from stoker.partitions import Elastic
 from stoker.testing import LoaderTests
 
@@ -122,3 +123,35 @@ class TestLMStreamOfPaddedDocuments(TestLMStream):
     def make(self, folder: Path, world: World) -> LMStream:
         dataset = StreamingDataset(folder, format="parquet", shuffle=True, world=world, remainder="uneven")
         return LMStream(dataset, "tokens", batch_size=1, seq_len=2, layout="pad", pad_id=PAD)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iteration_whose_loader_is_closed_says_so_and_the_next_goes_on(tmp_path: Path, workers: int) -> None:
+    over = TestStreamingDataLoader()
+    over.write(tmp_path, range(47))
+    dataset = over.dataset(tmp_path, World(0, 1), batch_size=2)
+    loader = StreamingDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0)
+    iterator = iter(loader)
+    first = over.samples(next(iterator))
+    loader.close()
+    with pytest.raises(StateError, match="was closed in the middle of this iteration"):
+        next(iterator)
+    rest = StreamingDataLoader(over.dataset(tmp_path, World(0, 1), batch_size=2))
+    rest.load_state_dict(loader.state_dict())
+    assert sorted(first + [number for batch in rest for number in over.samples(batch)]) == list(range(47))
+    assert len(list(loader)) == 24
+
+
+def test_a_shard_loader_has_its_rank_from_one_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give world= and remainder= without a config"):
+        StreamingShardLoader({"id": np.arange(9)}, StreamingConfig(), world=World(0, 2))
+    loader = StreamingShardLoader({"id": np.arange(9)}, world=World(1, 2), remainder="drop")
+    assert (loader.config.rank, loader.config.world_size, loader.config.remainder) == (1, 2, "drop")
+
+
+def test_a_stream_whose_length_is_unknown_says_with_which_layout_it_is_known(tmp_path: Path) -> None:
+    over = TestLMStream()
+    over.write(tmp_path, range(47))
+    with pytest.raises(TypeError, match=r"known only with layout='pad' or 'truncate', not with 'concat'"):
+        len(over.make(tmp_path, World(0, 1)))

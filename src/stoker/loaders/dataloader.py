@@ -215,7 +215,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
     def close(self) -> None:
         """End the workers, and close the dataset. Iterating again starts them anew."""
-        iterator: Any = self._open or self._iterator
+        iterator: Any = self._iterator if self._open is None else self._open
         self._open = None
         self._iterator = None
         if self.num_workers and iterator is not None:
