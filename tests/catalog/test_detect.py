@@ -38,6 +38,7 @@ def lay(root: Path, *names: str) -> Path:
         (("shard.00000.npy", "shard.00000.npy.meta"), Detected("shards")),
         (("shard.00000.npy",), Detected("files", "npy")),
         (("train.idx", "train.bin"), Detected("files", "megatron")),
+        (("a.wav", "b.flac"), Detected("files", "files")),
     ],
 )
 def test_names_tell(names: tuple[str, ...], found: Detected, tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"1 of npz, 1 of tar.*format="):
         detect(lay(tmp_path / "both", "a.npz", "b.tar"))
     with pytest.raises(ConfigError, match="format='files'"):
-        detect(lay(tmp_path / "none", "a.wav"))
+        detect(lay(tmp_path / "none", "a.xyz"))
     with pytest.raises(ConfigError, match="--merge"):
         detect(lay(tmp_path / "splits", "train/index.json", "val/index.json"))
     with pytest.raises(ObjectNotFoundError, match="nowhere"):

@@ -20,7 +20,7 @@ from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset
 from stoker.cli import main
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
-from stoker.storage import open_store
+from stoker.storage import Store, open_store
 
 
 def write_parquet(folder: Path) -> None:
@@ -59,32 +59,73 @@ KINDS: list[tuple[str, Callable[[Path], None]]] = [
 
 
 @pytest.mark.parametrize(("format_", "write"), KINDS, ids=[name for name, _ in KINDS])
-def test_a_forgotten_format_is_named(
+def test_a_format_that_is_not_given_is_found_out(
     tmp_path: Path, format_: str, write: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "data"
     root.mkdir()
     write(root)
-    said = rf'data has no index\.json: there are files of format .*Read them with format="{format_}"'
+    named = StreamingDataset(remote=root, format=format_)
     places: list[dict[str, Any]] = [{"remote": root}, {"local": root}, {"remote": root, "local": tmp_path / "cache"}]
     for where in places:
-        with pytest.raises(ObjectNotFoundError, match=said):
-            StreamingDataset(**where)
-    assert StreamingDataset(remote=root, format=format_).size
-    assert main(["order", str(root)]) == 1
-    assert f'Read them with format="{format_}"' in capsys.readouterr().err
+        found = StreamingDataset(**where)
+        assert found.size == named.size
+        assert found.index.fingerprint == named.index.fingerprint
+    with pytest.raises(ObjectNotFoundError, match=f'Read them with format="{format_}"'):
+        StreamingDataset(remote=root, format="mds")
+    assert main(["order", str(root)]) == 0
+    with MDSWriter({"x": "int"}, str(tmp_path / "mds")) as writer:
+        writer.write({"x": 77})
+    for path in (tmp_path / "mds").iterdir():  # an index goes before all else
+        path.rename(root / path.name)
+    assert [int(sample["x"]) for sample in StreamingDataset(remote=root)] == [77]
 
 
-def test_a_forgotten_format_is_named_of_files_patterns_and_objects(tmp_path: Path, bucket: Bucket) -> None:
-    write_parquet(tmp_path)
-    (path,) = tmp_path.iterdir()
-    for remote in (str(path), f"{tmp_path}/*.parquet"):
-        with pytest.raises(ObjectNotFoundError, match='Read them with format="parquet"'):
-            StreamingDataset(remote=remote)
+def test_the_format_of_files_patterns_lists_and_objects_is_found_out(tmp_path: Path, bucket: Bucket) -> None:
+    for number in range(12):
+        pq.write_table(pa.table({"x": [number]}), tmp_path / f"part-{number:03}.parquet")
     options = bucket.storage_options
-    open_store(bucket.url, options).put("data/a.parquet", path.read_bytes())
-    with pytest.raises(ObjectNotFoundError, match='Read them with format="parquet"'):
-        StreamingDataset(remote=f"{bucket.url}/data", local=tmp_path / "cache", storage_options=options)
+    store = open_store(bucket.url, options)
+    for path in tmp_path.glob("*.parquet"):
+        store.put_file(f"data/{path.name}", path)
+    (tmp_path / "about").mkdir()
+    for base, more in ((str(tmp_path), {}), (f"{bucket.url}/data", {"storage_options": options})):
+        for remote, found in (
+            (f"{base}/part-003.parquet", [3]),
+            (f"{base}/*.parquet", range(12)),
+            (f"{base}/part-00?*", range(10)),
+            (f"{base}/part-{{004..011}}.parquet", range(4, 12)),
+            (f"{base}/part-{{000,010}}.parquet", [0, 10]),
+            (f"{base}/part-{{00,01}}[01].parquet", [0, 1, 10, 11]),
+            ([f"{base}/part-001.parquet", f"{base}/part-000.parquet"], [1, 0]),
+        ):
+            dataset = StreamingDataset(remote=remote, **more)  # type: ignore[arg-type]
+            assert [int(sample["x"]) for sample in dataset] == list(found), remote
+    assert len(StreamingDataset(remote=f"{bucket.url}/data", storage_options=options)) == 12
+    with pytest.raises(ObjectNotFoundError, match=r"part-012"):
+        StreamingDataset(remote=f"{tmp_path}/part-{{011..012}}.parquet")
+    with pytest.raises(ConfigError, match="more than 1,000,000 names"):
+        StreamingDataset(remote=f"{tmp_path}/part-{{000..9999999}}.parquet")
+    with pytest.raises(ObjectNotFoundError, match="no file matches"):
+        StreamingDataset(remote=f"{tmp_path}/nothing-*")
+
+
+def test_of_a_dataset_with_an_index_nothing_is_listed(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MDSWriter({"x": "int"}, str(tmp_path / "mds")) as writer:
+        writer.write({"x": 1})
+    store = open_store(f"{bucket.url}/mds", bucket.storage_options)
+    for path in (tmp_path / "mds").iterdir():
+        store.put_file(path.name, path)
+    asked: list[str] = []
+    for name in ("list", "exists", "head"):
+        monkeypatch.setattr(Store, name, lambda *_, name=name: asked.append(name))
+    dataset = StreamingDataset(
+        remote=f"{bucket.url}/mds", local=tmp_path / "cache", storage_options=bucket.storage_options
+    )
+    assert len(dataset) == 1
+    assert asked == []
 
 
 def test_what_has_no_one_format_says_what_is_there(tmp_path: Path) -> None:
@@ -95,7 +136,9 @@ def test_what_has_no_one_format_says_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"files of several formats \(1 of json, 1 of npy\).*format="):
         StreamingDataset(remote=tmp_path / "both")
     (tmp_path / "strange" / "a.xyz").write_bytes(b"x")
-    with pytest.raises(ObjectNotFoundError, match="no name of its 1 files tells a format"):
+    with pytest.raises(
+        ObjectNotFoundError, match=r"no name of its 1 files tells a format \(1 of .xyz\): say which with format="
+    ):
         StreamingDataset(remote=tmp_path / "strange")
     with MDSWriter({"x": "int"}, str(tmp_path / "mds")) as writer:
         writer.write({"x": 1})

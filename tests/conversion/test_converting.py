@@ -560,7 +560,7 @@ def test_a_source_of_nothing_or_of_anything_says_so(tmp_path: Path, kind: str) -
         "missing": (ObjectNotFoundError, "in does not exist: check what is in"),
         "empty": (ObjectNotFoundError, "there are no files"),
         "no samples": (ConfigError, "has no samples"),
-        "unknown": (ConfigError, "tells a format: say which"),
+        "unknown": (ConfigError, "tells a format .1 of .xyz.: say which"),
         "mixed": (ConfigError, "files of several formats"),
     }
     if kind != "missing":

@@ -149,7 +149,7 @@ def test_arguments_that_do_not_go_together_are_told(tmp_path: Path) -> None:
         ({"remote": "x", "format": "zarr"}, "'zarr' is unknown; .*known: arrow, .*jsonl"),
         ({"remote": "x", "format_options": {"a": 1}}, "format_options= go with a format="),
         ({"remote": "x", "format": "mds", "format_options": {"a": 1}}, "format_options= go with a format="),
-        ({"remote": ["x"], "format": "mds"}, "a list of files needs format="),
+        ({"remote": ["x"], "format": "mds"}, "a list of files needs another format="),
         ({"remote": "x", "format": "synthetic"}, "have no remote="),
         ({"remote": str(tmp_path), "format": "npy", "format_options": {"filters": []}}, "no setting 'filters'"),
         ({"remote": str(tmp_path), "format": "npy", "format_options": {"settings": 1}}, "no setting 'settings'"),

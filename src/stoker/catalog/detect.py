@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +11,22 @@ from functools import cache
 from itertools import islice
 from typing import Final, Literal
 
-from stoker.catalog.unindexed.files_location import source_of
+from stoker.catalog.unindexed.files_location import Files, source_of
 from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
-from stoker.formats.one_file import IMAGES
+from stoker.formats.one_file import FILES, IMAGES
 from stoker.formats.registry import format_names, get_format
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import ShardFiles, find_shards
 from stoker.storage import ObjectInfo, is_local, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "suffixes_of_formats"]
+__all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "detect_object", "suffixes_of_formats"]
 
 # A look at so many names tells what a dataset consists of.
 _PEEK: Final = 5000
+_MOST_NAMED: Final = 5
+_SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 # Files with these ends often lie beside a dataset to tell of it. They count where there are no others.
 _TELLING: Final = (".json", ".csv", ".tsv", ".txt", ".psv")
 
@@ -61,23 +64,33 @@ def suffixes_of_formats() -> Mapping[str, str]:
             continue
         for suffix in get_format(name).file_suffixes:
             found.setdefault(suffix, name)
-    return found
+    return found | dict.fromkeys(_SOUNDS, FILES)
 
 
-def detect(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> Detected:
+def detect(given: Files, storage_options: StorageOptions | None = None) -> Detected:
     """Find out what lies at a URL from its names; nothing is opened.
 
     Args:
-        url: a directory or URL prefix, a file, or a pattern.
+        given: a directory or URL prefix, a file, a pattern, or a list of files.
         storage_options: credentials and settings of a remote place, by obstore's names.
 
     Raises:
         ObjectNotFoundError: nothing is there.
         ConfigError: files of several formats, or of none that is known; says what was found.
     """
-    text = os.fspath(url)
+    if not isinstance(given, str | os.PathLike):
+        return Detected("files", _chosen([os.fspath(one) for one in given], f"the list of {len(given)} files"))
+    text = os.fspath(given)
     if text.startswith(("http://", "https://")) and open_store(text, storage_options).exists(INDEX_NAME):
         return Detected("index")  # what can not be listed is a file otherwise
+    source = source_of(text)
+    if source.pattern is not None and not text.lower().endswith(tuple(suffixes_of_formats())):
+        store = open_store(source.root, None if is_local(source.root) is not None else storage_options)
+        matches = re.compile(source.pattern).fullmatch
+        names = (item.key for item in store.list() if matches(item.key) and not is_hidden(item.key))
+        if not (found := list(islice(names, _PEEK))):
+            raise ObjectNotFoundError(f"{text}: no file matches", url=source.root)
+        return Detected("files", _chosen(found, text))
     named = detect_named(text)
     if named is not None:
         return named
@@ -89,9 +102,9 @@ def detect(url: str | os.PathLike[str], storage_options: StorageOptions | None =
         return Detected("index")
     listing = [item for item in islice(store.list(), _PEEK) if not item.key.startswith(".stoker/")]
     if not listing:
-        if directory is None and store.url.lower().endswith(tuple(suffixes_of_formats())):
-            return Detected("files", _chosen([store.url], text))  # a single object, which has no listing
-        raise ObjectNotFoundError(f"{store.url}: nothing is there", url=store.url)
+        if (alone := detect_object(store.url)) is not None:
+            return alone
+        raise ObjectNotFoundError(f"{store.url}: nothing is there: there are no files", url=store.url)
     below = sorted(item.key for item in listing if item.key.endswith(f"/{INDEX_NAME}"))
     if below:
         raise ConfigError(
@@ -111,6 +124,13 @@ def detect_named(text: str) -> Detected | None:
     if source.keys is None and source.pattern is None:
         return None
     return Detected("files", _chosen(list(source.keys or (source.given or "",)), text))
+
+
+def detect_object(url: str) -> Detected | None:
+    """What a single object of a remote store, which has no listing, is by its name; ``None`` where that tells nothing."""
+    if is_local(url) is not None or not url.lower().endswith(tuple(suffixes_of_formats())):
+        return None
+    return Detected("files", _chosen([url], url))
 
 
 def detect_listed(listing: Sequence[ObjectInfo], where: str) -> Detected:
@@ -149,7 +169,9 @@ def _chosen(names: list[str], where: str) -> str:
     if counts:
         told = ", ".join(f"{count} of {name}" for name, count in counts.most_common())
         raise ConfigError(f"{where} holds files of several formats ({told}): say which with format=")
+    ends = Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)
+    seen = ", ".join(f"{count} of {end}" for end, count in ends.most_common(_MOST_NAMED))
     raise ConfigError(
-        f"{where}: no name of its {len(names)} files tells a format: say which with format=, such as "
-        "format='files' for files as they are"
+        f"{where}: no name of its {len(names)} files tells a format ({seen or 'hidden ones alone'}): say which with format=, "
+        "such as format='files' for files as they are"
     )

@@ -15,7 +15,6 @@ from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.directory import CacheDirectory, latest_version, refuse_dataset
 from stoker.cache.open_cache import make_cache
 from stoker.cache.origin import CacheOrigin
-from stoker.catalog.missing import index_in
 from stoker.display import redact_url
 from stoker.errors import ConfigError, StokerError, StorageTimeoutError
 from stoker.index.index import INDEX_NAME, Index, load_index
@@ -154,7 +153,7 @@ def open_indexed(
     opened = opening_time(base if address.source is None else address.source)
     if address.in_place:
         store = open_store(base)
-        loaded = index_in(store, load)
+        loaded = load(store)
         if local is not None or not loaded.index.compressed:
             # What is given as the remote is not written to.
             beside = (base,) if local is not None else ()
@@ -210,7 +209,7 @@ def _load(
     Where the store can not be reached, the version in the cache that was there last serves.
     """
     try:
-        loaded = index_in(store, load)
+        loaded = load(store)
     except StorageTimeoutError as error:
         latest = latest_version(base, origin)
         version = None if latest is None else IndexVersion.from_dict(latest.version)

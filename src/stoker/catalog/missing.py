@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
-from stoker.catalog.detect import detect_listed, detect_named
+from stoker.catalog.detect import detect_listed, detect_named, detect_object
 from stoker.catalog.splits import files_of_split
 from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError
@@ -17,27 +17,44 @@ from stoker.storage import ObjectInfo, Store, is_local, join_url, open_store
 from stoker.storage.unfinished import MARK
 from stoker.types import StorageOptions
 
-__all__ = ["index_in", "split_explained"]
+__all__ = ["format_instead", "split_explained"]
 
 _PEEK: Final = 5000
 _MOST_NAMED: Final = 5
 
-_T = TypeVar("_T")
 
+def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, error: ObjectNotFoundError) -> str:
+    """The format of the files at a place that has no index.
 
-def index_in(store: Store, load: Callable[[Store], _T]) -> _T:
-    """The index in a store, as ``load`` reads it.
+    Args:
+        url: the directory or URL.
+        options: as :func:`stoker.storage.open_store` has them.
+        error: what the index was missed with.
 
     Raises:
-        ObjectNotFoundError: there is none; names the datasets in its folders, or the format of the files that lie there.
+        ObjectNotFoundError: they are of no one format; says what is there: datasets in folders, shards without their index,
+            files that are being written, or files of several formats or of none.
     """
-    try:
-        return load(store)
-    except ObjectNotFoundError as error:
-        told = _told(store)
-        if not told:
-            raise
-        raise ObjectNotFoundError(f"{store.url} has no {INDEX_NAME}{told}", url=store.url) from error
+    store = open_store(url, options if is_local(url) is None else None)
+    listing = _listing(store)
+    told = _told(store, listing)
+    if not told:
+        try:
+            url = store.url.rstrip("/")
+            found = detect_named(url) or (detect_listed(listing, url) if listing else detect_object(url))
+        except ConfigError as unclear:
+            told = f": {unclear}" if listing else ""
+        else:
+            if found is not None and found.format is not None:
+                return found.format
+            if found is not None:
+                told = (
+                    f": it holds shards whose index is lost, or that a writer has not finished. `stoker index {store.url}` "
+                    'makes the index anew; format="mds" reads MDS shards without one'
+                )
+    if not told:
+        raise error
+    raise ObjectNotFoundError(f"{store.url} has no {INDEX_NAME}{told}", url=store.url) from error
 
 
 @contextlib.contextmanager
@@ -71,9 +88,8 @@ def _listing(store: Store) -> list[ObjectInfo]:
     return []
 
 
-def _told(store: Store) -> str:
-    """What lies there instead of an index; empty where nothing tells."""
-    listing = _listing(store)
+def _told(store: Store, listing: Sequence[ObjectInfo]) -> str:
+    """What lies in a place without an index that is neither files nor shards; empty where it is that."""
     if any(item.key == MARK for item in listing):
         return (
             ": its files are being written, or their writer was stopped before its end. A writer with resume=True goes on; "
@@ -81,24 +97,10 @@ def _told(store: Store) -> str:
         )
     end = f"/{INDEX_NAME}"
     below = sorted(item.key.removesuffix(end) for item in listing if item.key.endswith(end))
-    if below:
-        more = f" and {len(below) - _MOST_NAMED} more" if len(below) > _MOST_NAMED else ""
-        return (
-            f", but folders in it have: {', '.join(below[:_MOST_NAMED])}{more}. Choose one, as by "
-            f'split="{below[0]}", open each as a Stream, or make one index of all by merge_index'
-        )
-    try:
-        found = detect_named(store.url.rstrip("/")) or (detect_listed(listing, store.url) if listing else None)
-    except ConfigError as error:
-        return f": {error}" if listing else ""
-    if found is None:
+    if not below:
         return ""
-    if found.kind == "shards":
-        return (
-            f": it holds shards whose index is lost, or that a writer has not finished. `stoker index {store.url}` makes "
-            'the index anew; format="mds" reads MDS shards without one'
-        )
+    more = f" and {len(below) - _MOST_NAMED} more" if len(below) > _MOST_NAMED else ""
     return (
-        f': there are files of format {found.format!r}. Read them with format="{found.format}", or make a dataset of them '
-        "(stoker convert)"
+        f", but folders in it have: {', '.join(below[:_MOST_NAMED])}{more}. Choose one, as by "
+        f'split="{below[0]}", open each as a Stream, or make one index of all by merge_index'
     )

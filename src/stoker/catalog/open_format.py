@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
+from stoker.catalog.detect import detect
 from stoker.catalog.header_columns import index_or_headers
 from stoker.catalog.location import DatasetLocation, open_indexed
-from stoker.catalog.missing import split_explained
+from stoker.catalog.missing import format_instead, split_explained
 from stoker.catalog.synthetic import open_synthetic
-from stoker.catalog.unindexed.files_location import Files
+from stoker.catalog.unindexed.files_location import Files, is_pattern
 from stoker.catalog.unindexed.open_files import open_unindexed
-from stoker.errors import ConfigError
+from stoker.display import redact_url
+from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.registry import aliases, format_name, format_names
-from stoker.storage import RetryPolicy
+from stoker.index.version import read_index
+from stoker.storage import RetryPolicy, is_local, join_url
 from stoker.types import StorageOptions
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["check_format", "is_made", "open_format"]
 
@@ -45,10 +51,8 @@ def check_format(
         raise ConfigError(f"{where}: format_options= go with a format= of files that are read as they are")
     if name == _MADE and remote is not None:
         raise ConfigError(f"{where}: synthetic samples have no remote=")
-    if name in (None, _INDEXED) and not (remote is None or isinstance(remote, str | os.PathLike)):
-        raise ConfigError(
-            f'{where}: a list of files needs format="parquet", or another format of files that are read as they are'
-        )
+    if name == _INDEXED and not (remote is None or isinstance(remote, str | os.PathLike)):
+        raise ConfigError(f"{where}: shards lie in one directory: a list of files needs another format=")
 
 
 def is_made(format: str | None) -> bool:  # noqa: A002
@@ -73,7 +77,8 @@ def open_format(
     """Open the dataset.
 
     Args:
-        format: a format's name, or ``None`` for shards with an index.json.
+        format: a format's name. ``None``: shards with an index.json, and where there is none, files of the format that
+            their names tell.
         columns: all that will be read, where that decides what is fetched.
         options: settings of the format.
         cache_limit: bytes that opening may put into the cache.
@@ -87,14 +92,35 @@ def open_format(
         "retry": retry,
         "stall_timeout": stall_timeout,
     }
-    with split_explained(local if remote is None else remote, split, storage_options):
+    given = local if remote is None else remote
+    with split_explained(given, split, storage_options):
         if name == _MADE:
             return open_synthetic(settings, **(options or {}))
-        if name is not None and name != _INDEXED:
-            return open_unindexed(
-                remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
-            )
-        assert remote is None or isinstance(remote, str | os.PathLike)
-        if name == _INDEXED:
-            reading["load"] = index_or_headers
-        return open_indexed(remote, local, split, **reading)
+        if name is None and not _may_have_index(given):
+            assert given is not None  # as a dataset that has neither remote nor local is refused
+            name = detect(given, storage_options).format
+        if name is None or name == _INDEXED:
+            assert remote is None or isinstance(remote, str | os.PathLike)  # as a list has no index
+            try:
+                load = read_index if name is None else index_or_headers
+                return open_indexed(remote, local, split, load=load, **reading)
+            except ObjectNotFoundError as error:
+                assert isinstance(given, str | os.PathLike)
+                url = join_url(given, split) if split else given
+                found = format_instead(url, storage_options, error)
+                if name == _INDEXED:
+                    raise ObjectNotFoundError(
+                        f'{error}: there are files of format {found!r}. Read them with format="{found}", or leave it out'
+                    ) from error
+                logger.info("%s has no index.json: its files are read as format=%r", redact_url(os.fspath(url)), found)
+                name = found
+        return open_unindexed(
+            remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
+        )
+
+
+def _may_have_index(given: Files | None) -> bool:
+    """Whether an index may lie there: it is neither a list, nor a pattern, nor a file of this machine."""
+    if given is None or not isinstance(given, str | os.PathLike):
+        return given is None
+    return not is_pattern(given) and not ((path := is_local(given)) is not None and path.is_file())

@@ -11,8 +11,9 @@ from typing import Any
 from stoker.cache.base import CacheSettings
 from stoker.cache.disk import DiskCache
 from stoker.catalog.location import DatasetLocation
-from stoker.catalog.missing import index_in
-from stoker.errors import ConfigError, StateError
+from stoker.catalog.missing import format_instead
+from stoker.catalog.unindexed.open_files import open_unindexed
+from stoker.errors import ConfigError, ObjectNotFoundError, StateError
 from stoker.index.index import Index, load_index
 from stoker.order.partition.partition import Contiguous, Elastic, HashBased, Partition, RoundRobin, partition_from_dict
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
@@ -80,7 +81,10 @@ def open_run(asked: Asked) -> OpenedRun:
     """
     url = join_url(asked.url, *([asked.split] if asked.split else []))
     store = open_store(url)
-    index = index_in(store, load_index)
+    try:
+        index = load_index(store)
+    except ObjectNotFoundError as error:
+        index = open_unindexed(url, format_instead(url, None, error)).index
     # The cache is never looked at, so it can be anywhere.
     place = DatasetLocation(index, DiskCache(Path("nowhere"), store, CacheSettings()))
     streams = Streams([Stream(remote=url)], [asked.split or "data"], [place])

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import PurePosixPath
 from typing import Final
 
 from stoker.catalog.detect import detect as find_out
-from stoker.catalog.detect import suffixes_of_formats
 from stoker.catalog.unindexed.files_location import check_exists, source_of
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, refuse_dict, state_files
-from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.formats.one_file import SUFFIXES
+from stoker.errors import ConfigError
+from stoker.formats.one_file import FILES, IMAGES, SUFFIXES
 from stoker.formats.registry import format_name, get_format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local, join_url, open_store
-from stoker.storage.files import walk_files
 from stoker.types import StorageOptions
 
 __all__ = ["FILES", "HUGGING_FACE", "IMAGES", "INDEX", "DetectedSource", "Url", "detect"]
@@ -30,13 +25,6 @@ INDEX: Final = "index"
 """A dataset with an index.json, of whatever format that says."""
 HUGGING_FACE: Final = "huggingface"
 """A directory that ``datasets`` made by ``save_to_disk``."""
-IMAGES: Final = "images"
-"""JPEG and PNG files."""
-FILES: Final = "files"
-"""Any files, a sample each."""
-
-_PEEK: Final = 5000
-_SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +74,7 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
         if single and store is not None and name != FILES and name not in SUFFIXES and store.exists(INDEX_NAME):
             return DetectedSource(INDEX, source)
         return DetectedSource(_as_they_are(name), source)
-    return DetectedSource(_by_suffix(source, options), source)
+    return DetectedSource(_by_names(source, options), source)
 
 
 def _directory(source: Url, options: StorageOptions | None) -> Store | None:
@@ -112,57 +100,14 @@ def _hugging_face(store: Store, source: Url) -> DetectedSource | None:
     return DetectedSource(HUGGING_FACE, [join_url(source, name) for name in names])
 
 
-def _by_suffix(source: Url | Sequence[Url], options: StorageOptions | None) -> str:
-    """The format that the names of the files end like."""
-    names = list(islice(_names(source, options), _PEEK))
-    if not names:
-        raise ObjectNotFoundError(
-            f"{source}: there are no files there, or only hidden ones (beginning with _ or a dot)", url=str(source)
-        )
-    ends = Counter(PurePosixPath(name).suffix.lower() for name in names)
-    known = suffixes_of_formats()
-    kinds = {_as_they_are(known[end]) for end in ends if end in known}
-    if kinds == {IMAGES}:
-        return IMAGES
-    if not kinds and ends.keys() & set(_SOUNDS):
-        return FILES
-    if isinstance(source, str | os.PathLike):
-        found = find_out(source, options)
-        if found.kind == "shards":
-            raise ConfigError(f"{source} holds shards without an index.json: make it anew with `stoker index {source}`")
-        return found.format or INDEX
-    if len(kinds) == 1:
-        return kinds.pop()
-    there = ", ".join(f"{count} {end or '(no suffix)'}" for end, count in ends.most_common(6))
-    raise ConfigError(f"the files are of {'several formats' if kinds else 'no format by name'} ({there}): give format=")
+def _by_names(source: Url | Sequence[Url], options: StorageOptions | None) -> str:
+    """What the names of the files say."""
+    found = find_out(source, options)
+    if found.kind == "shards":
+        raise ConfigError(f"{source} holds shards without an index.json: make it anew with `stoker index {source}`")
+    return _as_they_are(found.format or INDEX)
 
 
 def _as_they_are(name: str) -> str:
     """What reads files of a format without decoding them, if they are images."""
     return IMAGES if name in ("jpeg", "png") else name
-
-
-def _names(source: Url | Sequence[Url], options: StorageOptions | None) -> Iterator[str]:
-    """Names of files that are not hidden."""
-    if not isinstance(source, str | os.PathLike):
-        yield from (os.fspath(one) for one in source)
-        return
-    where = source_of(source)
-    if where.keys is not None or where.pattern is not None:
-        yield from where.keys or (os.fspath(source),)
-        return
-    local = is_local(source)
-    if local is not None and local.is_file():
-        yield local.name
-        return
-    if local is not None:
-        for name, _ in walk_files(str(local), lambda name: not name.startswith((".", "_"))):
-            yield os.path.join(local, name)
-        return
-    some = False
-    for item in open_store(source, options).list():
-        if not any(part.startswith((".", "_")) for part in item.key.split("/")):
-            some = True
-            yield item.key
-    if not some:  # an object, perhaps
-        yield os.fspath(source)

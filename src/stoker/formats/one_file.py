@@ -24,6 +24,7 @@ from stoker.types import Batch, Buffer, Column, Ids
 
 __all__ = [
     "CLASS",
+    "FILES",
     "IMAGES",
     "LABEL",
     "PATH",
@@ -46,6 +47,8 @@ CLASS: Final = "class"
 LABEL: Final = "label"
 """Column of the class's number among all, by name; of images that stoker wrote, the label that was given."""
 
+FILES: Final = "files"
+"""Format of any files, a sample each."""
 IMAGES: Final = "images"
 """Format of folders that hold JPEG and PNG files; what a file is, its first bytes tell, whatever its name says."""
 

@@ -66,7 +66,8 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
             is below ``$STOKER_CACHE`` or ``~/.cache/stoker``. Without ``remote``, the directory that holds the dataset.
         split: sub-directory of both, such as ``"train"``.
         streams: several :class:`~stoker.streams.streams.Stream` objects instead of ``remote``, ``local`` and ``split``.
-        format: ``None``: shards with an index.json. ``"parquet"``: Parquet files as they are; rows are samples, row groups
+        format: ``None``: shards with an index.json, and where there is none, files of the format that their names tell.
+            ``"parquet"``: Parquet files as they are; rows are samples, row groups
             shards. Other names (``"npy"``, ``"tar"``, ``"jsonl"``, ...): files as they are, too; see docs/formats.md.
             ``"synthetic"``: samples made in memory.
         format_options: settings of the format, by name, such as ``filters`` and ``on_bad_files`` of Parquet; see

@@ -63,8 +63,8 @@ class Stream:
         repeat: how often each of its samples comes in an epoch.
         choose: how many samples of it come in an epoch. At most one of these three.
         download_retry, download_timeout, validate_hash, keep_zip, storage_options: as for the dataset.
-        format: ``None``: shards with an index.json, of any formats. A name: files of this format as they are, indexed from
-            a listing and their own headers; see docs/formats.md.
+        format: ``None``: shards with an index.json, of any formats, or files whose names tell their format. A name: files of
+            this format as they are, indexed from a listing and their own headers; see docs/formats.md.
         format_options: settings of the format, by name; see there.
         subset: which of its samples belong: :class:`~stoker.streams.subsets.HashSplit`, ``KeepIds``, ``SkipIds`` or
             ``Where``, or a list of them, all of which must let a sample in.

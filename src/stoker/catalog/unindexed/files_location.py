@@ -13,12 +13,14 @@ from stoker.display import redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
 
-__all__ = ["Files", "FilesLocation", "check_exists", "source_of"]
+__all__ = ["Files", "FilesLocation", "check_exists", "expand_braces", "is_pattern", "source_of"]
 
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory or URL prefix, a file, a pattern, or a list of files."""
 
-_WILD: Final = re.compile(r"[*?\[]")
+_BRACES: Final = re.compile(r"\{(?:(?P<first>[0-9]+)\.\.(?P<last>[0-9]+)|(?P<each>[^{}]*,[^{}]*))\}")
+_WILD: Final = re.compile(rf"[*?\[]|{_BRACES.pattern}")
+_MOST_NAMES: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,11 @@ def source_of(given: Files) -> FilesLocation:
     """What the caller means.
 
     Args:
-        given: a directory or URL prefix; a file; a pattern with ``*`` (within a name), ``**`` (any directories), ``?``
-            and ``[...]``; or a list of files, all local or all of one bucket.
+        given: a directory or URL prefix; a file; a pattern with ``*`` (within a name), ``**`` (any directories), ``?``,
+            ``[...]``, ``{000..127}`` and ``{a,b}``; or a list of files, all local or all of one bucket.
 
     Raises:
-        ConfigError: an empty list, a file that comes twice, files of several buckets.
+        ConfigError: an empty list, a file that comes twice, files of several buckets, too many names.
     """
     if isinstance(given, str | os.PathLike):
         return _one(os.fspath(given))
@@ -77,6 +79,40 @@ def source_of(given: Files) -> FilesLocation:
     if twice:
         raise ConfigError(f"the list of files has {min(twice)!r} twice")
     return FilesLocation(root, keys=tuple(keys))
+
+
+def is_pattern(given: str | os.PathLike[str]) -> bool:
+    """Whether a text stands for any number of files, as one with ``*`` or ``{00..12}``, and is no path of this machine."""
+    path = is_local(given)
+    return _WILD.search(os.fspath(given) if path is None else str(path)) is not None and not (path and path.exists())
+
+
+def expand_braces(text: str) -> list[str]:
+    """All that ``{000..127}`` (numbers, of as many digits as the first) and ``{a,b}`` stand for, as in a shell.
+
+    Raises:
+        ConfigError: these are more than a million names.
+
+    >>> expand_braces("train-{08..10}.{tar,idx}")[:3]
+    ['train-08.tar', 'train-08.idx', 'train-09.tar']
+    """
+    names = [""]
+    at = 0
+    for match in _BRACES.finditer(text):
+        if match["each"] is not None:
+            parts = match["each"].split(",")
+        else:
+            low, high, digits = int(match["first"]), int(match["last"]), len(match["first"])
+            if high - low >= _MOST_NAMES:
+                raise ConfigError(f"{text}: {match[0]} stands for more than {_MOST_NAMES:,} names")
+            parts = [f"{number:0{digits}}" for number in range(low, high + 1)]
+        if len(names) * len(parts) > _MOST_NAMES:
+            raise ConfigError(f"{text} stands for more than {_MOST_NAMES:,} names")
+        names = [f"{name}{text[at : match.start()]}{part}" for name in names for part in parts]
+        at = match.end()
+    if not names:
+        raise ConfigError(f"{text} stands for no name: the numbers in braces fall")
+    return [name + text[at:] for name in names]
 
 
 def check_exists(given: str | os.PathLike[str]) -> None:
@@ -121,8 +157,12 @@ def _one(text: str) -> FilesLocation:
 def _wild(text: str) -> FilesLocation:
     first = _WILD.search(text)
     assert first is not None
+    if not re.search(r"[*?\[]", text):
+        named = source_of(expand_braces(text))
+        return FilesLocation(named.root, keys=named.keys, given=text)
     root, _, pattern = text[: first.start()].rpartition("/")
-    return FilesLocation(root or "/", pattern=_regular(pattern + text[first.start() :]), given=text)
+    patterns = map(_regular, expand_braces(pattern + text[first.start() :]))
+    return FilesLocation(root or "/", pattern="|".join(patterns), given=text)
 
 
 def _regular(pattern: str) -> str:
