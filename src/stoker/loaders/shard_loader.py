@@ -21,7 +21,6 @@ from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
 from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
-from stoker.pipeline.workers.engine import WorkerEngine
 from stoker.pipeline.workers.leased import LeasedSource
 from stoker.pipeline.workers.lockstep import FILLER, LockstepSource
 from stoker.pipeline.workers.planned import PlannedSource
@@ -29,6 +28,7 @@ from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest
 from stoker.pipeline.workers.replayed import ReplayedSource
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource
 from stoker.pipeline.workers.worker_order import changed_order, order_of_arrays
+from stoker.pipeline.workers.worker_reader import WorkerReader
 from stoker.streams.streams import Stream
 from stoker.types import Transform
 
@@ -95,7 +95,7 @@ class StreamingShardLoader(CloseOnExit):
                 f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
             )
         self._rows = rows
-        self._worker = WorkerEngine(_source_of(rows, sample_order, config, batch_size), config, rows.counts)
+        self._worker = WorkerReader(_source_of(rows, sample_order, config, batch_size), config, rows.counts)
         self._folder: CheckpointFolder | None = None
         if config.checkpoint_url is not None:
             self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, rows.counts)
@@ -395,7 +395,7 @@ def _source_of(rows: SampleSource, sample_order: SampleOrder, config: StreamingC
     )
 
 
-def _forget(worker: WorkerEngine) -> None:
+def _forget(worker: WorkerReader) -> None:
     with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
         worker.close()
 

@@ -77,10 +77,10 @@ class RestoreRequest:
 
 
 class RangeSource(ABC):
-    """One worker's ranges, epoch after epoch: what :class:`~stoker.pipeline.workers.engine.WorkerEngine` reads and delivers.
+    """One worker's ranges, epoch after epoch.
 
-    A source numbers what it gives as it likes, rising from 0 in each epoch. The engine keeps the number of the next sample to
-    be delivered and hands it in.
+    :class:`~stoker.pipeline.workers.worker_reader.WorkerReader` reads and delivers them. A source numbers its samples as it
+    likes, rising from 0 in each epoch; the reader keeps the number of the next one to be delivered and hands it in.
 
     Args:
         rows: where samples come from.

@@ -1,4 +1,4 @@
-"""``WorkerEngine``: reads ahead what a source of ranges gives, delivers it, counts it, and makes checkpoints of it."""
+"""``WorkerReader``: reads ahead what a source of ranges gives, delivers it, counts it, and makes checkpoints of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import Piece, RangeSource, RestoreRequest
 
-__all__ = ["WorkerEngine"]
+__all__ = ["WorkerReader"]
 
 _LOOK: Final = 0.25
 
 
-class WorkerEngine:
+class WorkerReader:
     """One worker of a :class:`~stoker.loaders.shard_loader.StreamingShardLoader`.
 
     What is in the buffer was not delivered: after an error, a fork or :meth:`close` it is read again from there.

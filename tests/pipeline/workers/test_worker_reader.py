@@ -1,4 +1,4 @@
-"""One engine delivers the samples, however work is divided: errors and stops neither skip nor repeat any."""
+"""One reader delivers the samples, however work is divided: errors and stops neither skip nor repeat any."""
 
 from __future__ import annotations
 
