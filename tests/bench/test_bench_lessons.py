@@ -43,7 +43,7 @@ WORKLOAD, DLIO = "bench/test_bench_workload.py", "bench/test_bench_dlio.py"
 CHECKPOINT, SAVING = "bench/test_bench_checkpoint.py", "bench/test_bench_checkpoint_runs.py"
 JOB = "generation/test_generate_job.py"
 CONTENT, KINDS = "generation/test_generated_content.py", "generation/test_generated_formats.py"
-STORE, FORK = "storage/test_contract.py", "storage/fork_proxy/test_fork.py"
+STORE, FORK = "../src/stoker/testing/stores.py", "storage/fork_proxy/test_fork.py"
 
 LESSONS: dict[str, tuple[str, ...]] = {
     # -- what is measured
@@ -107,7 +107,7 @@ LESSONS: dict[str, tuple[str, ...]] = {
     ),
     # -- storage
     "an object store was given an open buffer instead of its bytes, or text": (
-        f"{STORE}::test_what_was_put_comes_back",
+        f"{STORE}::test_objects_of_any_size_are_read",
         f"{STORE}::test_what_is_not_bytes_in_one_piece_is_refused",
     ),
     "s3:// went to open(), abspath(), PIL and tf.io.gfile, or through two functions that each changed it": (
@@ -119,7 +119,7 @@ LESSONS: dict[str, tuple[str, ...]] = {
         f"{STORE}::test_listing_gives_keys_and_sizes_of_whole_folders",
     ),
     "a store failed that was asked whether a file is there before anything else": (
-        f"{STORE}::test_what_was_put_comes_back",
+        f"{STORE}::test_objects_of_any_size_are_read",
         f"{STORE}::test_a_missing_object_is_named",
     ),
     "a local file went to the reader of objects": (f"{FORMATS}::test_a_format_is_generated_and_trained_on",),
@@ -244,7 +244,7 @@ def test_every_lesson_names_tests_that_exist() -> None:
             file, _, name = test.partition("::")
             if file not in found:
                 tree = ast.parse((TESTS / file).read_text())
-                found[file] = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+                found[file] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
             assert name in found[file], test
     mine = {name for name in found[HERE] if name.startswith("test_")}
     named = {test.partition("::")[2] for tests in LESSONS.values() for test in tests if test.startswith(HERE)}

@@ -15,6 +15,7 @@ from stoker import StreamingDataset
 from stoker.conversion import convert
 from stoker.errors import ConfigError, EncodingError, ObjectNotFoundError, TransformError
 from stoker.storage import open_store
+from stoker.storage.unfinished import MARK, STAGE
 from stoker.tokens import MegatronFile
 
 ROWS = 1000
@@ -112,3 +113,31 @@ def test_files_of_a_bucket_count_when_all_are_there(
         _mended.clear()
     assert _same(StreamingDataset(**where))
     assert not [item.key for item in store.list() if not item.key.startswith(("part-", ".stoker_convert"))]
+
+
+@pytest.mark.parametrize("to", ["mds", "parquet"])
+def test_a_conversion_that_the_version_before_left_unfinished_is_completed(
+    to: str, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"to": to, "processes": 1, "shard_samples": 100}
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(done: int, _: int) -> None:
+        if done > 500:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        convert(source, out, **options, progress=stop)
+    with pytest.raises(ObjectNotFoundError):
+        StreamingDataset(remote=out, format=to)
+    # That version had no mark on a local disk, and other files than shards lay in a folder of the conversion.
+    (out / MARK).unlink()
+    if (out / STAGE).exists():
+        (out / STAGE).rename(out / "_convert" / "files")
+    done = convert(source, out, **options)
+    assert (done.samples, done.resumed > 0) == (ROWS, to == "mds")
+    assert _same(StreamingDataset(remote=out, format=to))
+    assert not [path.name for path in out.iterdir() if path.name.startswith("_")]
