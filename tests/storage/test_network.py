@@ -147,7 +147,7 @@ def test_a_store_that_keeps_failing_names_the_last_reason(tmp_path: Path) -> Non
         (status(405), StorageError, "405"),
         (status(501), StorageError, "501"),
         (status(301), StorageError, "region"),
-        (status(507), StorageFullError, "room"),
+        (status(507), StorageFullError, "full"),
         (status(403, b"<Error><Code>QuotaExceeded</Code></Error>"), StorageFullError, "QuotaExceeded"),
     ],
 )

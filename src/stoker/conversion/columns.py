@@ -1,4 +1,4 @@
-"""Which columns are read and written, as what."""
+"""The columns of a conversion: chosen, named, and given their encodings."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def convert(
         hashes: names of hashes of every file to put in the index; default as for the writers, ``()`` for none.
         processes: default one a processor; 1 works in this process. With Ray: most tasks at once.
         engine: ``"ray"`` for the tasks of a Ray cluster.
-        resume: go on from what an unfinished run left; otherwise remove that, and begin anew.
+        resume: continue what an unfinished run left; otherwise remove it and start again.
         allow_unsafe_types: decode pickled columns, which can run code from the data.
         source_options: credentials and settings of the source, by obstore's names; default those of the destination.
         storage_options: of the destination.
@@ -211,7 +211,7 @@ def convert(
 
 
 def _told(job: ConversionJob, notes: Mapping[int, Mapping[str, Any]], shards: int, size: int) -> dict[str, Any]:
-    """What is told of a conversion that is done, whoever did what of it when."""
+    """The report of a finished conversion, but for what only the last run knows."""
     read, written = totals(notes)
     return {
         "samples_read": read,

@@ -1,4 +1,4 @@
-"""What a source is, by what lies there."""
+"""Detects the kind of a source by the files that lie there."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def detect(source: Url | Sequence[Url], format: str | None, options: StorageOpti
 
     Raises:
         ConfigError: it is several things, or nothing that can be told; says what is there.
-        ObjectNotFoundError: nothing is there; names what lies beside it and is named alike.
+        ObjectNotFoundError: nothing is there; names files next to it with similar names.
         CorruptDataError: a Hugging Face dataset's own description is damaged.
     """
     name = HUGGING_FACE if format == "hf" else format_name(format)

@@ -1,4 +1,4 @@
-"""The work, cut into tasks: a pure function of the source and the settings, never of who does it."""
+"""A conversion, cut into tasks: a pure function of the source and the settings, whichever process does them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TOGETHER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Which sample comes at which position.
+    """The order of the samples, and the split of each.
 
     Attributes:
         sizes: samples in each shard of the source; int64.
@@ -110,12 +110,12 @@ class ConversionJob:
 
     @property
     def tasks(self) -> int:
-        """How many there are."""
+        """Number of tasks."""
         return len(self.bounds) - 1
 
 
 def bounds_of(samples: int, size: int, settings: ShardSettings) -> Ids:
-    """Where the tasks begin, and where the last ends: int64, shape ``(tasks + 1,)``.
+    """First positions of the tasks, and the end of the last: int64, shape ``(tasks + 1,)``.
 
     A task makes one shard of the output, or up to four where the data set is large, so that few shards are cut short by the
     end of their task; all tasks are of about the same size.

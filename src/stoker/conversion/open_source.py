@@ -228,7 +228,7 @@ def _declared(place: DatasetLocation) -> dict[str, ColumnType]:
 
 
 def _of_schema(schema: Any, columns: Sequence[str], *, arrays: bool) -> dict[str, ColumnType]:
-    """By an Arrow schema, what stoker wrote beside it, and the features of Hugging Face's ``datasets``."""
+    """The columns of an Arrow schema, with the encodings that stoker or Hugging Face's ``datasets`` declared."""
     metadata = schema.metadata or {}
     ours = _object(metadata.get(KEY)).get("columns")
     features = _object(_object(metadata.get(_HUGGING_FACE_KEY)).get("info")).get("features")

@@ -1,4 +1,4 @@
-"""What a conversion did."""
+"""The report of a conversion."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ConvertReport"]
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
         samples_read: samples of the source.

@@ -42,7 +42,7 @@ def settings_of(
     size_limit: int | str,
     shard_samples: int | None,
 ) -> ShardSettings:
-    """How shards are written; see :func:`~stoker.conversion.convert.convert`.
+    """Settings of the shards; see :func:`~stoker.conversion.convert.convert`.
 
     Raises:
         ConfigError: they can not be.

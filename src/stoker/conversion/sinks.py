@@ -1,4 +1,4 @@
-"""Where the samples of one task go: the shards of a writer, which nobody finds before the dataset's index names them."""
+"""Writes the samples of one task: by the writer of the format, into files named by the task, without an index."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """How shards are written.
+    """Settings of the shards.
 
     Attributes:
         format: the name of a format that :func:`writer_of` knows.

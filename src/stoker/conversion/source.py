@@ -1,4 +1,4 @@
-"""Where samples come from: any opened dataset, or files that are a sample each. Sources go to processes by pickling."""
+"""Sources of samples: any opened dataset, or files that are a sample each. Sources go to processes by pickling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task: a range of samples to its shards, and the note that they are complete."""
+"""One task of a conversion: a range of samples to its shards, and a record that they are complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAMPLE: Final = re.compile(r"(?:the batch from )?sample ([0-9]+)")
 
 
 def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) -> dict[str, Any]:
-    """Do a task, and note in the destination that it is done. Done again, it writes the same again.
+    """Do a task, and record in the destination that it is done. Done again, it writes the same again.
 
     Args:
         job: the work.
@@ -113,7 +113,7 @@ def _adapted(values: Any, plan: ColumnPlan) -> Any:
 
 
 def _mapped(job: ConversionJob, batch: Batch, where: Callable[[int], str]) -> tuple[Batch, Ids]:
-    """What the transform makes of samples, as columns, and for each the row of the sample that it was made of."""
+    """Columns of the samples that the transform returns, and for each the row of the sample that it was made of."""
     assert job.transform is not None
     columns = items(batch, job.decoded, where)
     names = tuple(columns)

@@ -46,7 +46,7 @@ def load_transform(given: Transform | str | None) -> Transform | None:
 
 
 def identity_of(transform: Transform | None) -> str:
-    """What a conversion that goes on compares: the function's name and a digest of its source."""
+    """Identity of a function: its name and a digest of its source. A resumed conversion compares it."""
     if transform is None:
         return ""
     inner = inspect.unwrap(getattr(transform, "func", transform))
@@ -65,7 +65,7 @@ def identity_of(transform: Transform | None) -> str:
 
 
 def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> list[Sample]:
-    """What the function makes of a sample: any number of samples.
+    """Apply the function to a sample: any number of samples.
 
     Raises:
         TransformError: it raised an error; names the sample.

@@ -1,4 +1,4 @@
-"""What lies in the destination beside a conversion's output: its record, a note of each task that is done; and the end."""
+"""The state of a conversion at its destination: the job's record, a note of each finished task, and the final commit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unfinished(destination: str, options: StorageOptions | None) -> bool:
 
 
 def done_before(job: ConversionJob, about: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
-    """What :func:`finish` returned of this job, where an earlier run has finished it.
+    """The report of this job by :func:`finish`, where an earlier run has finished it.
 
     Args:
         job: the work.
@@ -79,7 +79,7 @@ def done_before(job: ConversionJob, about: Mapping[str, Any], *, resume: bool) -
         resume: whether a job that is done is as good as one that is done now.
 
     Raises:
-        ConfigError: another conversion was finished there, or this one, and it is to begin anew.
+        ConfigError: another conversion was finished there, or this one, and it is to start again.
         CorruptDataError: it was finished, and files of it are missing.
     """
     store = open_root(job.destination, job.storage_options)
@@ -102,13 +102,13 @@ def done_before(job: ConversionJob, about: Mapping[str, Any], *, resume: bool) -
 def begin(
     job: ConversionJob, about: Mapping[str, Any], versions: Mapping[str, str], *, resume: bool
 ) -> dict[int, dict[str, Any]]:
-    """Begin in an empty destination, or go on in one that another run of the same job left, which was not finished.
+    """Begin in an empty destination, or resume in one that an unfinished run of the same job left.
 
     Args:
         job: the work.
         about: see :func:`done_before`.
         versions: of the source's files, by name.
-        resume: go on; otherwise what an unfinished run left is removed.
+        resume: continue; otherwise what an unfinished run left is removed.
 
     Returns:
         The notes of tasks that are done, by number.
@@ -132,7 +132,7 @@ def begin(
             _keep(job, store, about, versions)
         return notes
     if store.exists(_RECORD):
-        # A run that has written nothing yet leaves nothing to go on with.
+        # A run that has written nothing yet leaves nothing to resume.
         if resume and not all(_is_before_output(item.key) for item in store.list()):
             assert record is not None
             _refuse(store, record, about, versions)
@@ -225,7 +225,7 @@ def _check_there(store: Store, sizes: Mapping[str, int]) -> None:
 
 
 def _record(store: Store, *, resume: bool) -> JobRecord | None:
-    """The record, if there is one. One that is damaged is none to who begins an unfinished conversion anew."""
+    """The record, if there is one. A damaged record of an unfinished conversion counts as none when it starts again."""
     try:
         return read_record(store, _RECORD)
     except CorruptDataError:
@@ -301,7 +301,7 @@ def _complete(job: ConversionJob, note: Mapping[str, Any], there: Mapping[str, i
 def _clear(store: Store) -> None:
     """Remove what an unfinished run left, and nothing that only looks like it."""
     delete_all(store, [item.key for item in store.list() if _OURS.fullmatch(item.key)])
-    store.delete(_RECORD)  # last: whoever is killed in between may begin anew again
+    store.delete(_RECORD)  # last: a run that is killed before can start again
 
 
 def _note(number: int) -> str:

@@ -117,7 +117,7 @@ def read_shares(store: Store) -> dict[str, GeneratedFile]:
             told = json.loads(store.get(item.key, max_bytes=_MOST_BYTES))
             found.update({name: GeneratedFile(*facts) for name, facts in told.items()})
         except (ObjectNotFoundError, ValueError, TypeError, AttributeError):
-            continue  # another host was done first, and is removing them; what is not known is reckoned anew
+            continue  # another host was done first, and is removing them; what is not known is computed again
     return found
 
 

@@ -74,7 +74,7 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def _what_it_is(mode: int) -> str:
-    """What a path that is no regular file leads to, in words, by its ``st_mode``."""
+    """The kind of a path that is no regular file, in words, by its ``st_mode``."""
     return next((name for test, name in _KINDS if test(mode)), "no regular file")
 
 

@@ -1,7 +1,7 @@
-"""What a job that reads one dataset and writes another keeps: the versions of its source's files, and a record of itself.
+"""The record of a job that reads one dataset and writes another, and the versions of its source's files.
 
-The record lies beside what the job writes, hidden, and stays there. By it a run knows the work of an earlier one: to go on
-with it, to say that it is done, or to refuse, because settings or source are others.
+The record is a hidden file next to the output, and stays there. A later run compares it with its own settings and source, and
+resumes the job, reports that it is done, or refuses.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAMED: Final = 5
 
 
 def file_version(size: int, version: str) -> str:
-    """What changes when a file is replaced, of its size and what its store tells; see :mod:`stoker.storage.versions`."""
+    """A text of a file's size and version that differs when the file is replaced; see :mod:`stoker.storage.versions`."""
     return f"{size} {version}"
 
 

@@ -28,7 +28,7 @@ from stoker.storage.versions import local_version, same_version
 __all__ = ["TEMPORARY", "LocalStore", "file_errors", "file_info", "open_target", "remove_unfinished", "write_all"]
 
 TEMPORARY = ".stoker-put-"
-"""What the names of files begin with that are being written. No listing shows them."""
+"""Prefix of the names of files that are being written. No listing shows them."""
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.
 _NO_TMPFILE = frozenset([errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS])
 
@@ -260,7 +260,7 @@ def _open(path: str) -> Iterator[tuple[int, int]]:
 
 
 def file_info(key: str, status: os.stat_result, path: str | os.PathLike[str] | None = None) -> ObjectInfo:
-    """What a store tells of a local file; with its path also when a symbolic link there was made."""
+    """The :class:`ObjectInfo` of a local file; with its path, a symbolic link there counts as modified when it was made."""
     modified = status.st_ctime_ns or status.st_mtime_ns  # some file systems keep no time of a change of status
     if path is not None:
         with contextlib.suppress(OSError):  # gone since

@@ -71,7 +71,7 @@ def is_rewritten(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state or run says, with this sample order's versions in place of those that do not contradict them.
+    """The description in a state or run, with this sample order's versions in place of those that do not contradict them.
 
     After this, both can be compared as they are.
 

@@ -30,7 +30,7 @@ class TransientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long to try: exponential back-off with full jitter, bounded in number and in time.
+    """Number and duration of attempts: exponential back-off with full jitter, bounded in number and in time.
 
     Attributes:
         attempts: tries in all, at least 1; 1 never retries.

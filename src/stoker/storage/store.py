@@ -1,4 +1,4 @@
-"""The face of storage: one class for every kind of URL."""
+"""One class of store for every kind of URL."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Store:
         return True
 
     def endpoint(self) -> str:
-        """What tells the server or account from others that have the same URLs; empty for the provider's usual one.
+        """The server or account, which tells this store from others of the same URL; empty for the provider's usual one.
 
         Comes from ``storage_options``, the environment or a profile, without a request.
         """

@@ -1,4 +1,4 @@
-"""What the kinds of store share: the shape of their answers and the checks that they all make."""
+"""Types and checks that all kinds of store share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NewHash: TypeAlias = Callable[[], Any]
 """Makes an object with ``update`` and ``hexdigest``, as those of hashlib. Picklable."""
 
 PutData: TypeAlias = bytes | bytearray | memoryview | Sequence[bytes | bytearray | memoryview]
-"""What can be put: one buffer, or several that follow each other."""
+"""Data to put: one buffer, or several that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ObjectInfo:
 
 
 class Backend(Protocol):
-    """What a kind of store does. Keys and ranges are checked already; methods run in many threads."""
+    """Methods of a kind of store. Keys and ranges are checked before; methods run in many threads."""
 
     def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]: ...
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]: ...

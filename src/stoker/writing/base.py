@@ -28,7 +28,7 @@ _FORKED: Final = "that of the process from which this one was forked"
 
 
 class WriterOptions(TypedDict, total=False):
-    """What every writer takes beside its columns and its destination.
+    """Options of all writers, next to the columns and the destination.
 
     Attributes:
         keep_local: with a directory and a remote, keep the files in the directory, too. Without it they go to the
@@ -36,7 +36,7 @@ class WriterOptions(TypedDict, total=False):
         compression: ``"zstd"``, ``"br"``, ``"gz"``, ``"bz2"``, ``"snappy"``, with a level after a colon
             (``"zstd:7"``); default none.
         hashes: name or names of hashes of every file to put in the index (``"sha1"``, ``"xxh3_64"``, ...); default
-            ``"xxh3_64"``, by which readers find damage, and notice a dataset that was written anew. ``()`` for none.
+            ``"xxh3_64"``, by which readers find damage, and notice a dataset that was rewritten. ``()`` for none.
         size_limit: most raw bytes of a shard, as a number or like ``"64MB"`` (the default). ``None`` sets no limit
             but the format's own of 4 GiB. A shard holds at least one sample, however large.
         progress_bar: show on the terminal how many samples, shards and bytes are stored.
@@ -44,7 +44,7 @@ class WriterOptions(TypedDict, total=False):
         retry: how often a failed request is tried again.
         exist_ok: replace the dataset that is there. Its index is removed first, then its shards.
         append: add to the dataset that is there; without one, begin it.
-        resume: go on where a killed writer of the same settings stopped; see ``samples_written``.
+        resume: continue where a killed writer of the same settings stopped; see ``samples_written``.
         storage_options: credentials and settings of the remote, by obstore's names.
     """
 
@@ -154,7 +154,7 @@ class Writer(ABC):
 
         Raises:
             EncodingError: a column is missing or a value does not fit; names the column, the sample and what was
-                expected. Nothing of the sample is written, and writing may go on.
+                expected. Nothing of the sample is written, and the next may follow.
             ConfigError: the writer is closed.
             StorageError: storing an earlier file failed.
         """

@@ -136,7 +136,7 @@ class DatasetWriter(Writer):
             self._ends.extend((ends[start:stop] + (at - done)).tolist())
             self._at = end
             start = stop
-        self._bound = -1  # found anew by the next single sample
+        self._bound = -1  # computed again by the next single sample
 
     def end_shard(self) -> None:
         """End the shard with the last sample that was added: the next one begins another."""
@@ -170,7 +170,7 @@ class DatasetWriter(Writer):
 
     @property
     def _overhead(self) -> int:
-        """What a shard of one sample counts beyond its record."""
+        """Bytes that a shard of one sample counts beyond its record."""
         overhead: int = self._encoder.shard_cost + self._sample_cost
         return overhead
 

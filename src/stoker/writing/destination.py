@@ -1,4 +1,4 @@
-"""Where a writer's files go, and the one protocol by which they come to count.
+"""The destination of a writer, and the commit protocol of all output.
 
 A writer begins: what lies at the destination is refused, removed or continued. Each file appears whole, by rename or upload.
 Before the first of them a mark says that the output is unfinished (:mod:`stoker.storage.unfinished`). At the end comes the
@@ -38,7 +38,7 @@ _THREADS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a writer continues.
+    """The output that a writer continues.
 
     Attributes:
         kept: files that are part of the output already, by number.
@@ -157,7 +157,7 @@ class Destination:
             )
 
     def _continued(self, files: OutputFiles, resume: bool) -> tuple[Begun, list[KeptFiles]]:
-        """What the output begins with, and that part of it which counts already."""
+        """The files that the output begins with, and those of them that count already."""
         main = self.main
         mark = read_mark(main)
         if mark is not None and mark.doomed is not None:
@@ -247,7 +247,7 @@ class Destination:
         return STAGE if self._staged and is_local(store.url) is not None else ""
 
     def _located(self, store: Store) -> list[tuple[ObjectInfo, str]]:
-        """What a place has: each object by the name that it has or will have, and the key that it has now."""
+        """The objects of a place: each by its final name, and with the key that it has now."""
         stage = self._stage(store)
         return [
             (with_key(item, key=item.key.removeprefix(stage)) if stage else item, item.key) for item in store.list()

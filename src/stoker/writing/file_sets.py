@@ -38,10 +38,10 @@ class FileSetWriter(Writer):
     """
 
     stem: ClassVar[str] = "part"
-    """What the files' names begin with."""
+    """Prefix of the files' names."""
     indexed = False
     ends: ClassVar[tuple[str, ...]]
-    """What the names of the files of one number end with; the last of them is stored last, and tells of the others."""
+    """Suffixes of the names of the files of one number. The last one is stored last, and describes the others."""
 
     def __init__(
         self,

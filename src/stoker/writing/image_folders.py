@@ -94,7 +94,7 @@ class ImageWriter(Writer):
         """Add a sample: ``image`` (a PIL image or a file's bytes) and ``label``.
 
         Raises:
-            EncodingError: a value is missing or does not fit. Nothing of the sample is written, and writing may go on.
+            EncodingError: a value is missing or does not fit. Nothing of the sample is written, and the next may follow.
             ConfigError: the writer is closed.
             StorageError: storing an earlier image failed.
         """

@@ -17,7 +17,7 @@ from stoker.types import Array, Batch
 __all__ = ["ENDS", "MegatronParts", "tokens_of"]
 
 ENDS: Final = (".bin", ".idx")
-"""What the names of a pair end with; the second tells what lies where in the first."""
+"""Suffixes of the names of a pair; the second file is the index of the first."""
 
 _MOST_TOKENS: Final = np.iinfo(np.int32).max
 

@@ -74,7 +74,7 @@ class MegatronShardWriter(FileSetWriter):
 
         Raises:
             EncodingError: they are missing or do not fit; tells the sample and what was expected. Nothing of it is written,
-                and writing may go on.
+                and the next may follow.
             ConfigError: the writer is closed.
             StorageError: storing an earlier file failed.
         """

@@ -28,7 +28,7 @@ _SETTINGS: Final = ("compression", "hashes", "size_limit")
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """The files of one number that a listing found: a shard, an image, or a file without an index and those beside it.
+    """The files of one number that a listing found: a shard, an image, or a file and those that belong to it.
 
     Attributes:
         number: the number.
@@ -95,7 +95,7 @@ class OutputFiles(ABC):
 
     @abstractmethod
     def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:
-        """What some files hold.
+        """Read the samples and settings of some files.
 
         Args:
             store: where they are.
@@ -181,7 +181,7 @@ class NumberedFiles(OutputFiles):
 
     Args:
         identity: what the files are, as ``look`` finds it; files of another can not be added to.
-        settings: beside it, what the writer was told.
+        settings: other settings of the writer.
         stem: what their names begin with.
         ends: what the names of the files of one number end with.
         look: reads the files' samples and identity.

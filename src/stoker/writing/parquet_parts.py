@@ -80,7 +80,7 @@ class ParquetParts:
                 self._close()
 
     def _rows_until_full(self, table: Any) -> int:
-        """How many of a table's rows about fill the row group or the file, at least one."""
+        """Number of a table's rows that about fill the row group or the file, at least one."""
         left = min(_GROUP_BYTES - self._waiting_bytes, self._size_limit - self._file_bytes - self._waiting_bytes)
         rows: int = table.num_rows
         return rows if table.nbytes <= left else max(1, rows * max(0, left) // table.nbytes)

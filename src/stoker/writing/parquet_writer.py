@@ -105,7 +105,7 @@ class ParquetWriter(FileSetWriter):
 
         Raises:
             EncodingError: a column is missing or a value does not fit; names the column, the sample and what was expected.
-                Nothing of the sample is written, and writing may go on.
+                Nothing of the sample is written, and the next may follow.
             ConfigError: the writer is closed.
             StorageError: storing an earlier file failed.
         """

@@ -14,7 +14,7 @@ __all__ = ["ProgressBar"]
 
 
 class ProgressBar:
-    """How far work is, on one line of stderr: part, amount, rate, time left. Threads may advance it.
+    """Progress of some work on one line of stderr: part, amount, rate, time left. Threads may advance it.
 
     Args:
         title: what is done.

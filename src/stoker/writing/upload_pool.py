@@ -1,4 +1,4 @@
-"""Storing files behind a writer's back, a few at a time."""
+"""Threads that store the files of a writer, a few at a time."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _check_attempts(job: ConversionJob, worker: _Converter, attempts: int) -> No
 
 
 def _work(pipe: Any) -> None:
-    """What a process does: the job's tasks, until it is ended."""
+    """Main loop of a process: does tasks of the job until it is ended."""
     from stoker.conversion.task import run_task
 
     try:

@@ -1,4 +1,4 @@
-"""What an obstore exception means: which error of stoker's own, and whether trying again can help.
+"""Translates obstore's exceptions into stoker's errors, and says whether trying again can help.
 
 obstore gives most failures as one type with a text, so the text is read. Nothing of it is passed on but the
 server's code and message: the rest can contain signed URLs.
@@ -168,7 +168,7 @@ def error_for(fault: Fault, url: str, *, host: str, identity: str) -> StokerErro
             return AccessDeniedError(message, url=url)
         case "full":
             return StorageFullError(
-                f"{url}: the store has no room ({fault.detail}). Free some, or raise the quota.", url=url
+                f"{url}: the store is full ({fault.detail}). Free some, or raise the quota.", url=url
             )
         case "range":
             return StorageError(f"{url}: the range lies outside of the object ({fault.detail}).", url=url)

@@ -159,7 +159,7 @@ def client_spec(
 
 
 def endpoint_of(location: Location, spec: ClientSpec, environ: Mapping[str, str]) -> str:
-    """What tells a client's server or account from others; empty for the provider's usual one.
+    """The endpoint or account by which a client's server differs from others; empty for the provider's usual one.
 
     Args:
         location: where.
@@ -180,7 +180,7 @@ def endpoint_of(location: Location, spec: ClientSpec, environ: Mapping[str, str]
 
 
 def detect_cloud(dmi: Path = Path("/sys/class/dmi/id")) -> Cloud | None:
-    """Whose virtual machine this is, by what its firmware says; never asks the network."""
+    """The cloud on whose virtual machine this runs, by its firmware; never asks the network."""
 
     def read(name: str) -> str:
         try:

@@ -13,7 +13,7 @@ __all__ = ["read_profile"]
 
 
 def read_profile(name: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """What ``~/.aws/config`` and ``~/.aws/credentials`` say of a profile, plus its ``name``.
+    """The settings of a profile in ``~/.aws/config`` and ``~/.aws/credentials``, plus its ``name``.
 
     Args:
         name: the profile, or ``None`` for ``default``.

@@ -35,7 +35,7 @@ _AHEAD = 3
 
 @dataclass(frozen=True, slots=True)
 class EncodingJob:
-    """What a process needs to know: the tokenizer's JSON, and how to use it."""
+    """Settings of a tokenizing process: the tokenizer's JSON, and how to use it."""
 
     tokenizer: str
     special: bool

@@ -1,4 +1,4 @@
-"""Where tokens go: Parquet files or MDS shards, none of which count before all are there."""
+"""Sinks of tokens: Parquet files or MDS shards, in a directory or at a URL, none of which count before all are there."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class TokenSink(ABC):
 
     @abstractmethod
     def _done(self) -> dict[str, int]:
-        """What the record says of tokens that are all there."""
+        """Counts for the record of the finished job."""
 
     def finish(self) -> None:
         """Make what was written count.

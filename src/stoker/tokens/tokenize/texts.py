@@ -263,7 +263,7 @@ def _refuse_index(paths: list[str]) -> None:
 
 
 def _matches(pattern: str) -> list[str]:
-    """What a glob finds outside of the caches below its first part."""
+    """Files that a glob finds outside of the caches below its first part."""
     root = os.path.dirname(pattern)
     while glob.has_magic(root):
         root = os.path.dirname(root)

@@ -34,7 +34,7 @@ _COUNTS: Final = ("documents", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class TokenizeReport:
-    """What was done.
+    """The result of a tokenization.
 
     Attributes:
         documents: written.
@@ -104,7 +104,7 @@ def tokenize(
         row_group_tokens: tokens in a Parquet row group, as a number or like ``"8m"``.
         file_tokens: tokens in a Parquet file.
         strict: plain text that is not UTF-8 is an error; otherwise its bytes are replaced.
-        resume: go on from what a killed run over the same files with the same settings left; if it had finished, nothing is
+        resume: continue what a killed run over the same files with the same settings left; if it had finished, nothing is
             left to do.
         exist_ok: replace the tokens that are there.
         storage_options: credentials and settings of a remote ``dst``, by obstore's names.
@@ -112,7 +112,7 @@ def tokenize(
 
     Raises:
         ConfigError: an argument makes no sense, or there is something at ``dst``.
-        SourceChangedError: files of text were changed since the run that is gone on with, or while they were read; names
+        SourceChangedError: files of text were changed since the run that is resumed, or while they were read; names
             them.
         StorageError: ``dst`` can not be written, or a file can not be read.
         FormatError: a file is not what it should be; names file, row and remedy.
