@@ -45,11 +45,11 @@ unit-compute:
 unit-rest:
 	$(BIN)/python -m pytest $(COMPUTE:%=--ignore=%)
 
-# Of each test file as many tests as 0.7 s of a processor have room for, and none that start processes or servers.
-FAST := -m "not processes and not s3 and not slow" --budget 0.7 -r fE
+# Of each test file as many tests as 0.4 s of a processor have room for, and none that start processes or servers.
+FAST := -m "not processes and not s3 and not slow" --budget 0.4 -r fE
 
 check: $(STAMP)
-	$(MAKE) --jobs=2 --output-sync=target lint check-compute check-rest
+	$(MAKE) --jobs=2 --output-sync=target check-rest lint check-compute
 
 check-compute:
 	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(COMPUTE)
