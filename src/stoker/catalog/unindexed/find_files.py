@@ -19,7 +19,7 @@ from stoker.formats.common.checks import check_basename
 from stoker.formats.format import Format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
-from stoker.storage.files import walk_files
+from stoker.storage.files import check_regular, walk_files
 from stoker.storage.local import file_errors, file_info
 from stoker.storage.unfinished import MARK, counted_files
 
@@ -163,10 +163,16 @@ def _listing(root: str, store: Store) -> Iterator[ObjectInfo]:
 
 
 def _head(store: Store, key: str) -> ObjectInfo:
-    try:
+    directory = is_local(store.url)
+    if directory is None:
         return store.head(key)
-    except ObjectNotFoundError as error:
-        raise ObjectNotFoundError(f"{error}: check the list of files", url=store.url_of(key)) from None
+    path = directory / key
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise ObjectNotFoundError(f"{path}: {error.strerror}: check the list of files", url=str(path)) from None
+    check_regular(path, status)
+    return file_info(key, status)
 
 
 def side_by_side(work: Sequence[Callable[[], _T]], name: str, most: int = _THREADS) -> list[_T]:
