@@ -266,8 +266,8 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
 
 def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard) -> list[tuple[int, str]]:
     """Number and name of the columns to read."""
-    names = set(wanted_columns(columns, layout.names, shard.where, shard.options, layout.unsafe))
-    return [(k, name) for k, name in enumerate(layout.names) if name in names]
+    names = wanted_columns(columns, layout.names, shard.where, shard.options, layout.unsafe)
+    return [(layout.names.index(name), name) for name in names]
 
 
 def _places(
