@@ -140,6 +140,10 @@ def test_what_has_no_one_format_says_what_is_there(tmp_path: Path) -> None:
         ObjectNotFoundError, match=r"no name of its 1 files tells a format \(1 of .xyz\): say which with format="
     ):
         StreamingDataset(remote=tmp_path / "strange")
+    np.save(tmp_path / "strange" / "a.npy", np.arange(3))
+    (tmp_path / "strange" / "a.npy").rename(tmp_path / "strange" / "a.xyz")
+    with pytest.raises(ObjectNotFoundError, match=r"a\.xyz begins as a file of format='npy' does"):
+        StreamingDataset(remote=tmp_path / "strange")
     with MDSWriter({"x": "int"}, str(tmp_path / "mds")) as writer:
         writer.write({"x": 1})
     (tmp_path / "mds" / "index.json").unlink()

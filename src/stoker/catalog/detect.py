@@ -15,10 +15,10 @@ from stoker.catalog.unindexed.files_location import Files, source_of
 from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.one_file import FILES, IMAGES
-from stoker.formats.registry import format_names, get_format
+from stoker.formats.registry import format_names, format_of_bytes, get_format
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import ShardFiles, find_shards
-from stoker.storage import ObjectInfo, is_local, open_store
+from stoker.storage import ObjectInfo, Store, is_local, open_store
 from stoker.types import StorageOptions
 
 __all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "detect_object", "suffixes_of_formats"]
@@ -26,9 +26,8 @@ __all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named",
 # A look at so many names tells what a dataset consists of.
 _PEEK: Final = 5000
 _MOST_NAMED: Final = 5
+_HEAD: Final = 16
 _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
-# Files with these ends often lie beside a dataset to tell of it. They count where there are no others.
-_TELLING: Final = (".json", ".csv", ".tsv", ".txt", ".psv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,16 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
             f"{store.url} has no {INDEX_NAME}, but its sub-directories have ({below[0]}{', ...' if below[1:] else ''}): "
             "name one of them, or make one index of them with `stoker index --merge`"
         )
-    return detect_listed(listing, text)
+    return detect_listed(listing, text, store)
+
+
+def _seen(store: Store, listing: Sequence[ObjectInfo]) -> str:
+    """A hint for the error where names tell no format, by how the first file begins; empty where that tells none."""
+    file = next((item for item in listing if not is_hidden(item.key)), None)
+    if file is None or file.key.lower().endswith(tuple(suffixes_of_formats())):
+        return ""
+    name = format_of_bytes(bytes(store.get_range(file.key, 0, min(_HEAD, file.size)))) if file.size else None
+    return f". {file.key} begins as a file of format={name!r} does" if name is not None else ""
 
 
 def detect_named(text: str) -> Detected | None:
@@ -133,15 +141,23 @@ def detect_object(url: str) -> Detected | None:
     return Detected("files", _chosen([url], url))
 
 
-def detect_listed(listing: Sequence[ObjectInfo], where: str) -> Detected:
-    """What a directory without an index holds, by its listing; ``where`` names it.
+def detect_listed(listing: Sequence[ObjectInfo], where: str, store: Store) -> Detected:
+    """What a directory without an index holds, by its listing.
+
+    Args:
+        listing: names and sizes of the files.
+        where: names the directory.
+        store: of the directory; a file of it is looked into where no name tells a format.
 
     Raises:
         ConfigError: files of several formats, or of none that is known; says what was found.
     """
     if any(_is_whole(shard) for shard in find_shards(listing).values()):
         return Detected("shards")
-    return Detected("files", _chosen([item.key for item in listing if not is_hidden(item.key)], where))
+    try:
+        return Detected("files", _chosen([item.key for item in listing if not is_hidden(item.key)], where))
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_seen(store, listing)}") from None
 
 
 def _is_whole(shard: ShardFiles) -> bool:
@@ -155,12 +171,13 @@ def _is_whole(shard: ShardFiles) -> bool:
 def _chosen(names: list[str], where: str) -> str:
     """The format of files with these names."""
     known = suffixes_of_formats()
+    describing = {suffix for name in format_names() for suffix in get_format(name).describing}
     counts: Counter[str] = Counter()
     telling: Counter[str] = Counter()
     for name in names:
         suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
         if suffix is not None:
-            (telling if suffix in _TELLING else counts)[known[suffix]] += 1
+            (telling if suffix in describing else counts)[known[suffix]] += 1
     counts = counts or telling
     if len(counts) == 1:
         return next(iter(counts))

@@ -41,7 +41,7 @@ def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, 
     if not told:
         try:
             url = store.url.rstrip("/")
-            found = detect_named(url) or (detect_listed(listing, url) if listing else detect_object(url))
+            found = detect_named(url) or (detect_listed(listing, url, store) if listing else detect_object(url))
         except ConfigError as unclear:
             told = f": {unclear}" if listing else ""
         else:

@@ -80,6 +80,8 @@ class Format(ABC):
         writer_settings: what the writer must be told beside columns and destination.
         generated: synthetic files of the format; ``None`` where none are made.
         suffixes: ends of names of files that are read without an index, in lower case.
+        describing: those of them whose files often lie beside a dataset and describe it: they count where nothing else does.
+        magic: bytes that such files begin with, any of them; empty where nothing tells.
         beside: ends that replace a file's own, of files that belong to it; the last of them is the one with the data.
         whole: whether :meth:`inspect_header` reads about all of a file, so that it had better be fetched first.
         steps: whether it goes from header to header, so that of a file of large members it reads only the headers.
@@ -103,6 +105,8 @@ class Format(ABC):
     writer_settings: ClassVar[tuple[str, ...]] = ()
     generated: ClassVar[GeneratedFiles | None] = None
     suffixes: ClassVar[tuple[str, ...]] = ()
+    describing: ClassVar[tuple[str, ...]] = ()
+    magic: ClassVar[tuple[bytes, ...]] = ()
     beside: ClassVar[tuple[str, ...]] = ()
     whole: ClassVar[bool] = False
     steps: ClassVar[bool] = False

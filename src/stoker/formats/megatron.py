@@ -234,6 +234,7 @@ class MegatronFormat(PackedFormat):
 
     name = "megatron"
     shard = "64 MiB of an indexed dataset's tokens"
+    magic = (_MAGIC,)
     reader = MegatronShard
     writer = "stoker.writing.megatron_writer:MegatronShardWriter"
     views = "tokens"

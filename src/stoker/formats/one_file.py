@@ -205,6 +205,7 @@ class JPEGFormat(FileFormat):
     name = "jpeg"
     aliases = ("jpg",)
     shard = "a file, which is a sample; its folder is its class"
+    magic = (SIGNATURES["jpeg"],)
     writer = "stoker.writing.image_folders:JPEGWriter"
     views = ""
     extra = "images"
@@ -217,6 +218,7 @@ class PNGFormat(FileFormat):
 
     name = "png"
     shard = "a file, which is a sample; its folder is its class"
+    magic = (SIGNATURES["png"],)
     writer = "stoker.writing.image_folders:PNGWriter"
     views = ""
     extra = "images"

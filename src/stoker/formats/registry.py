@@ -14,7 +14,7 @@ from stoker.formats.format import Format
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "aliases", "format_name", "format_names", "get_format", "load"]
+__all__ = ["GROUP", "aliases", "format_name", "format_names", "format_of_bytes", "get_format", "load"]
 
 GROUP: Final = "stoker.formats"
 """Group of entry points: the name is the format's, the object a class, or a function, that makes it from nothing."""
@@ -100,6 +100,11 @@ def get_format(name: str) -> Format:
     if name not in (found.name, *found.aliases):
         raise FormatError(f"shard format {name!r} of {package} is none: it calls itself {found.name!r}")
     return found
+
+
+def format_of_bytes(head: bytes) -> str | None:
+    """The format of stoker's own whose files begin so; ``None`` where no format's do."""
+    return next((name for name in _OWN if any(head.startswith(magic) for magic in get_format(name).magic)), None)
 
 
 def load(path: str) -> Any:

@@ -137,6 +137,9 @@ class FormatTests:
         assert self.format in (form.name, *form.aliases)
         assert form.name not in form.aliases
         assert all(one == one.lower() and one.startswith(".") for one in (*form.suffixes, *form.beside))
+        if form.magic:
+            assert all(shard.header.startswith(form.magic) for shard in self.shards())
+        assert set(form.describing) <= set(form.suffixes)
         if form.writer:
             assert issubclass(load(form.writer), Writer)
         if form.generated is not None:

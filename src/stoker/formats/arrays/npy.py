@@ -157,6 +157,7 @@ class NPYFormat(ArrayFormat):
 
     name = "npy"
     shard = "an array"
+    magic = (b"\x93NUMPY",)
     reader = NPYShard
     writer = "stoker.writing.shard_formats:NPYWriter"
     views = "runs of rows"

@@ -278,6 +278,7 @@ class NPZFormat(ArrayFormat):
 
     name = "npz"
     shard = "an archive of arrays"
+    magic = (b"PK\3\4",)
     reader = NPZShard
     writer = "stoker.writing.shard_formats:NPZWriter"
     views = "runs of rows"

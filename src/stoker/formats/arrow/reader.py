@@ -269,6 +269,7 @@ class ArrowFormat(PackedFormat):
 
     name = "arrow"
     shard = "a file or stream of record batches"
+    magic = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
     reader = ArrowShard
     writer = "stoker.writing.shard_formats:ArrowWriter"
     views = "bytes"

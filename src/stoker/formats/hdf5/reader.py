@@ -199,6 +199,7 @@ class HDF5Format(ArrayFormat):
     name = "hdf5"
     aliases = ("h5",)
     shard = "a file of datasets"
+    magic = (b"\x89HDF\r\n\x1a\n",)
     reader = HDF5Shard
     writer = "stoker.writing.shard_formats:HDF5Writer"
     views = "runs of rows"

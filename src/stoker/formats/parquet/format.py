@@ -32,6 +32,7 @@ class ParquetFormat(Format):
 
     name = "parquet"
     shard = "a row group"
+    magic = (b"PAR1",)
     writer = "stoker.writing.parquet_writer:ParquetWriter"
     views = "runs of rows"
     suffixes = (".parquet", ".parq", ".pq")

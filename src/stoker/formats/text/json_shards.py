@@ -88,6 +88,7 @@ class JSONFormat(Format):
     name = "json"
     aliases = ("jsonl", "ndjson")
     shard = "lines, an object each"
+    describing = (".json",)
     writer = "stoker.writing.shard_formats:JSONWriter"
     roles = ("data", "meta")
     text = True

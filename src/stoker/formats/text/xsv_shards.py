@@ -73,6 +73,7 @@ class XSVFormat(Format):
 
     name = "xsv"
     shard = "lines, as `csv`, of any separator"
+    describing: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
     writer = "stoker.writing.shard_formats:XSVWriter"
     writer_settings: ClassVar[tuple[str, ...]] = ("separator",)
     roles = ("data", "meta")
@@ -147,6 +148,7 @@ class CSVFormat(XSVFormat):
         "stoker.generation.formats.lines:CSVLayout", (".csv",), compressions=("gz",), compressed_whole=True
     )
     suffixes = (".csv",)
+    describing = suffixes
     separator = ","
 
 
@@ -159,6 +161,7 @@ class TSVFormat(XSVFormat):
     writer_settings = ()
     implied = ("separator",)
     suffixes = (".tsv",)
+    describing = suffixes
     separator = "\t"
 
 
