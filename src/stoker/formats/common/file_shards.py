@@ -27,7 +27,7 @@ def file_mark(file: ObjectInfo) -> tuple[str, int, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnindexedFile:
-    """What is known of a file of a dataset that has no index.
+    """A file of a dataset without an index, and the facts that its header tells.
 
     Attributes:
         file: its key relative to the dataset's root, its size and its version.
@@ -58,7 +58,7 @@ class UnindexedFile:
 
     @property
     def shards(self) -> int:
-        """How many shards it is read as."""
+        """Number of shards that the file is read as."""
         return len(self.pieces) or int(self.samples > 0)
 
     @property
@@ -69,7 +69,7 @@ class UnindexedFile:
 
 @dataclass(frozen=True, slots=True)
 class PieceDetail:
-    """Which piece of a file a shard is; see :class:`stoker.formats.base.ShardDetail`.
+    """The piece of a file that is a shard; see :class:`stoker.formats.base.ShardDetail`.
 
     Attributes:
         bytes: of the piece.
@@ -184,5 +184,5 @@ def _cached(file: ObjectInfo) -> str:
 
 
 def _mark(file: ObjectInfo) -> str:
-    """What tells a file from one that replaces it, as a part of a name."""
+    """The part of a name that tells a file from one that replaces it."""
     return hashlib.blake2b(f"{stable_version(file.version)}\0{file.size}".encode(), digest_size=8).hexdigest()

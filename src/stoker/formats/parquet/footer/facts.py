@@ -36,7 +36,7 @@ START, DATA_PAGE, DICTIONARY_PAGE, COMPRESSED, UNCOMPRESSED, VALUES, NULLS, CODE
 FIELDS: Final = 8
 
 GROUP_FIELDS: Final = 4
-"""How many numbers of a row group come before the facts of its chunks: its place in the file, its rows, its uncompressed
+"""Count of the numbers of a row group before the facts of its chunks: its place in the file, its rows, its uncompressed
 bytes with all columns, and whether a row of it may fulfil the predicate."""
 
 

@@ -78,7 +78,7 @@ def read_facts(
     partition: Mapping[str, Any] = MappingProxyType({}),
     schemas: dict[Any, KnownSchema],
 ) -> HeaderFacts:
-    """What an index needs of a footer; ``pieces`` are the row groups with rows.
+    """Reads of a footer what an index needs; ``pieces`` are the row groups with rows.
 
     Args:
         footer: the footer without its tail.
