@@ -22,7 +22,7 @@ from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import RowMaker
 from stoker.tokens.layouts.bin_packing import TooLong
-from stoker.tokens.layouts.registry import LayoutName, make_layout
+from stoker.tokens.layouts.registry import LAYOUTS, LayoutName, make_layout
 from stoker.tokens.settings import LMOptions, LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Batch, Ids
@@ -161,8 +161,9 @@ class LMStream(CloseOnExit):
             TypeError: with the others, and of an endless stream, only iterating tells.
         """
         if self._endless or not self._rows:
+            known = " or ".join(repr(name) for name, layout in LAYOUTS.items() if layout.document_rows)
             raise TypeError(
-                f"how many batches an LMStream makes is known only with layout='pad' or 'truncate', not with "
+                f"how many batches an LMStream makes is known only with layout={known}, not with "
                 f"{self._layout.name!r}{' and endless=True' if self._endless else ''}; StreamingParquetLoader knows it"
             )
         return math.ceil(len(self._dataset) / self._batch_size)
