@@ -160,7 +160,8 @@ def test_a_disk_that_generation_fills_is_told_and_whole_files_are_kept(tmp_path:
         made = [path for path in (place / "d" / "train").iterdir() if path.suffix == ".npz"]
         assert 5 < len(made) < 16
         others = {path.name for path in (place / "d" / "train").iterdir()} - {path.name for path in made}
-        assert others <= {"_generated.json", "_generated.shares", "_stoker_unfinished.json"}  # nothing that is half made
+        # Nothing that is half made lies beside them, only the job's own notes.
+        assert others <= {"_generated.json", "_generated.shares", "_stoker_unfinished.json"}
         subprocess.run(["mount", "-o", "remount,size=9m", str(place)], check=True)
         told = bench(tmp_path / "again", *settings, url=str(place / "d"), stages=("generate",))["generate"]
         assert (told["made"], told["kept"]) == (30 - len(made), len(made))
