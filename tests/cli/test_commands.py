@@ -23,6 +23,7 @@ from stoker import MDSWriter, StreamingDataset, __version__
 from stoker.cli import COMMANDS, main
 from stoker.cli.arguments import with_options
 from stoker.cli.inspect import half_blocks
+from stoker.cli.running import arguments_of
 from support import cache_of, environ, make_dataset
 
 SAMPLES = 300
@@ -280,6 +281,26 @@ def test_help_and_a_wrong_flag_show_the_usage_of_the_command_itself(
         said = stoker(capsys, *words, *given, "--hepl", code=2)
         assert said.startswith(f"usage: {parser.prog} "), said
         assert f"{parser.prog}: error: unrecognized arguments: --hepl; did you mean '--help'?" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "own"),
+    [
+        ("convert", ["stoker.conversion:convert"], {"json"}),
+        ("generate", ["stoker.generation:generate", "stoker.generation:DatasetSpec"], {"json", "hash", "dry_run"}),
+        ("inspect", ["stoker.inspection:inspect"], {"json", "pictures"}),
+        ("tokenize", ["stoker.tokens.tokenize.tokenize:tokenize"], {"json"}),
+        ("verify", ["stoker.inspection:verify"], {"json"}),
+    ],
+)
+def test_each_option_is_an_argument_of_the_library(name: str, library: list[str], own: set[str]) -> None:
+    top = argparse.ArgumentParser(prog="stoker")
+    importlib.import_module(f"stoker.cli.{name}").add(top.add_subparsers())
+    (parser,) = _parsers(top)
+    options = argparse.Namespace(**{action.dest: None for action in parser._actions})
+    functions = [getattr(importlib.import_module(one.partition(":")[0]), one.partition(":")[2]) for one in library]
+    taken = {option for function in functions for option in arguments_of(function, options)}
+    assert set(vars(options)) - taken == own | {"help"}
 
 
 def test_missing_words_name_what_is_needed_and_the_choices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
-__all__ = ["byte_size", "count", "duration", "integer", "named", "named_json", "seconds", "with_options"]
+__all__ = ["byte_size", "codec", "count", "duration", "integer", "named", "named_json", "seconds", "with_options"]
 
 # An argument of Python's in an error: `exist_ok=True`, `fill={...}`, `column=`. Not `s.fill=` nor `--fill=`.
 _ARGUMENT: Final = re.compile(r"(?<![\w.?&/-])([a-z]\w*)=(True|False)?")
@@ -77,6 +77,11 @@ def duration(text: str) -> float:
     return float(match[1]) * _TIMES[match[2]]
 
 
+def codec(text: str) -> str | None:
+    """The name of a compression; ``None`` for ``none``."""
+    return None if text == "none" else text
+
+
 def named(text: str) -> tuple[str, str]:
     """``NAME=VALUE``."""
     name, equals, value = text.partition("=")
@@ -121,9 +126,9 @@ def with_options(message: str, parser: argparse.ArgumentParser, others: Mapping[
 
 
 def _option(action: argparse.Action, value: str) -> str | None:
-    """The option as it is written for an argument; ``None`` where it is a switch and the argument is not ``True``."""
+    """The option as it is written for an argument; ``None`` where it is a switch that does not set that value."""
     if action.nargs == 0:
-        return action.option_strings[-1] if value == "True" else None
+        return action.option_strings[-1] if value == str(action.const) else None
     return (
         f"{action.option_strings[-1]} {action.metavar}"
         if isinstance(action.metavar, str)

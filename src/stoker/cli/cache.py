@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from stoker.cli.arguments import byte_size, duration
-from stoker.cli.running import add_json, add_storage_options, on_interrupt, print_json, storage_options
+from stoker.cli.running import add_json, add_storage_options, on_interrupt, print_json
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run(chosen: argparse.Namespace) -> None:
             gone=not clear and chosen.gone,
             everything=clear,
             dry_run=chosen.dry_run,
-            storage_options=storage_options(chosen),
+            storage_options=chosen.storage_options,
         )
     if chosen.json:
         print_json(report.as_dict())

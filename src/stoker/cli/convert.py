@@ -9,25 +9,23 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
-from stoker.cli.arguments import byte_size, count, integer, named, named_json
+from stoker.cli.arguments import byte_size, codec, count, integer, named, named_json
 from stoker.cli.render.numbers import bytes_text, seconds_text
 from stoker.cli.running import (
+    Pairs,
     add_format,
     add_json,
     add_storage_options,
+    arguments_of,
     bar,
-    format_options,
     on_interrupt,
     print_json,
-    storage_options,
 )
 
 __all__ = ["ARGUMENTS", "add", "run"]
 
 ARGUMENTS: Final = {
     "columns": "--columns NAME=TYPE,..., or --select NAME,... to read only some,",
-    "resume=False": "--restart",
-    "transform": "--map MODULE:FUNCTION",
 }
 """Options for arguments that have another name in Python."""
 
@@ -53,8 +51,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("src", metavar="SRC", help="a directory, URL, file or pattern")
-    parser.add_argument("dst", metavar="DST", help="an empty directory or URL prefix")
+    parser.add_argument("source", metavar="SRC", help="a directory, URL, file or pattern")
+    parser.add_argument("destination", metavar="DST", help="an empty directory or URL prefix")
     parser.add_argument(
         "--to", metavar="FORMAT", default="mds", help="mds (default), parquet, arrow, tar, tfrecord, ..."
     )
@@ -65,37 +63,42 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     columns.add_argument("--select", metavar="NAME,...", type=_names, help="columns of SRC to read; default: all")
     columns.add_argument(
-        "--map", metavar="MODULE:FUNCTION", help="a function from a sample to a sample, a list of samples, or None"
+        "--map",
+        metavar="MODULE:FUNCTION",
+        dest="transform",
+        help="a function from a sample to a sample, a list of samples, or None",
     )
     columns.add_argument("--decode", action="store_true", help="hand images to the function, not their files' bytes")
     columns.add_argument(
-        "--fill",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        type=named_json,
-        help="for nulls; a JSON value or text",
+        "--fill", metavar="NAME=VALUE", action=Pairs, type=named_json, help="for nulls; a JSON value or text"
     )
     columns.add_argument("--drop-nulls", action="store_true", help="leave out samples with nulls")
     order = parser.add_argument_group("order")
     order.add_argument(
-        "--shuffle", nargs="?", const="global", metavar="NAME", help="write in another order: global (default) or block"
+        "--shuffle",
+        nargs="?",
+        const="global",
+        default=False,
+        metavar="NAME",
+        help="write in another order: global (default) or block",
     )
     order.add_argument("--seed", type=int, default=9176, help="of the order and the split; default: 9176")
     order.add_argument("--split", metavar="NAME=SHARE,...", type=_shares, help="such as train=0.9,valid=0.1")
     shards = parser.add_argument_group("shards")
     shards.add_argument("--size-limit", metavar="SIZE", type=byte_size, default=1 << 26, help="default: 64MB")
     shards.add_argument("--shard-samples", metavar="N", type=count, help="samples of a shard, instead of its size")
-    shards.add_argument("--compression", metavar="CODEC", help="such as zstd or zstd:7")
+    shards.add_argument("--compression", metavar="CODEC", type=codec, help="such as zstd or zstd:7")
     shards.add_argument(
-        "--hashes", metavar="NAME,...", type=_names, help="to put in the index; default xxh3_64, or none"
+        "--hashes", metavar="NAME,...", type=_hashes, help="to put in the index; default xxh3_64, or none"
     )
     work = parser.add_argument_group("work")
     work.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
     work.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: tasks of a Ray cluster")
-    work.add_argument("--restart", action="store_true", help="begin anew instead of going on from an unfinished run")
+    work.add_argument(
+        "--restart", dest="resume", action="store_false", help="begin anew instead of going on from an unfinished run"
+    )
     work.add_argument("--allow-unsafe-types", action="store_true", help="decode pickled columns")
-    add_storage_options(work)  # type: ignore[arg-type]  # a group takes arguments as a parser does
+    add_storage_options(work)
     add_json(parser)
 
 
@@ -112,32 +115,7 @@ def run(chosen: argparse.Namespace) -> None:
         bar(chosen, "converting", unit="samples") as shown,
         contextlib.redirect_stdout(sys.stderr),  # where Ray would tell of workers that died
     ):
-        done = convert(
-            chosen.src,
-            chosen.dst,
-            to=chosen.to,
-            format=chosen.format,
-            columns=chosen.columns,
-            select=chosen.select,
-            transform=chosen.map,
-            decode=chosen.decode,
-            fill=dict(chosen.fill),
-            drop_nulls=chosen.drop_nulls,
-            shuffle=chosen.shuffle or False,
-            seed=chosen.seed,
-            split=chosen.split,
-            size_limit=chosen.size_limit,
-            shard_samples=chosen.shard_samples,
-            compression=None if chosen.compression == "none" else chosen.compression,
-            hashes=() if list(chosen.hashes or ()) == ["none"] else chosen.hashes,
-            processes=chosen.processes,
-            engine=chosen.engine,
-            resume=not chosen.restart,
-            allow_unsafe_types=chosen.allow_unsafe_types,
-            storage_options=storage_options(chosen),
-            format_options=format_options(chosen),
-            progress=_progress(shown),
-        )
+        done = convert(**arguments_of(convert, chosen), progress=_progress(shown))
     if chosen.json:
         print_json(asdict(done))
         return
@@ -145,7 +123,7 @@ def run(chosen: argparse.Namespace) -> None:
     parts = "".join(f", {name} {samples:,}" for name, samples in done.splits.items() if name)
     before = f", {done.resumed} of {done.tasks} tasks done before" if done.resumed else ""
     sys.stdout.write(
-        f"{done.samples:,} samples{kept}{parts}, in {done.shards:,} files of {done.format} at {chosen.dst}, "
+        f"{done.samples:,} samples{kept}{parts}, in {done.shards:,} files of {done.format} at {chosen.destination}, "
         f"{bytes_text(done.bytes)}; {seconds_text(done.seconds)}, {done.samples_read / max(done.seconds, 1e-9):,.0f} "
         f"samples/s{before}\n"
     )
@@ -169,6 +147,11 @@ def _names(text: str) -> list[str]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"must be NAME,NAME,..., got {text!r}")
     return names
+
+
+def _hashes(text: str) -> list[str]:
+    names = _names(text)
+    return [] if names == ["none"] else names
 
 
 def _columns(text: str) -> dict[str, str]:

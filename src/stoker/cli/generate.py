@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import Any, Final
 
-from stoker.cli.arguments import byte_size, count, integer
+from stoker.cli.arguments import byte_size, codec, count, integer
 from stoker.cli.render.numbers import bytes_text
-from stoker.cli.running import add_json, add_storage_options, bar, on_interrupt, print_json, storage_options
+from stoker.cli.running import add_json, add_storage_options, arguments_of, bar, on_interrupt, print_json
 
 __all__ = ["add", "run"]
 
@@ -40,7 +40,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     kind.add_argument("--format", default="parquet", metavar="NAME", help="such as mds, npz, tar; default: parquet")
     kind.add_argument("--files", type=count, default=1, metavar="N", help="default: 1")
     kind.add_argument("--valid-files", type=count, default=0, metavar="N", help="more files, in valid/ beside train/")
-    kind.add_argument("--samples", type=count, default=1, metavar="N", help="of each file; default: 1")
+    kind.add_argument(
+        "--samples", dest="samples_per_file", type=count, default=1, metavar="N", help="of each file; default: 1"
+    )
     kind.add_argument("--content", choices=("random", "tokens", "text", "images"), default="random")
     kind.add_argument("--record-bytes", type=byte_size, metavar="SIZE", help="of a sample, such as 1MB")
     kind.add_argument("--stdev", type=byte_size, default=0, metavar="SIZE", help="standard deviation of that")
@@ -49,14 +51,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     kind.add_argument("--dtype", default="uint8", metavar="NAME", help="NumPy's type of a sample; default: uint8")
     kind.add_argument(
-        "--column", action="append", default=[], metavar="NAME=TYPE[:SHAPE]", help="a column; may be given again"
+        "--column",
+        dest="columns",
+        action="append",
+        default=[],
+        metavar="NAME=TYPE[:SHAPE]",
+        help="a column; may be given again",
     )
     kind.add_argument("--seed", type=integer(0), default=0, metavar="N", help="default: 0")
     kind.add_argument("--compressibility", type=float, default=1.0, metavar="RATIO", help="2: compresses to a half")
     kind.add_argument("--duplication", type=float, default=1.0, metavar="RATIO", help="2: each 64 KiB twice on average")
     kind.add_argument("--vocabulary", type=count, default=50257, metavar="N", help="of tokens; default: 50,257")
     how = parser.add_argument_group("how it lies there")
-    how.add_argument("--compression", metavar="NAME", help="such as zstd; which there are depends on the format")
+    how.add_argument(
+        "--compression", metavar="NAME", type=codec, help="such as zstd; which there are depends on the format"
+    )
     how.add_argument("--subfolders", type=count, default=0, metavar="N", help="folders to spread files over")
     how.add_argument("--prefix", default="part", metavar="NAME", help="begin of files' names; default: part")
     how.add_argument("--row-group-size", type=count, metavar="ROWS", help="of Parquet; of Arrow, a batch")
@@ -67,8 +76,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     work = parser.add_argument_group("the work")
     work.add_argument("--threads", type=integer(1), metavar="N", help="default: one a processor")
     work.add_argument("--processes", type=integer(1), metavar="N", help="default: 1")
-    work.add_argument("--host-rank", type=_host, default=(0, 1), metavar="I/N", help="this host of several, from 0")
-    work.add_argument("--no-resume", action="store_true", help="do not complete what is there")
+    work.add_argument(
+        "--host-rank", dest="host", type=_host, default=(0, 1), metavar="I/N", help="this host of several, from 0"
+    )
+    work.add_argument("--no-resume", dest="resume", action="store_false", help="do not complete what is there")
     work.add_argument("--dry-run", action="store_true", help="only say how large it would be")
     add_storage_options(parser)
     add_json(parser)
@@ -83,50 +94,19 @@ def run(chosen: argparse.Namespace) -> None:
     from stoker.generation import DatasetSpec, generate
 
     spec = DatasetSpec(
-        format=chosen.format,
-        files=chosen.files,
-        samples_per_file=chosen.samples,
-        columns=tuple(chosen.column),
-        record_bytes=chosen.record_bytes,
-        stdev=chosen.stdev,
-        dims=chosen.dims,
-        dtype=chosen.dtype,
-        content=chosen.content,
-        vocabulary=chosen.vocabulary,
-        compression=None if chosen.compression == "none" else chosen.compression,
-        valid_files=chosen.valid_files,
-        subfolders=chosen.subfolders,
-        prefix=chosen.prefix,
-        seed=chosen.seed,
-        compressibility=chosen.compressibility,
-        duplication=chosen.duplication,
-        row_group_size=chosen.row_group_size,
-        page_bytes=chosen.page_bytes,
-        hdf5_chunks=chosen.hdf5_chunks,
-        image_quality=chosen.image_quality,
+        **arguments_of(DatasetSpec, chosen),
         hashes=tuple(name for name in chosen.hash or ("xxh3_64",) if name != "none"),
     )
     sizes = _sizes(spec)
     if chosen.dry_run:
         _show_plan(chosen, spec, sizes)
         return
-    share = (
-        sizes["bytes"] * -(-(spec.files + spec.valid_files) // chosen.host_rank[1]) // (spec.files + spec.valid_files)
-    )
+    share = sizes["bytes"] * -(-(spec.files + spec.valid_files) // chosen.host[1]) // (spec.files + spec.valid_files)
     with (
         on_interrupt("files that are whole stay: the same command goes on with the others"),
         bar(chosen, f"generating {spec.format}", share) as shown,
     ):
-        done = generate(
-            spec,
-            chosen.url,
-            processes=chosen.processes,
-            threads=chosen.threads,
-            storage_options=storage_options(chosen),
-            progress=shown.advance,
-            resume=not chosen.no_resume,
-            host=chosen.host_rank,
-        )
+        done = generate(spec, **arguments_of(generate, chosen), progress=shown.advance)
     if chosen.json:
         import dataclasses
 

@@ -6,15 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from stoker.cli.running import (
-    add_format,
-    add_json,
-    add_storage_options,
-    format_options,
-    on_interrupt,
-    print_json,
-    storage_options,
-)
+from stoker.cli.running import add_format, add_json, add_storage_options, on_interrupt, print_json
 from stoker.errors import ConfigError
 
 __all__ = ["add", "run"]
@@ -67,7 +59,7 @@ def _merge(chosen: argparse.Namespace) -> dict[str, Any]:
     several = chosen.urls if len(chosen.urls) > 1 or chosen.output is not None else chosen.urls[0]
     if isinstance(several, list) and chosen.output is None:
         raise ConfigError("--merge of several datasets needs -o URL: the root that the merged index goes to")
-    index = merge_index(several, chosen.output, storage_options=storage_options(chosen))
+    index = merge_index(several, chosen.output, storage_options=chosen.storage_options)
     root = open_store(chosen.output or chosen.urls[0], None)
     return _said(index, root.url_of(INDEX_NAME))
 
@@ -84,7 +76,7 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
     if len(chosen.urls) > 1 or chosen.output is not None:
         raise ConfigError("one URL at a time; with several datasets, or -o, use --merge")
     (url,) = chosen.urls
-    options = storage_options(chosen) if is_local(url) is None else None
+    options = chosen.storage_options if is_local(url) is None else None
     name = format_name(chosen.format)
     if name is None:
         found = detect(url, options)
@@ -101,7 +93,7 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
         local,
         None,
         columns=None,
-        options=format_options(chosen),
+        options=chosen.format_options,
         settings=CacheSettings(),
         storage_options=options,
         retry=RetryPolicy(),

@@ -6,14 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cli.arguments import integer
-from stoker.cli.running import (
-    add_format,
-    add_json,
-    add_storage_options,
-    format_options,
-    print_json,
-    storage_options,
-)
+from stoker.cli.running import add_format, add_json, add_storage_options, arguments_of, print_json
 from stoker.cli.terminal import make_console, make_table, pairs
 
 if TYPE_CHECKING:
@@ -52,14 +45,7 @@ def run(chosen: argparse.Namespace) -> None:
     """
     from stoker.inspection import inspect
 
-    facts = inspect(
-        chosen.url,
-        format=chosen.format,
-        samples=chosen.samples,
-        count=chosen.count,
-        format_options=format_options(chosen),
-        storage_options=storage_options(chosen),
-    )
+    facts = inspect(**arguments_of(inspect, chosen))
     if chosen.json:
         print_json(facts.as_dict())
         return

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -20,15 +21,15 @@ from stoker.writing.progress import ProgressBar
 
 __all__ = [
     "ExitCode",
+    "Pairs",
     "add_format",
     "add_json",
     "add_storage_options",
+    "arguments_of",
     "bar",
-    "format_options",
     "on_interrupt",
     "print_json",
     "shows_progress",
-    "storage_options",
 ]
 
 
@@ -53,41 +54,44 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def add_storage_options(parser: argparse.ArgumentParser) -> None:
-    """Define ``--storage-option NAME=VALUE``, to be given any number of times."""
+class Pairs(argparse.Action):
+    """Collects pairs of a name and a value, given any number of times, as a dict; ``None`` where there is none."""
+
+    def __call__(self, _: object, namespace: argparse.Namespace, pair: Any, __: str | None = None) -> None:
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), pair[0]: pair[1]})
+
+
+def add_storage_options(parser: argparse._ActionsContainer) -> None:
+    """Define ``--storage-option NAME=VALUE``, for an argument ``storage_options=``."""
     parser.add_argument(
         "--storage-option",
+        dest="storage_options",
         metavar="NAME=VALUE",
-        action="append",
-        default=[],
+        action=Pairs,
         type=named,
         help="a setting of the object store by obstore's name, such as endpoint=http://host:9000; may be given again",
     )
 
 
-def storage_options(chosen: argparse.Namespace) -> dict[str, str] | None:
-    """The values of ``--storage-option``, for ``storage_options=``."""
-    return dict(chosen.storage_option) or None
-
-
 def add_format(
     parser: argparse.ArgumentParser, said: str = "of files without an index.json; default: by their names"
 ) -> None:
-    """Define ``--format`` and ``--format-option NAME=VALUE``, for files that are read without an index."""
+    """Define ``--format`` and ``--format-option NAME=VALUE``, for arguments ``format=`` and ``format_options=``."""
     parser.add_argument("--format", metavar="NAME", help=said)
     parser.add_argument(
         "--format-option",
+        dest="format_options",
         metavar="NAME=VALUE",
-        action="append",
-        default=[],
+        action=Pairs,
         type=named_json,
         help="a setting of the format, as JSON or text, such as axis=-1; may be given again",
     )
 
 
-def format_options(chosen: argparse.Namespace) -> dict[str, Any] | None:
-    """The values of ``--format-option``, for ``format_options=``."""
-    return dict(chosen.format_option) or None
+def arguments_of(function: Callable[..., Any], chosen: argparse.Namespace) -> dict[str, Any]:
+    """The options (by ``dest``) that have the name of a parameter of a function, or of a field of a dataclass."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in vars(chosen).items() if name in known}
 
 
 def shows_progress(chosen: argparse.Namespace) -> bool:

@@ -5,26 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from typing import Final, get_args
+from typing import get_args
 
-from stoker.cli.arguments import count, integer
-from stoker.cli.running import (
-    add_json,
-    add_storage_options,
-    on_interrupt,
-    print_json,
-    shows_progress,
-    storage_options,
-)
+from stoker.cli.arguments import codec, count, integer
+from stoker.cli.running import add_json, add_storage_options, arguments_of, on_interrupt, print_json, shows_progress
 from stoker.tokens.tokenize.tokenize import OutputFormat, tokenize
 
-__all__ = ["ARGUMENTS", "add", "run"]
-
-ARGUMENTS: Final = {
-    "add_special_tokens": "--special-tokens",
-    "strict=False": "--replace-bad-bytes",
-}
-"""Options for arguments that have another name in Python."""
+__all__ = ["add", "run"]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,15 +38,24 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default=False,
         help="put this token behind each document; without TOKEN, the one of the usual names that there is",
     )
-    parser.add_argument("--special-tokens", action="store_true", help="add what the tokenizer's template adds")
+    parser.add_argument(
+        "--special-tokens",
+        dest="add_special_tokens",
+        action="store_true",
+        help="add what the tokenizer's template adds",
+    )
     parser.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
     parser.add_argument("--output-column", metavar="NAME", default="input_ids", help="default: input_ids")
-    parser.add_argument("--compression", metavar="NAME", default="zstd", help="such as zstd, or none; default: zstd")
+    parser.add_argument(
+        "--compression", metavar="NAME", type=codec, default="zstd", help="such as zstd, or none; default: zstd"
+    )
     parser.add_argument(
         "--row-group-tokens", type=count, metavar="N", default=1 << 23, help="Parquet; default: 8,388,608"
     )
     parser.add_argument("--file-tokens", type=count, metavar="N", default=1 << 28, help="Parquet; default: 268,435,456")
-    parser.add_argument("--replace-bad-bytes", action="store_true", help="plain text that is not UTF-8 is no error")
+    parser.add_argument(
+        "--replace-bad-bytes", dest="strict", action="store_false", help="plain text that is not UTF-8 is no error"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from what a killed run left")
     parser.add_argument("--exist-ok", action="store_true", help="replace what is at DST")
     add_storage_options(parser)
@@ -73,25 +69,7 @@ def run(chosen: argparse.Namespace) -> None:
         StokerError: see :func:`stoker.tokens.tokenize.tokenize`.
     """
     with on_interrupt("what is done stays, without looking like a dataset: go on with --resume"):
-        done = tokenize(
-            chosen.src,
-            chosen.dst,
-            chosen.tokenizer,
-            format=chosen.format,
-            column=chosen.column,
-            append_eos=chosen.append_eos,
-            add_special_tokens=chosen.special_tokens,
-            processes=chosen.processes,
-            output_column=chosen.output_column,
-            compression=None if chosen.compression == "none" else chosen.compression,
-            row_group_tokens=chosen.row_group_tokens,
-            file_tokens=chosen.file_tokens,
-            strict=not chosen.replace_bad_bytes,
-            resume=chosen.resume,
-            exist_ok=chosen.exist_ok,
-            storage_options=storage_options(chosen),
-            progress_bar=shows_progress(chosen),
-        )
+        done = tokenize(**arguments_of(tokenize, chosen), progress_bar=shows_progress(chosen))
     if chosen.json:
         print_json(asdict(done))
         return

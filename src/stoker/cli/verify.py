@@ -12,11 +12,10 @@ from stoker.cli.running import (
     add_format,
     add_json,
     add_storage_options,
+    arguments_of,
     bar,
-    format_options,
     on_interrupt,
     print_json,
-    storage_options,
 )
 from stoker.display import escape
 
@@ -77,21 +76,7 @@ def run(chosen: argparse.Namespace) -> int:
             shown.expect(total)
             shown.advance(done)
 
-        report = verify(
-            chosen.url,
-            format=chosen.format,
-            local=chosen.local,
-            deep=chosen.deep,
-            quick=chosen.quick,
-            repair=chosen.repair,
-            max_problems=chosen.max_problems,
-            threads=chosen.threads,
-            memory=chosen.memory,
-            allow_unsafe_types=chosen.allow_unsafe_types,
-            format_options=format_options(chosen),
-            storage_options=storage_options(chosen),
-            progress=progress,
-        )
+        report = verify(**arguments_of(verify, chosen), progress=progress)
     if chosen.json:
         print_json(report.as_dict())
     else:
