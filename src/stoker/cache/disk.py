@@ -22,10 +22,9 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from stoker.cache.base import CacheSettings, IfFull, ShardCache
 from stoker.cache.decompress import unpack_file
@@ -52,8 +51,6 @@ from stoker.storage.local import file_info
 from stoker.types import Buffer
 
 __all__ = ["DiskCache"]
-
-_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +145,8 @@ class DiskCache(ShardCache):
             return False
         for file in info.raw:
             self._stay_inside(self.root / file.basename)
-            with contextlib.suppress(FileNotFoundError):
-                self._guard(partial(os.unlink, self.root / file.basename), "remove a corrupt shard from")
+            with self._named_errors("remove a corrupt shard from"), contextlib.suppress(FileNotFoundError):
+                os.unlink(self.root / file.basename)
         return True
 
     # -- fetching --------------------------------------------------------------------------------------------------
@@ -162,13 +159,15 @@ class DiskCache(ShardCache):
         return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
 
     def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
+        """Fill the part file of a missing file, verify it, and rename it into place; or wait for who does so."""
         file = info.raw[number]
         target = self.root / file.basename
         part = self._private / part_name(file.basename)
         delay = 0.001
         while True:
-            self._guard(lambda: self._make_directories(target), "write to")
-            held = self._guard(partial(claim, part), "write to")
+            with self._named_errors("write to"):
+                self._make_directories(target)
+                held = claim(part)
             if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
                 # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
                 part = self._private / part_name(file.basename, secrets.token_hex(8))
@@ -182,7 +181,10 @@ class DiskCache(ShardCache):
                     if not self._take_room(info, number, if_full):
                         _unlink(part)
                         return False
-                    self._obtain(info, number, part, target)
+                    fill = self._decompress if info.zip else self._download
+                    self._again_if_corrupt(partial(fill, info, number, part))
+                    with self._named_errors("write to"):
+                        os.rename(part, target)
                     return True
                 except BaseException:
                     _unlink(part)
@@ -205,43 +207,31 @@ class DiskCache(ShardCache):
         size = info.raw[number].whole
         if size == UNKNOWN:
             size = info.zip[number].bytes * _USUAL_RATIO
-        if self._guard(partial(quota.take, size, evict=if_full != "give up"), "write to"):
-            return True
+        with self._named_errors("write to"):
+            if quota.take(size, evict=if_full != "give up"):
+                return True
         exceed = if_full == "exceed"
         if exceed and not self._warned:
             self._warned = True
             logger.warning("cache_limit=%d is too small for what is read at once from %s", quota.limit, self.root)
         return exceed
 
-    def _obtain(self, info: ShardInfo, number: int, part: Path, target: Path) -> None:
-        """Fill the part file that we hold, verify it, and rename it into place."""
-
-        def fill() -> None:
-            if info.zip:
-                self._decompress(info, number, part)
-            else:
-                self._download(info.raw[number], part)
-
-        self._again_if_corrupt(fill)
-        self._guard(lambda: os.rename(part, target), "write to")
-
-    def _download(self, file: FileInfo, part: Path) -> None:
-        if self.store is None:
+    def _download(self, info: ShardInfo, number: int, part: Path) -> None:
+        file, store = info.raw[number], self.store
+        if store is None:
             raise ObjectNotFoundError(
                 f"{self.root / file.basename} is missing or has a wrong size, and there is no remote to fetch it from",
                 url=str(self.root / file.basename),
             )
-        store = self.store
-        excerpt = file.part
-        if excerpt is not None:
-            self._guard(lambda: fetch_part(store, excerpt, part), "write to")
-            self._count(Count.BYTES_FETCHED, sum(excerpt.ends) - sum(excerpt.starts))
+        if file.part is not None:
+            with self._named_errors("write to"):
+                fetch_part(store, file.part, part)
+            self._count(Count.BYTES_FETCHED, sum(file.part.ends) - sum(file.part.starts))
             return
         name = self._hash_of(file)
         hashing = None if name is None else new_hash(name)
-        arrived = self._guard(
-            lambda: store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing), "write to"
-        )
+        with self._named_errors("write to"):
+            arrived = store.download(file.basename, part, max_bytes=file.bytes, new_hash=hashing)
         self._count(Count.BYTES_FETCHED, arrived.size)
         self._check_size(file, arrived.size)
         if name is not None:
@@ -252,8 +242,9 @@ class DiskCache(ShardCache):
         file, packed = info.raw[number], info.zip[number]
         if packed.part is not None and self.store is not None and info.compression is not None:
             scratch = self._private / part_name(packed.basename, secrets.token_hex(8))
-            unpack = partial(unpack_file, self.store, packed.part, info.compression, file.whole, part, scratch)
-            self._count(Count.BYTES_FETCHED, self._guard(unpack, "write to"))
+            with self._named_errors("write to"):
+                fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)
+            self._count(Count.BYTES_FETCHED, fetched)
             return
         kept = self.root / packed.basename
         data = self._kept_zip(kept, packed)
@@ -266,8 +257,8 @@ class DiskCache(ShardCache):
             data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
         elif self.store is None:
-            # After it was read, so that one that was replaced before is noticed.
-            arrived = self._guard(lambda: file_info(packed.basename, os.stat(kept), kept), "read from")
+            with self._named_errors("read from"):  # after it was read, so that one that was replaced before is noticed
+                arrived = file_info(packed.basename, os.stat(kept), kept)
         try:
             raw = self._decompressed(info, number, data, where, bytearray)
         except CorruptDataError:
@@ -276,36 +267,34 @@ class DiskCache(ShardCache):
             raise
         if arrived is not None:
             self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
-        self._guard(lambda: _write(part, raw), "write to")
+        with self._named_errors("write to"):
+            _write(part, raw)
         if self.settings.keep_zip and self.store is not None and not kept.exists():
             self.keep(packed.basename, data, limited=True)
 
     def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
         """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
-
-        def read() -> bytes | None:
-            with contextlib.suppress(FileNotFoundError):
-                if self.store is None or kept.stat().st_size == packed.bytes:
-                    return read_regular(kept)
-            return None
-
-        return self._guard(read, "read from")
+        with self._named_errors("read from"), contextlib.suppress(FileNotFoundError):
+            if self.store is None or kept.stat().st_size == packed.bytes:
+                return read_regular(kept)
+        return None
 
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:
         """See :class:`~stoker.cache.base.ShardCache`."""
         target = self.root / name
-        self._guard(lambda: self._make_directories(target), "write to")
         held = None
-        while held is None:  # another process that looks for debris may have it locked for a moment
-            beside = self._private / part_name(name, secrets.token_hex(8))
-            held = self._guard(partial(claim, beside), "write to")
+        with self._named_errors("write to"):
+            self._make_directories(target)
+            while held is None:  # another process that looks for debris may have it locked for a moment
+                beside = self._private / part_name(name, secrets.token_hex(8))
+                held = claim(beside)
         try:
-            quota = self._quota if limited else None
-            if quota is not None and not self._guard(partial(quota.take, len(data)), "write to"):
-                _unlink(beside)
-                return
-            self._guard(lambda: _write(beside, data), "write to")
-            self._guard(lambda: os.rename(beside, target), "write to")
+            with self._named_errors("write to"):
+                if limited and self._quota is not None and not self._quota.take(len(data)):
+                    _unlink(beside)
+                    return
+                _write(beside, data)
+                os.rename(beside, target)
         except BaseException:
             _unlink(beside)
             raise
@@ -380,10 +369,11 @@ class DiskCache(ShardCache):
                 "another local="
             )
 
-    def _guard(self, action: Callable[[], _T], doing: str) -> _T:
-        """Run ``action``; local file errors become stoker's own, saying what to do."""
+    @contextlib.contextmanager
+    def _named_errors(self, doing: str) -> Iterator[None]:
+        """Local file errors inside become stoker's own, saying what to do."""
         try:
-            return action()
+            yield
         except StorageFullError as error:
             raise self._full() from error
         except StokerError:

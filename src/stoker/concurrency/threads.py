@@ -34,22 +34,12 @@ class _Work(Future[_T]):
         self._action: Callable[[], _T] | None = action
         self._outcome: tuple[_T | None, BaseException | None] | None = None
 
-    def run(self) -> None:
-        """Do the work, unless it was cancelled."""
-        if not self.set_running_or_notify_cancel():
-            return
-        value, error = self._do()
-        if error is None:
-            self.set_result(cast(_T, value))
-        else:
-            self.set_exception(error)
-
     def result(self, timeout: float | None = None) -> _T:
         """See :class:`concurrent.futures.Future`."""
         if self._pid == os.getpid():
             return super().result(timeout)
         # A thread that is not there may hold this future's lock, so it is not touched.
-        value, error = self._outcome or self._do()
+        value, error = self._outcome or self.do()
         if error is not None:
             raise error
         return cast(_T, value)
@@ -58,7 +48,8 @@ class _Work(Future[_T]):
         """See :class:`concurrent.futures.Future`; a child leaves its parent's work alone."""
         return self._pid == os.getpid() and super().cancel()
 
-    def _do(self) -> tuple[_T | None, BaseException | None]:
+    def do(self) -> tuple[_T | None, BaseException | None]:
+        """Do the work: its result, or its error."""
         assert self._action is not None
         try:
             self._outcome = self._action(), None
@@ -132,7 +123,13 @@ class Threads:
 
 def _serve(work_queue: _Queue) -> None:
     while (work := work_queue.get()) is not None:
-        work.run()
+        if work.set_running_or_notify_cancel():
+            value, error = work.do()
+            if error is None:
+                work.set_result(value)
+            else:
+                work.set_exception(error)
+            del value, error  # a thread that waits for work holds no result
         del work
 
 

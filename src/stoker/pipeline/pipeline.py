@@ -83,8 +83,7 @@ class Pipeline:
 
     def batches(self) -> Iterator[Batch]:
         """The batches in order, as columns. With a transform its results are stacked into columns again."""
-        for batches in self._chunks(self._read_batches):
-            yield from batches
+        return chain.from_iterable(self._chunks(self._read_batches))
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
         settings = self._settings

@@ -155,7 +155,7 @@ class ShardPool:
         for shard in shards:
             with self._lock:
                 if shard not in self._open and shard not in self._coming:
-                    self._coming[shard] = self._threads.submit(partial(self._load_ahead, shard))
+                    self._coming[shard] = self._threads.submit(partial(self._load, shard, demanded=False))
 
     def ready(self, shards: Collection[int]) -> int:
         """How many of these shards are open."""
@@ -218,16 +218,11 @@ class ShardPool:
         self._maps.clear()
         self._due.clear()
 
-    def _load_ahead(self, shard: int) -> ShardReader | None:
-        loaded = self._load(shard, demanded=False)
-        return None if loaded is None else self._keep(shard, *loaded, demanded=False)
-
     def _load_for_all(self, shard: int, mine: Future[ShardReader | None]) -> ShardReader:
         """Load a shard that nobody loads yet, for all threads that want it: each shard is opened once."""
         try:
-            loaded = self._load(shard, demanded=True)
-            assert loaded is not None
-            reader = self._keep(shard, *loaded, demanded=True)
+            reader = self._load(shard, demanded=True)
+            assert reader is not None
         except BaseException as error:
             self._arrived(shard, mine)  # the next reader tries anew
             mine.set_exception(error)
@@ -264,7 +259,8 @@ class ShardPool:
             else:
                 self._close(number)
 
-    def _load(self, shard: int, *, demanded: bool) -> tuple[ShardReader, list[MappedFile]] | None:
+    def _load(self, shard: int, *, demanded: bool) -> ShardReader | None:
+        """Open a shard, fetched first if need be. ``None`` where nobody demands it, and it is not to be had now."""
         info, cache = self.index.shards[shard], self.cache_of(shard)
         for attempt in (1, 2):
             files = cache.open(info)
@@ -287,9 +283,10 @@ class ShardPool:
             try:
                 if not fetched:
                     cache.validate(info, files)
-                reader = self._reader(info, cache, files)
+                opened = get_format(info.format).open(info, files, where=cache.describe(info), options=self.options)
                 self.counts.opened(info.size, hit=not fetched)
-                return reader, [file for file in files if isinstance(file, MappedFile)]
+                maps = [file for file in files if isinstance(file, MappedFile)]
+                return self._keep(shard, opened, maps, demanded=demanded)
             except DatasetChangedError:
                 raise
             except CorruptDataError as error:
@@ -318,9 +315,6 @@ class ShardPool:
                     if number not in self._needed and self.cache_of(number).root == cache.root:
                         self._close(number)
         return cache.fetch(info, wait=demanded, if_full="exceed" if demanded else "evict")
-
-    def _reader(self, info: ShardInfo, cache: ShardCache, files: list[Any]) -> ShardReader:
-        return get_format(info.format).open(info, files, where=cache.describe(info), options=self.options)
 
 
 @lru_cache(maxsize=1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.reader import MDSShard, iterate_many, read_many
 from stoker.formats.mds.spec import parse_mds_shard
-from stoker.types import Batch, Buffer, Ids
+from stoker.types import Buffer
 
 __all__ = ["MDSFormat"]
 
@@ -33,12 +33,5 @@ class MDSFormat(Format):
     ) -> MDSShard:
         return MDSShard(info, files[0], where, options)
 
-    def read_many(
-        self, shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> Batch:
-        return read_many(shards, which, rows, columns)
-
-    def iterate_many(
-        self, shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
-    ) -> dict[str, Iterable[Any]]:
-        return iterate_many(shards, which, rows, columns)
+    read_many = staticmethod(read_many)
+    iterate_many = staticmethod(iterate_many)

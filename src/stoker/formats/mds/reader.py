@@ -320,10 +320,7 @@ def _blame(
     place = 0
     for place in range(len(rows)):
         try:
-            if encoding.size is not None:
-                encoding.decode_fixed(raw[place : place + 1])
-            else:
-                encoding.decode_values(values[place : place + 1])
+            _decode(encoding, raw[place : place + 1], values[place : place + 1])
         except Exception as found:  # noqa: BLE001 - whatever a decoder raises is what is being looked for
             error = found
             break

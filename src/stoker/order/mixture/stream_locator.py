@@ -59,7 +59,9 @@ class StreamLocator:
         first = int(streams.min())
         count = int(streams.max()) - first + 1
         if count == 1:
-            return self._locate(first, codes & _NUMBER_MASK)
+            stream, offset = self._stream(first)
+            shards, rows = stream.locate(codes & _NUMBER_MASK)
+            return (shards + offset if offset else shards), rows
         # NumPy sorts integers of 16 bits or fewer by radix, in linear time.
         width = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int64
         by_stream = np.argsort((streams - first).astype(width), kind="stable")
@@ -72,15 +74,13 @@ class StreamLocator:
         rows = np.empty_like(codes)
         for start, end in zip(starts, ends, strict=True):
             here = by_stream[start:end]
-            shards[here], rows[here] = self._locate(int(sorted_streams[start]), numbers[start:end])
+            stream, offset = self._stream(int(sorted_streams[start]))
+            found, rows[here] = stream.locate(numbers[start:end])
+            shards[here] = found + offset if offset else found
         return shards, rows
 
-    def _locate(self, number: int, numbers: Ids) -> tuple[Ids, Ids]:
-        shards, rows = self._stream(number).locate(numbers)
-        offset = int(self._offsets[number % self._offsets.size])
-        return (shards + offset if offset else shards), rows
-
-    def _stream(self, number: int) -> NumberedStream:
+    def _stream(self, number: int) -> tuple[NumberedStream, int]:
+        """A stream, made where need be, and number of its first shard."""
         stream = self._made.get(number)
         if stream is None:
             while len(self._made) >= self._keep:
@@ -88,4 +88,4 @@ class StreamLocator:
             stream = self._made[number] = self._make(number)
         else:
             self._made.move_to_end(number)
-        return stream
+        return stream, int(self._offsets[number % self._offsets.size])
