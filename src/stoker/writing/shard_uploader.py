@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class ShardUploader:
 
     def submit(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
         """Have a shard stored: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
-        self._uploads.submit(lambda: self._work(number, buffer, used, ends))
+        self._uploads.submit(partial(self._store, number, buffer, used, ends))
 
     def stored(self) -> list[ShardInfo]:
         """The shards that are stored, in order."""
@@ -77,17 +78,10 @@ class ShardUploader:
         """Free the buffers."""
         self._spare.clear()
 
-    def _work(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
-        info = self._store(number, buffer.data[:used], ends)
-        self._stored[number] = info
-        self._on_stored(info)
-        if len(buffer) <= self._capacity:
-            self._spare.append(buffer)
-
-    def _store(self, number: int, body: memoryview, ends: list[int]) -> ShardInfo:
+    def _store(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
         encoder = self._encoder
         entry: dict[str, Any] = {**encoder.settings, "samples": len(ends)}
-        files = encoder.files(body, np.array(ends, np.int64))
+        files = encoder.files(buffer.data[:used], np.array(ends, np.int64))
         for role, parts in zip(encoder.roles, files, strict=True):
             name = shard_name(number, encoder.format, role)
             entry[f"raw_{role}"] = self._describe(name, parts)
@@ -99,7 +93,10 @@ class ShardUploader:
             name = f"{name}.{self._compression.extension}"
             entry[f"zip_{role}"] = self._describe(name, [packed])
             self._destination.put(name, packed)
-        return get_format(encoder.format).parse_shard(entry, f"shard {number}")
+        info = self._stored[number] = get_format(encoder.format).parse_shard(entry, f"shard {number}")
+        self._on_stored(info)
+        if len(buffer) <= self._capacity:
+            self._spare.append(buffer)
 
     def _describe(self, name: str, parts: list[BytesLike]) -> dict[str, Any]:
         return {
