@@ -149,7 +149,6 @@ class _TaskDestination(Destination):
         return Begun()
 
     def put(self, key: str, data: PutData | StagedFile) -> None:
-        """See :class:`Destination`."""
         self.sizes[self.named(key)] = size_of(data)
         super().put(self.named(key), data)
 

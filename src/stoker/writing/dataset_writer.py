@@ -76,11 +76,9 @@ class DatasetWriter(Writer):
 
     @property
     def samples_written(self) -> int:
-        """See :class:`~stoker.writing.base.Writer`."""
         return self._written + len(self._ends)
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """See :class:`~stoker.writing.base.Writer`."""
         if self._stopped:
             self._check_open()
         try:

@@ -63,7 +63,6 @@ class FileSetWriter(Writer):
 
     @property
     def samples_written(self) -> int:
-        """See :class:`~stoker.writing.base.Writer`."""
         return self._samples
 
     def end_shard(self) -> None:

@@ -87,7 +87,6 @@ class ImageWriter(Writer):
 
     @property
     def samples_written(self) -> int:
-        """See :class:`~stoker.writing.base.Writer`."""
         return len(self._entries)
 
     def write(self, sample: Mapping[str, Any]) -> None:

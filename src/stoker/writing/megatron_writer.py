@@ -58,13 +58,11 @@ class MegatronShardWriter(FileSetWriter):
 
     @classmethod
     def check_compression(cls, compression: str | None) -> None:
-        """See :class:`~stoker.writing.base.Writer`."""
         if compression:
             raise ConfigError("compression: Megatron's files are read where they lie, and so not compressed")
 
     @classmethod
     def check_columns(cls, columns: Mapping[str, str]) -> None:
-        """See :class:`~stoker.writing.base.Writer`."""
         tokens_of(columns)
 
     def write(self, sample: Mapping[str, Any]) -> None:

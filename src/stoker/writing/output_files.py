@@ -138,7 +138,6 @@ class ShardOutput(OutputFiles):
         ]
 
     def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:  # noqa: ARG002
-        """See :class:`OutputFiles`."""
         info = read_shard(store, found.source)
         where = store.url_of(info.stored[0].basename)
         self.check_columns(info, where)
@@ -158,7 +157,6 @@ class ImageFiles(OutputFiles):
     what = "images"
 
     def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:  # noqa: ARG002 - overrides
-        """See :class:`OutputFiles`."""
         name = re.compile(rf"(?:[^/]+/)?([0-9]{{9,10}})\.{self.settings['format']}")
         found = [
             FoundFiles(int(match[1]), {item.key: item.size})
@@ -168,7 +166,6 @@ class ImageFiles(OutputFiles):
         return sorted(found, key=lambda image: image.number)
 
     def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:  # noqa: ARG002
-        """See :class:`OutputFiles`."""
         ((key, size),) = found.sizes.items()
         hashes = {name: hash_hex(name, store.get(key, max_bytes=size)) for name in self.settings["hashes"]}
         entry = {**self.settings, "raw_data": {"basename": key, "bytes": size, "hashes": hashes}}
@@ -204,7 +201,6 @@ class NumberedFiles(OutputFiles):
         return f"{self._stem}-{number:05}{end}"
 
     def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:
-        """See :class:`OutputFiles`."""
         wanted = re.compile(rf"{self._stem}-([0-9]{{5,10}})(?:{'|'.join(map(re.escape, self._ends))})")
         found: dict[int, dict[str, int]] = {}
         for item in listing:
@@ -218,7 +214,6 @@ class NumberedFiles(OutputFiles):
         return [FoundFiles(at, sizes, len(sizes) == len(self._ends)) for at, sizes in sorted(found.items())]
 
     def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:
-        """See :class:`OutputFiles`."""
         if not found.whole:
             raise CorruptDataError(f"{store.url_of(min(found.sizes))}: what belongs to it is missing")
         key = self.name(found.number, self._ends[-1])

@@ -71,7 +71,6 @@ class ParquetWriter(FileSetWriter):
 
     @classmethod
     def check_compression(cls, compression: str | None) -> None:
-        """See :class:`~stoker.writing.base.Writer`."""
         check_compression(compression)
 
     def _begin_columns(

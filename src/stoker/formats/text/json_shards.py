@@ -106,7 +106,6 @@ class JSONFormat(Format):
         return inspect_json(source, settings)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.format.Format`."""
         from stoker.formats.text.json import agree_on_json
 
         return agree_on_json(first, other)
@@ -130,7 +129,6 @@ class JSONFormat(Format):
         where: str,
         options: ReadOptions = ReadOptions(),  # noqa: ARG002
     ) -> LineShard:
-        """See :class:`stoker.formats.format.Format`."""
         if len(files) == 1:
             from stoker.formats.text.json import JSONFileShard
 

@@ -187,11 +187,9 @@ class LineEncoder(RecordEncoder):
         return self.line({name: self.convert(name, sample[name]) for name in self._plain}).encode()
 
     def encode_column_value(self, column: str, value: Any) -> Any:
-        """See :class:`RecordEncoder`."""
         return self.convert(column, value)
 
     def encode_batch(self, columns: Mapping[str, Any], first: int) -> Records:
-        """See :class:`RecordEncoder`."""
         count = batch_length(columns, self.columns, first)
         names = list(self._plain)
         lines: list[bytes] = []
@@ -204,7 +202,6 @@ class LineEncoder(RecordEncoder):
         return LineRecords(lines)
 
     def files(self, body: memoryview, ends: Ids) -> list[list[BytesLike]]:
-        """See :class:`RecordEncoder`."""
         return [[self._header, body], [self.offsets(len(self._header), ends) + self.config]]
 
 

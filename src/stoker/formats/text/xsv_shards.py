@@ -90,7 +90,6 @@ class XSVFormat(Format):
         return inspect_csv(source, settings, self.name, self.separator or None)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See :class:`~stoker.formats.format.Format`."""
         from stoker.formats.text.csv import agree_on_csv
 
         return agree_on_csv(first, other)
@@ -128,7 +127,6 @@ class XSVFormat(Format):
         where: str,
         options: ReadOptions = ReadOptions(),  # noqa: ARG002
     ) -> LineShard:
-        """See :class:`stoker.formats.format.Format`."""
         if len(files) == 1:
             from stoker.formats.text.csv import CSVFileShard
 

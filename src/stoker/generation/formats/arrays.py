@@ -49,11 +49,9 @@ class NPYLayout(GeneratedLayout):
     """An array, a row a sample."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number)))
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content = FileContent(self.spec, number)
         (column,) = content.columns
         yield npy_header(np.dtype(column.dtype), _shape(column, self.spec.samples_per_file))
@@ -65,7 +63,6 @@ class NPZLayout(GeneratedLayout):
     so that values are made once."""
 
     def size(self, number: int) -> int | None:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         if self.spec.compression is not None:
             return None
         archive = _Archive()
@@ -77,7 +74,6 @@ class NPZLayout(GeneratedLayout):
         return archive.at + len(archive.directory())
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content = FileContent(self.spec, number)
         rows = self.spec.samples_per_file
         archive = _Archive(deflated=self.spec.compression is not None)
@@ -100,7 +96,6 @@ class NPZLayout(GeneratedLayout):
         yield archive.directory()
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return {} if self.spec.compression is None else {"zlib": zlib.ZLIB_RUNTIME_VERSION}
 
 
@@ -188,11 +183,9 @@ class HDF5Layout(GeneratedLayout):
         self._skeleton = lru_cache(maxsize=2)(_skeleton)
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number)))
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content = FileContent(self.spec, number)
         for piece in self._skeleton(content.columns, self.spec.samples_per_file, self.spec.hdf5_chunks):
             if isinstance(piece, _Place):
@@ -201,7 +194,6 @@ class HDF5Layout(GeneratedLayout):
                 yield piece
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         h5py = load_h5py()
         return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
 
@@ -248,11 +240,9 @@ class MegatronLayout(GeneratedLayout):
     """Sequences of integers in a ``.bin``, each a document, and their places in an ``.idx``."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number)))
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         pair, part = divmod(number, 2)
         content = FileContent(self.spec, pair)
         (column,) = content.columns

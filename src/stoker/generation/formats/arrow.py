@@ -41,11 +41,9 @@ class ArrowLayout(GeneratedLayout):
         self._message = lru_cache(maxsize=2)(self._fixed_message)
 
     def size(self, number: int) -> int | None:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return sum(map(len, self.pieces(number))) if self._fixed else None
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content = FileContent(self.spec, number)
         blocks: list[tuple[int, int, int]] = []
         head = _START + self._schema_message
@@ -75,7 +73,6 @@ class ArrowLayout(GeneratedLayout):
         yield self._footer(blocks)
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return {"pyarrow": pyarrow().__version__, **image_versions(self.spec)}
 
     @cached_property

@@ -16,14 +16,11 @@ class FileLayout(GeneratedLayout):
     """The bytes of one value."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return int(sizes(FileContent(self.spec, number), 0, 1)[0])
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         ((cell,),) = cells(FileContent(self.spec, number), 1)
         yield from cell.pieces
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)

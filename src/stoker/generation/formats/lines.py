@@ -48,7 +48,6 @@ class _LineLayout(GeneratedLayout):
         """The bytes before each value, and behind the last."""
 
     def size(self, number: int) -> int | None:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         rows, content = self.spec.samples_per_file, FileContent(self.spec, number)
         line = sum(map(len, self.marks()))
         line += sum(sum(map(len, _value(content, column, 0))) for column in content.columns if _is_number(column))
@@ -59,7 +58,6 @@ class _LineLayout(GeneratedLayout):
         return fixed + total - numbers
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         marks = self.marks()
         yield self.top()
@@ -94,7 +92,6 @@ class JSONLayout(_LineLayout):
     """An object a line."""
 
     def marks(self) -> list[bytes]:
-        """See :class:`_LineLayout`."""
         names = [column.name.encode() for column in self.spec.fields]
         return [(b"{" if not place else b", ") + b'"%b": ' % name for place, name in enumerate(names)] + [b"}\n"]
 
@@ -105,9 +102,7 @@ class CSVLayout(_LineLayout):
     quote = b""
 
     def top(self) -> bytes:
-        """See :class:`_LineLayout`."""
         return b",".join(column.name.encode() for column in self.spec.fields) + b"\n"
 
     def marks(self) -> list[bytes]:
-        """See :class:`_LineLayout`."""
         return [b""] + [b","] * (len(self.spec.fields) - 1) + [b"\n"]

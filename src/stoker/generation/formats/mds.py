@@ -42,12 +42,10 @@ class MDSLayout(GeneratedLayout):
         return MDSEncoder(columns, settings)
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         ends = self._ends(number)
         return 8 + 4 * len(ends) + len(self.encoder.config) + (int(ends[-1]) if len(ends) else 0)
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         ends = self._ends(number)
         encoder, rows = self.encoder, self.spec.samples_per_file
         first = 4 + 4 * (rows + 1) + len(encoder.config)
@@ -70,7 +68,6 @@ class MDSLayout(GeneratedLayout):
                 yield from cell.pieces
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)
 
     def _ends(self, number: int) -> Ids:

@@ -82,11 +82,9 @@ class ParquetLayout(GeneratedLayout):
                 raise ConfigError(f"column {column.name!r}: a value is larger than a Parquet page can be")
 
     def size(self, number: int) -> int | None:  # noqa: ARG002 - all are alike
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return self._footer_once()[1] if self._fixed else None
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content = FileContent(self.spec, number)
         groups: list[tuple[int, list[_Chunk]]] = []
         at = len(MAGIC)
@@ -114,7 +112,6 @@ class ParquetLayout(GeneratedLayout):
         yield self._footer_once()[0] if self._fixed else self._footer(groups)
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         packed = {"pyarrow": pyarrow().__version__} if self.spec.compression else {}
         return {**packed, **image_versions(self.spec)}
 

@@ -59,7 +59,6 @@ class TFRecordLayout(GeneratedLayout):
         self._head = lru_cache(maxsize=1 << 14)(feature_head)
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         rows, content = self.spec.samples_per_file, FileContent(self.spec, number)
         if self._fixed:
             sizes = [_stored(column, column.width or 0) for column in self.spec.fields]
@@ -74,7 +73,6 @@ class TFRecordLayout(GeneratedLayout):
         return total
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         if self._fixed:
             values = [[_feature(content, column) or one_value(content, column)] for column in self.spec.fields]
@@ -100,7 +98,6 @@ class TFRecordLayout(GeneratedLayout):
             yield crc.end()
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)
 
     def _example(self, values: list[list[Piece]]) -> list[Piece]:
@@ -190,7 +187,6 @@ class TarLayout(GeneratedLayout):
     all files."""
 
     def size(self, number: int) -> int:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         total = len(_TRAILER)
         for first in range(0, rows, BATCH):
@@ -200,7 +196,6 @@ class TarLayout(GeneratedLayout):
         return total
 
     def pieces(self, number: int) -> Iterator[Piece]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         before = number * rows
         if all(column.width is not None for column in self.spec.fields):
@@ -226,7 +221,6 @@ class TarLayout(GeneratedLayout):
         yield _TRAILER
 
     def versions(self) -> dict[str, str]:
-        """See :class:`~stoker.generation.formats.base.GeneratedLayout`."""
         return image_versions(self.spec)
 
     def _sealed(self, before: int) -> Callable[[NDArray[np.uint8], int], None]:
