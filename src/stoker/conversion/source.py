@@ -80,7 +80,7 @@ class ConversionSource(Protocol):
         ...
 
 
-class ShardSource:
+class ShardSource(ConversionSource):
     """A dataset, of whatever format.
 
     Args:
@@ -100,23 +100,19 @@ class ShardSource:
         self._pool = ShardPool(place.index, place.cache, threads=_THREADS, most_open=64, options=options)
 
     def files(self, shards: Ids) -> set[str]:
-        """See :class:`ConversionSource`."""
         stored = [file for shard in shards.tolist() for file in self.place.index.shards[shard].stored]
         names = {file.part.key if file.part is not None else file.basename for file in stored}
         return names | {INDEX_NAME} if any(file.part is None for file in stored) else names
 
     def versions(self) -> dict[str, str]:
-        """See :class:`ConversionSource`."""
         keys = self.files(np.arange(len(self.sizes)))
         cache = self.place.cache
         return file_versions(cache.store or open_store(cache.root), sorted(keys))
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
-        """See :class:`ConversionSource`."""
         return read_samples(self._pool, shards, rows, columns)
 
     def expect(self, shards: Ids, now: int) -> None:
-        """See :class:`ConversionSource`."""
         soon = dict.fromkeys(shards[:now].tolist())
         for shard in dict.fromkeys(shards[now:].tolist()):
             if len(soon) >= _AHEAD:
@@ -130,19 +126,17 @@ class ShardSource:
         self._pool.prefetch(soon)
 
     def where(self, shard: int, row: int) -> str:
-        """See :class:`ConversionSource`."""
         info = self.place.index.shards[shard]
         number = int(self.sizes[:shard].sum()) + row
         file = info.raw[-1].part.key if info.raw[-1].part is not None else info.raw[0].basename
         return f"{self.name}: sample {number} (row {row} of {file})"
 
     def close(self) -> None:
-        """See :class:`ConversionSource`."""
         self._pool.close()
 
 
 @dataclass
-class FileSource:
+class FileSource(ConversionSource):
     """Files that are a sample each: images in folders that are their classes, or any files. Nothing is decoded.
 
     Attributes:
@@ -177,15 +171,12 @@ class FileSource:
         return cls(name, content, store, keys, numbers, sum(file.size for file in files))
 
     def files(self, shards: Ids) -> set[str]:
-        """See :class:`ConversionSource`."""
         return {self.keys[shard] for shard in shards.tolist()}
 
     def versions(self) -> dict[str, str]:
-        """See :class:`ConversionSource`."""
         return file_versions(self.store, self.keys)
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:  # noqa: ARG002
-        """See :class:`ConversionSource`."""
         keys = [self.keys[shard] for shard in shards.tolist()]
         batch: Batch = {}
         for name in columns:
@@ -209,15 +200,8 @@ class FileSource:
         with ThreadPoolExecutor(min(_REQUESTS, len(keys)), thread_name_prefix="stoker-get") as pool:
             return list(pool.map(partial(self.store.get, max_bytes=_MOST_BYTES), keys))
 
-    def expect(self, shards: Ids, now: int) -> None:
-        """See :class:`ConversionSource`."""
-
     def where(self, shard: int, row: int) -> str:  # noqa: ARG002
-        """See :class:`ConversionSource`."""
         return f"{self.name}: sample {shard} ({self.keys[shard]})"
-
-    def close(self) -> None:
-        """See :class:`ConversionSource`."""
 
 
 def _read_local(path: str, store: Store, key: str) -> bytes:

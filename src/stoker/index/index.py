@@ -21,7 +21,7 @@ from stoker.types import Ids
 if TYPE_CHECKING:
     from stoker.storage import Store
 
-__all__ = ["INDEX_NAME", "MOST_BYTES", "Index", "load_index"]
+__all__ = ["INDEX_NAME", "MOST_BYTES", "Index", "ShardList", "load_index"]
 
 INDEX_NAME: Final = "index.json"
 """Name of the index below a dataset's root."""
@@ -30,7 +30,57 @@ MOST_BYTES: Final = 1 << 30
 """Bytes of an index at most: those of about two million shards."""
 
 
-class Index:
+class ShardList:
+    """Shards in order, and what they hold together. Immutable.
+
+    Args:
+        shards: their descriptions.
+
+    Attributes:
+        shards: one description a shard.
+        sizes: samples in each shard; int64, shape ``(shards,)``, read-only.
+    """
+
+    def __init__(self, shards: Iterable[ShardInfo]) -> None:
+        self.shards: Sequence[ShardInfo] = tuple(shards)
+        self.sizes: Ids = np.array([shard.samples for shard in self.shards], dtype=np.int64)
+        self.sizes.flags.writeable = False
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in all shards."""
+        return int(self.sizes.sum())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that every shard has, in the order of the first shard."""
+        specs = {id(shard.spec): shard for shard in self.shards}
+        names = [column_names(shard) for shard in specs.values()]
+        if not names:
+            return ()
+        common = set.intersection(*map(set, names))
+        return tuple(name for name in names[0] if name in common)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether any shard is stored compressed."""
+        return any(shard.zip for shard in self.shards)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all raw files, and of files that are read in part, of these parts."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def largest_shard(self) -> int:
+        """Bytes of the raw files of the largest shard, 0 without shards."""
+        return max((sum(file.bytes for file in shard.raw) for shard in self.shards), default=0)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+
+class Index(ShardList):
     """The shards of a dataset, in order. Immutable.
 
     Args:
@@ -42,18 +92,14 @@ class Index:
         IndexFileError: two shards share a file, or a file would hide the index.
 
     Attributes:
-        shards: one description a shard.
-        sizes: samples in each shard; int64, shape ``(shards,)``, read-only.
         extra: see above.
     """
 
     def __init__(
         self, shards: Iterable[ShardInfo], *, extra: Mapping[str, Any] | None = None, where: str = INDEX_NAME
     ) -> None:
-        self.shards: Sequence[ShardInfo] = tuple(shards)
+        super().__init__(shards)
         self.extra: Mapping[str, Any] = dict(extra or {})
-        self.sizes: Ids = np.array([shard.samples for shard in self.shards], dtype=np.int64)
-        self.sizes.flags.writeable = False
         self._fingerprint: str | None = None
         self._check_names(where)
 
@@ -86,36 +132,6 @@ class Index:
         """The index file, keys sorted; for what the reference implementation wrote, the same bytes."""
         shards = [entry_of(shard) for shard in self.shards]
         return json.dumps({**self.extra, "shards": shards, "version": 2}, sort_keys=True).encode()
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in all shards."""
-        return int(self.sizes.sum())
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns that every shard has, in the order of the first shard."""
-        specs = {id(shard.spec): shard for shard in self.shards}
-        names = [column_names(shard) for shard in specs.values()]
-        if not names:
-            return ()
-        common = set.intersection(*map(set, names))
-        return tuple(name for name in names[0] if name in common)
-
-    @property
-    def compressed(self) -> bool:
-        """Whether any shard is stored compressed."""
-        return any(shard.zip for shard in self.shards)
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all raw files, and of files that are read in part, of these parts."""
-        return sum(shard.size for shard in self.shards)
-
-    @property
-    def largest_shard(self) -> int:
-        """Bytes of the raw files of the largest shard, 0 without shards."""
-        return max((sum(file.bytes for file in shard.raw) for shard in self.shards), default=0)
 
     @property
     def fingerprint(self) -> str:
@@ -180,9 +196,6 @@ class Index:
                     seen.add(file.basename)
         if INDEX_NAME in names:
             raise IndexFileError(f"{where}: a shard's file is called {INDEX_NAME!r}, which is the index")
-
-    def __len__(self) -> int:
-        return len(self.shards)
 
     def __repr__(self) -> str:
         return f"<Index of {len(self.shards)} shards, {self.samples} samples>"

@@ -169,7 +169,7 @@ class Writer(ABC):
 
     @abstractmethod
     def end_shard(self) -> None:
-        """End the file with the last sample that was added: the next one begins another."""
+        """End the shard, or the file, with the last sample that was added: the next one begins another."""
 
     @abstractmethod
     def _end(self) -> None:

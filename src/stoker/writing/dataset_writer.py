@@ -137,7 +137,6 @@ class DatasetWriter(Writer):
         self._bound = -1  # computed again by the next single sample
 
     def end_shard(self) -> None:
-        """End the shard with the last sample that was added: the next one begins another."""
         if self._stopped:
             self._check_open()
         if self._ends:

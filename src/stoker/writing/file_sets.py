@@ -66,7 +66,6 @@ class FileSetWriter(Writer):
         return self._samples
 
     def end_shard(self) -> None:
-        """End the file with the last sample that was added: the next one begins another."""
         self._check_open()
         self._end_file(empty=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.errors import ConfigError
-from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import ParquetColumn, schema_of, to_arrow
 from stoker.types import Batch
 
@@ -100,7 +100,7 @@ class ParquetParts:
         if self._writer is None:
             self._file = pyarrow().BufferOutputStream()
             codec, level = self._compression
-            self._writer = pyarrow_parquet().ParquetWriter(
+            self._writer = pyarrow("parquet").ParquetWriter(
                 self._file, self.schema, compression=codec, compression_level=level, store_schema=True
             )
         if self._waiting:

@@ -14,7 +14,7 @@ from stoker.formats.common.byte_source import ByteSourceFile
 from stoker.formats.common.records import batch_length, blame
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
-from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import ParquetColumn, read_declared, stored, stored_to_arrow, to_arrow
 from stoker.storage import Store
 from stoker.writing.base import WriterOptions
@@ -98,16 +98,6 @@ class ParquetWriter(FileSetWriter):
         self._bytes = 0
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample: column name to value. Keys that are not columns are ignored.
-
-        The values are copied before this returns.
-
-        Raises:
-            EncodingError: a column is missing or a value does not fit; names the column, the sample and what was expected.
-                Nothing of the sample is written, and the next may follow.
-            ConfigError: the writer is closed.
-            StorageError: storing an earlier file failed.
-        """
         self._check_open()
         number = self._samples
         if not isinstance(sample, Mapping):
@@ -130,11 +120,7 @@ class ParquetWriter(FileSetWriter):
             self._flush()
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:
-        """Add n samples given as columns: arrays of shape ``(n, ...)`` or lists of n values.
-
-        Raises:
-            EncodingError: as for :meth:`write`; also if columns differ in length. Nothing of the batch is written.
-        """
+        """See :class:`~stoker.writing.base.Writer`. Where a value does not fit, nothing of the batch is written."""
         self._check_open()
         first = self._samples
         count = batch_length(columns, self._names, first)
@@ -179,7 +165,7 @@ def read_parquet_footer(store: Store, key: str, size: int) -> Any:
     file = ByteSourceFile(StoreSource(store, key, size, store.url_of(key)))
     pa = pyarrow()
     try:
-        return pyarrow_parquet().ParquetFile(pa.PythonFile(file, "r"))
+        return pyarrow("parquet").ParquetFile(pa.PythonFile(file, "r"))
     except StokerError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.arguments import checked
-from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.text.json_shards import JSONEncoder
 from stoker.formats.text.xsv_shards import SEPARATORS, XSVEncoder
 from stoker.writing.base import WriterOptions
@@ -34,7 +33,28 @@ _COLUMNS: Final = "give an encoding's name, such as 'int', 'float32', 'str' or '
 _TEXT_COLUMNS: Final = "give 'str', 'int' or 'float'"
 
 
-class MDSWriter(DatasetWriter):
+class _FormatWriter(DatasetWriter):
+    """Base of the writers of a format. Encoders are imported when a writer is made, so that ``import stoker`` loads none."""
+
+    _encoder_of: ClassVar[tuple[str, str]]
+    """Module and name of the encoder."""
+
+    @checked(columns=_COLUMNS)
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        out: OutPath,
+        remote: str | os.PathLike[str] | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        super().__init__(out, remote, self._make(columns), **options)
+
+    def _make(self, columns: Mapping[str, str], **more: Any) -> Callable[..., Any]:
+        module, name = self._encoder_of
+        return partial(getattr(import_module(module), name), columns, **more)
+
+
+class MDSWriter(_FormatWriter):
     """Writes an MDS dataset.
 
     Args:
@@ -56,15 +76,7 @@ class MDSWriter(DatasetWriter):
     ['index.json', 'shard.00000.mds.zstd']
     """
 
-    @checked(columns=_COLUMNS)
-    def __init__(
-        self,
-        columns: Mapping[str, str],
-        out: OutPath,
-        remote: str | os.PathLike[str] | None = None,
-        **options: Unpack[WriterOptions],
-    ) -> None:
-        super().__init__(out, remote, partial(MDSEncoder, columns), **options)
+    _encoder_of = ("stoker.formats.mds.encoder", "MDSEncoder")
 
 
 class JSONWriter(DatasetWriter):
@@ -72,10 +84,8 @@ class JSONWriter(DatasetWriter):
 
     Args:
         columns: column name to ``str``, ``int`` or ``float``.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
         newline: what ends a line, default ``"\n"``.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     @checked(columns=_TEXT_COLUMNS)
@@ -96,11 +106,9 @@ class XSVWriter(DatasetWriter):
 
     Args:
         columns: column name to ``str``, ``int`` or ``float``.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
         separator: what stands between two values. Text that holds it is refused.
         newline: what ends a line, default ``"\n"``. Text that holds it is refused.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     _format = "xsv"
@@ -146,83 +154,52 @@ class TSVWriter(_FixedSeparatorWriter):
     _format = "tsv"
 
 
-class _PackedWriter(DatasetWriter):
-    """Base of writers whose shards are files of other programs' formats, see :mod:`stoker.formats.common.container`.
-
-    Their encoders are imported when a writer is made, so that `import stoker` loads none of them.
-    """
-
-    _encoder_of: ClassVar[tuple[str, str]]
-
-    @checked(columns=_COLUMNS)
-    def __init__(
-        self,
-        columns: Mapping[str, str],
-        out: OutPath,
-        remote: str | os.PathLike[str] | None = None,
-        **options: Unpack[WriterOptions],
-    ) -> None:
-        super().__init__(out, remote, self._make(columns), **options)
-
-    def _make(self, columns: Mapping[str, str], **more: Any) -> Callable[..., Any]:
-        module, name = self._encoder_of
-        return partial(getattr(import_module(module), name), columns, **more)
-
-
-class NPYWriter(_PackedWriter):
+class NPYWriter(_FormatWriter):
     """Writes a dataset of NPY files: ``shard.00000.npy`` is an array with a row a sample.
 
     Args:
         columns: name of the one column to its encoding: a number's (``float32``) or ``ndarray:DTYPE:d0,d1``.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     _encoder_of = ("stoker.formats.arrays.npy", "NPYEncoder")
 
 
-class NPZWriter(_PackedWriter):
+class NPZWriter(_FormatWriter):
     """Writes a dataset of NPZ files: ``shard.00000.npz`` has an array a column, each with a row a sample.
 
     Args:
         columns: column name to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     _encoder_of = ("stoker.formats.arrays.npz", "NPZEncoder")
 
 
-class HDF5Writer(_PackedWriter):
+class HDF5Writer(_FormatWriter):
     """Writes a dataset of HDF5 files: ``shard.00000.hdf5`` has a contiguous dataset a column, with a row a sample.
 
     Args:
         columns: path of the dataset to encoding: numbers (``float32``) and ``ndarray:DTYPE:d0,d1``.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     _encoder_of = ("stoker.formats.hdf5.reader", "HDF5Encoder")
 
 
-class ArrowWriter(_PackedWriter):
+class ArrowWriter(_FormatWriter):
     """Writes a dataset of Arrow IPC files: ``shard.00000.arrow`` is one record batch, with a row a sample.
 
     Args:
         columns: column name to encoding. Numbers become Arrow's, ``ndarray:DTYPE:...`` fixed-size lists or tensors, ``str``,
             ``json`` and ``str_int`` text; all else is the bytes of its encoding.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     _encoder_of = ("stoker.formats.arrow.reader", "ArrowEncoder")
 
 
-class TarWriter(_PackedWriter):
+class TarWriter(_FormatWriter):
     """Writes a dataset of tar files as WebDataset reads them: in ``shard.00000.tar`` a sample is a file a column.
 
     The file of column ``jpg`` of the sample ``000000017`` is ``000000017.jpg``; its bytes are the value's encoding. The key
@@ -231,10 +208,8 @@ class TarWriter(_PackedWriter):
     Args:
         columns: column name, which is the files' extension, to encoding: ``{"jpg": "jpeg", "cls": "int"}``. Whole numbers in
             ``cls``, ``cls2``, ``index``, ``inx`` and ``id`` are text in the files, as all programs read them there.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
         first: number of the first sample, default the samples that are there.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     numbers_samples = True
@@ -255,16 +230,14 @@ class TarWriter(_PackedWriter):
         encoder.begin(self.samples_written if first is None else first, self.samples_written)
 
 
-class TFRecordWriter(_PackedWriter):
+class TFRecordWriter(_FormatWriter):
     """Writes a dataset of TFRecord files: in ``shard.00000.tfrecord`` a record is a ``tf.train.Example``.
 
     Args:
         columns: column name to encoding. Integers and ``ndarray:int64:...`` become int64 lists, ``float16``, ``float32`` and
             ``ndarray:float32:...`` float lists; all else is the bytes of its encoding.
-        out: a directory, a URL, or a ``(directory, URL)`` pair.
-        remote: a URL to upload to, where ``out`` is a directory.
         raw: records are the bytes of the one column's encoding, without an Example around them.
-        **options: see :class:`~stoker.writing.base.WriterOptions`.
+        out, remote, **options: as of :class:`MDSWriter`.
     """
 
     _encoder_of = ("stoker.formats.tfrecord.writer", "TFRecordEncoder")

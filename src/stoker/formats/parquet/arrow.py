@@ -8,42 +8,18 @@ from types import ModuleType
 
 from stoker.errors import MissingPackageError
 
-__all__ = ["pyarrow", "pyarrow_compute", "pyarrow_parquet"]
+__all__ = ["pyarrow"]
 
 
 @cache
-def pyarrow() -> ModuleType:
-    """The package ``pyarrow``.
+def pyarrow(part: str = "") -> ModuleType:
+    """The package ``pyarrow``, or a part of it, such as ``compute``.
 
     Raises:
         MissingPackageError: it is not installed.
     """
-    return _load("pyarrow")
-
-
-@cache
-def pyarrow_compute() -> ModuleType:
-    """The package ``pyarrow.compute``.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
-    return _load("pyarrow.compute")
-
-
-@cache
-def pyarrow_parquet() -> ModuleType:
-    """The package ``pyarrow.parquet``.
-
-    Raises:
-        MissingPackageError: it is not installed.
-    """
-    return _load("pyarrow.parquet")
-
-
-def _load(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
     except ImportError as error:
         raise MissingPackageError(
             f"reading Parquet needs pyarrow ({error}), which stoker installs: pip install 'pyarrow>=23.0.1'"

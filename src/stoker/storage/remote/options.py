@@ -66,6 +66,7 @@ _S3_ROLES = (
 # A request may take as long as its data needs, so the limit on whole requests is out of reach; stalls and
 # slowness end them.
 _NO_LIMIT = "365days"
+_GIVEN = "the credentials in storage_options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,19 +248,13 @@ def _s3(
             config["region"] = region
 
     if "credential_provider" in config:
-        provider = config.pop("credential_provider")
-        return ClientSpec(
-            {**config, "skip_signature": False},
-            client,
-            credential_provider=provider,
-            identity="the credentials in storage_options",
-        )
+        return _found_by_client({**config, "skip_signature": False}, client, _GIVEN)
     if "access_key_id" in config or "secret_access_key" in config or "session_token" in config:
-        return _with_keys(config, client, config, "", "the credentials in storage_options")
+        return _with_keys(config, client, config, "", _GIVEN)
     if "skip_signature" in config:
         config["skip_signature"] = _truth(config["skip_signature"])
         if config["skip_signature"]:
-            return ClientSpec(config, client, identity="no credentials, as skip_signature asks")
+            return _anonymous(config, client, "no credentials, as skip_signature asks")
     environment_keys = environ.get("AWS_ACCESS_KEY_ID") or environ.get("AWS_SECRET_ACCESS_KEY")
     if environment_keys and profile_name is None:
         keys = {
@@ -286,9 +281,7 @@ def _s3(
             )
         return ClientSpec(config, client, profile=wanted, identity=f"AWS profile {wanted!r}")
     if _truth(environ.get("AWS_SKIP_SIGNATURE", "")) and "skip_signature" not in config:
-        return ClientSpec(
-            {**config, "skip_signature": True}, client, identity="no credentials, as AWS_SKIP_SIGNATURE asks"
-        )
+        return _anonymous(config, client, "no credentials, as AWS_SKIP_SIGNATURE asks")
     metadata = not _truth(environ.get("AWS_EC2_METADATA_DISABLED", "")) and (
         config.get("skip_signature") is False
         or "metadata_endpoint" in config
@@ -298,10 +291,8 @@ def _s3(
     if metadata:
         return ClientSpec(config, client, identity="this machine's role, from its metadata service")
     # Elsewhere the metadata service would be a wait for nothing; public buckets need no credentials.
-    return ClientSpec(
-        {**config, "skip_signature": True},
-        client,
-        identity="no credentials: none in storage_options, AWS_ACCESS_KEY_ID or ~/.aws/credentials",
+    return _anonymous(
+        config, client, "no credentials: none in storage_options, AWS_ACCESS_KEY_ID or ~/.aws/credentials"
     )
 
 
@@ -319,66 +310,54 @@ def _with_keys(
 
 
 def _gs(
-    config: dict[str, Any],
-    client: dict[str, Any],
-    environ: Mapping[str, str],
-    cloud: Callable[[], Cloud | None],
+    config: dict[str, Any], client: dict[str, Any], environ: Mapping[str, str], cloud: Callable[[], Cloud | None]
 ) -> ClientSpec:
     if str(config.get("base_url", "")).startswith("http://"):
         client.setdefault("allow_http", True)
-    provider = config.pop("credential_provider", None)
-    if provider is not None:
-        return ClientSpec(config, client, credential_provider=provider, identity="the credentials in storage_options")
-    if any("service_account" in name or "credential" in name or "skip_signature" in name for name in config):
-        return ClientSpec(config, client, identity="the credentials in storage_options")
     names = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY")
     more = ("GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SKIP_SIGNATURE", "GCE_METADATA_HOST")
     default = Path(environ.get("HOME", "/nonexistent"), ".config/gcloud/application_default_credentials.json")
-    if any(environ.get(name) for name in names + more) or default.exists():
-        return ClientSpec(config, client, identity="the environment's Google credentials")
-    if cloud() == "gcp":
-        return ClientSpec(config, client, identity="this machine's role, from its metadata service")
-    return ClientSpec(
-        {**config, "skip_signature": True},
-        client,
-        identity="no credentials: none in storage_options or GOOGLE_APPLICATION_CREDENTIALS",
-    )
+    if any("service_account" in name or "credential" in name or "skip_signature" in name for name in config):
+        identity = _GIVEN
+    elif any(environ.get(name) for name in names + more) or default.exists():
+        identity = "the environment's Google credentials"
+    elif cloud() == "gcp":
+        identity = "this machine's role, from its metadata service"
+    else:
+        return _anonymous(config, client, "no credentials: none in storage_options or GOOGLE_APPLICATION_CREDENTIALS")
+    return _found_by_client(config, client, identity)
 
 
 def _azure(
-    config: dict[str, Any],
-    client: dict[str, Any],
-    environ: Mapping[str, str],
-    cloud: Callable[[], Cloud | None],
+    config: dict[str, Any], client: dict[str, Any], environ: Mapping[str, str], cloud: Callable[[], Cloud | None]
 ) -> ClientSpec:
     if str(config.get("endpoint", environ.get("AZURE_STORAGE_ENDPOINT", ""))).startswith("http://"):
         client.setdefault("allow_http", True)
-    provider = config.pop("credential_provider", None)
-    if provider is not None:
-        return ClientSpec(config, client, credential_provider=provider, identity="the credentials in storage_options")
-    places = (
-        "account_name",
-        "endpoint",
-        "use_fabric_endpoint",
-        "use_emulator",
-        "authority_host",
-        "tenant_id",
-    )
-    if any(name.lower().removeprefix("azure_").removeprefix("storage_") not in places for name in config):
-        return ClientSpec(config, client, identity="the credentials in storage_options")
+    places = ("account_name", "endpoint", "use_fabric_endpoint", "use_emulator", "authority_host", "tenant_id")
     hints = ("KEY", "SAS", "CLIENT", "TOKEN", "IDENTITY", "CLI", "SKIP_SIGNATURE", "MSI", "CREDENTIAL")
     found = any(
         value and (name.startswith("AZURE_") and any(hint in name for hint in hints)) for name, value in environ.items()
     )
-    if found or environ.get("IDENTITY_ENDPOINT") or environ.get("MSI_ENDPOINT"):
-        return ClientSpec(config, client, identity="the environment's Azure credentials")
-    if cloud() == "azure":
-        return ClientSpec(config, client, identity="this machine's identity, from its metadata service")
-    return ClientSpec(
-        {**config, "skip_signature": True},
-        client,
-        identity="no credentials: none in storage_options or AZURE_STORAGE_ACCOUNT_KEY",
-    )
+    if any(name.lower().removeprefix("azure_").removeprefix("storage_") not in places for name in config):
+        identity = _GIVEN
+    elif found or environ.get("IDENTITY_ENDPOINT") or environ.get("MSI_ENDPOINT"):
+        identity = "the environment's Azure credentials"
+    elif cloud() == "azure":
+        identity = "this machine's identity, from its metadata service"
+    else:
+        return _anonymous(config, client, "no credentials: none in storage_options or AZURE_STORAGE_ACCOUNT_KEY")
+    return _found_by_client(config, client, identity)
+
+
+def _found_by_client(config: Mapping[str, Any], client: Mapping[str, Any], identity: str) -> ClientSpec:
+    """Settings of a client that finds its credentials itself, or is given a provider of them."""
+    rest = dict(config)
+    provider = rest.pop("credential_provider", None)
+    return ClientSpec(rest, client, credential_provider=provider, identity=identity)
+
+
+def _anonymous(config: Mapping[str, Any], client: Mapping[str, Any], identity: str) -> ClientSpec:
+    return ClientSpec({**config, "skip_signature": True}, client, identity=identity)
 
 
 def milliseconds(seconds: float) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, SourceChangedError, StokerError
-from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.index.index import INDEX_NAME
 from stoker.storage import Store, is_local
 from stoker.storage.job_record import JobRecord, changed_files, read_record, remove_partial_files, write_record
@@ -342,7 +342,7 @@ class TokenFileWriter(FileSetWriter):
 
     def _flush(self) -> None:
         """Write what waits as a row group."""
-        pa, pq = pyarrow(), pyarrow_parquet()
+        pa, pq = pyarrow(), pyarrow("parquet")
         with file_errors(self._destination.main.url):
             if self._file is None:
                 self._file = self._destination.stage_file(self._files.name(self._number, ".parquet"))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,20 +36,54 @@ _STRUCT_CODES = {
 }
 
 
-class IntScalar(Encoding):
-    """An integer of 1 to 8 bytes, little-endian; decodes to a NumPy scalar.
+class _Scalar(Encoding):
+    """Base of the numbers that NumPy has a type of: stored as their bytes, little-endian; decode to NumPy scalars."""
 
-    Accepts Python and NumPy integers and booleans (``True`` is 1) that are in range.
-    """
+    _kinds: ClassVar[str]
+    """Kinds of NumPy types whose arrays a column takes."""
 
     def __init__(self, dtype: str) -> None:
         self.name = dtype
         self.dtype = np.dtype(dtype)
         self.size = self.dtype.itemsize
+        self._pack = struct.Struct("<" + _STRUCT_CODES[dtype]).pack
+
+    @abstractmethod
+    def _packed(self, array: Array) -> Array:
+        """An array of numbers as contiguous ones of this type, or an error that names the row."""
+
+    def encode_column(self, values: Any) -> RawColumn:
+        array = values if isinstance(values, np.ndarray) else _numeric_array(values)
+        if array is None or array.dtype.kind not in self._kinds:
+            if isinstance(values, np.ndarray) and values.dtype.kind != "O":
+                raise UnfitValueError(f"expected {self.what} a row, got {describe(values)}")
+            return super().encode_column(values)
+        if array.ndim != 1:
+            raise UnfitValueError(f"expected {self.what} a row, got {describe(array)}")
+        packed = self._packed(array)
+        return packed.view(np.uint8).reshape(len(packed), packed.itemsize)
+
+    def decode(self, data: bytes) -> Any:
+        _check_size(data, self)
+        return np.frombuffer(data, self.dtype)[0]
+
+    def decode_fixed(self, raw: NDArray[np.uint8]) -> Column:
+        return raw.view(self.dtype).reshape(len(raw))
+
+
+class IntScalar(_Scalar):
+    """An integer of 1 to 8 bytes, little-endian; decodes to a NumPy scalar.
+
+    Accepts Python and NumPy integers and booleans (``True`` is 1) that are in range.
+    """
+
+    _kinds = "biu"
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__(dtype)
         info = np.iinfo(self.dtype)
         self.low, self.high = int(info.min), int(info.max)
         self.what = f"an integer in [{self.low}, {self.high}]"
-        self._pack = struct.Struct("<" + _STRUCT_CODES[dtype]).pack
 
     def encode(self, value: Any) -> bytes:
         try:
@@ -68,18 +103,10 @@ class IntScalar(Encoding):
             raise UnfitValueError(f"expected {self.what}, got {describe(value)}")
         return number
 
-    def encode_column(self, values: Any) -> RawColumn:
-        array = values if isinstance(values, np.ndarray) else _numeric_array(values)
-        if array is None or array.dtype.kind not in "biu":
-            if isinstance(values, np.ndarray) and values.dtype.kind != "O":
-                raise UnfitValueError(f"expected {self.what} a row, got {describe(values)}")
-            return super().encode_column(values)
-        if array.ndim != 1:
-            raise UnfitValueError(f"expected {self.what} a row, got {describe(array)}")
+    def _packed(self, array: Array) -> Array:
         if array.dtype != self.dtype:
             self._check_range(array)
-        packed = np.ascontiguousarray(array, dtype=self.dtype)
-        return packed.view(np.uint8).reshape(len(packed), packed.itemsize)
+        return np.ascontiguousarray(array, dtype=self.dtype)
 
     def _check_range(self, array: Array) -> None:
         if array.size == 0 or array.dtype.kind == "b":
@@ -88,13 +115,6 @@ class IntScalar(Encoding):
             # As Python ints: NumPy would compare uint64 with a negative bound through float64.
             row = next(i for i, v in enumerate(array.tolist()) if not self.low <= v <= self.high)
             raise UnfitValueError(f"expected {self.what}, got {array[row]}", row=row)
-
-    def decode(self, data: bytes) -> Any:
-        _check_size(data, self)
-        return np.frombuffer(data, self.dtype)[0]
-
-    def decode_fixed(self, raw: NDArray[np.uint8]) -> Column:
-        return raw.view(self.dtype).reshape(len(raw))
 
 
 class Int(IntScalar):
@@ -111,16 +131,14 @@ class Int(IntScalar):
         return column if isinstance(column, list) else column.tolist()
 
 
-class FloatScalar(Encoding):
+class FloatScalar(_Scalar):
     """A float of 2, 4 or 8 bytes; decodes to a NumPy scalar. Values are rounded to the column's precision."""
 
+    _kinds = "biuf"
+
     def __init__(self, dtype: str) -> None:
-        self.name = dtype
-        self.dtype = np.dtype(dtype)
-        self.size = self.dtype.itemsize
+        super().__init__(dtype)
         self.what = f"a number that {dtype} can hold"
-        self._pack = struct.Struct("<" + _STRUCT_CODES[dtype]).pack
-        self._scalar = np.dtype(dtype).type
 
     def encode(self, value: Any) -> bytes:
         number = _as_float(value, self.what)
@@ -133,23 +151,8 @@ class FloatScalar(Encoding):
         except OverflowError:
             raise UnfitValueError(f"expected {self.what}, got {describe(value)}") from None
 
-    def encode_column(self, values: Any) -> RawColumn:
-        array = values if isinstance(values, np.ndarray) else _numeric_array(values)
-        if array is None or array.dtype.kind not in "biuf":
-            if isinstance(values, np.ndarray) and values.dtype.kind != "O":
-                raise UnfitValueError(f"expected {self.what} a row, got {describe(values)}")
-            return super().encode_column(values)
-        if array.ndim != 1:
-            raise UnfitValueError(f"expected {self.what} a row, got {describe(array)}")
-        packed = _round_floats(array, self.dtype, self.what)
-        return packed.view(np.uint8).reshape(len(packed), packed.itemsize)
-
-    def decode(self, data: bytes) -> Any:
-        _check_size(data, self)
-        return np.frombuffer(data, self.dtype)[0]
-
-    def decode_fixed(self, raw: NDArray[np.uint8]) -> Column:
-        return raw.view(self.dtype).reshape(len(raw))
+    def _packed(self, array: Array) -> Array:
+        return _round_floats(array, self.dtype, self.what)
 
 
 class Bool(Encoding):

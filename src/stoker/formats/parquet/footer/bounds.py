@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import thrift
 from stoker.formats.parquet.footer import thrift_writer as compact
 from stoker.formats.parquet.footer.facts import FIELDS
@@ -66,7 +66,7 @@ class FooterBounds:
         return self._made[name][place]
 
     def _make(self, column: ColumnSchema) -> list[Bounds | None]:
-        pa, pq = pyarrow(), pyarrow_parquet()
+        pa, pq = pyarrow(), pyarrow("parquet")
         chunks = [group.chunks[column.first] for group in self._groups]
         fields = [self._fields(chunk, column.kinds[0]) for chunk in chunks]
         parts = [

@@ -13,7 +13,7 @@ import numpy as np
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts
-from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import thrift
 from stoker.formats.parquet.footer.bounds import FooterBounds
 from stoker.formats.parquet.footer.facts import FIELDS, GROUP_FIELDS, MAGIC
@@ -165,7 +165,7 @@ def _chosen(schema: FileSchema, columns: Sequence[str] | None, partition: Mappin
 
 def _opened(footer: bytes) -> Any:
     """The footer as pyarrow has it."""
-    pa, pq = pyarrow(), pyarrow_parquet()
+    pa, pq = pyarrow(), pyarrow("parquet")
     whole = footer + len(footer).to_bytes(4, "little") + MAGIC
     try:
         file = pq.ParquetFile(pa.BufferReader(whole), **open_limits(len(footer)))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError, FormatError
-from stoker.formats.parquet.arrow import pyarrow, pyarrow_parquet
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
 from stoker.types import Buffer
@@ -83,7 +83,7 @@ def _check_rows(column: ColumnSchema, where: str, found: int, rows: int) -> None
 
 def _open(column: ColumnSchema, rows: int, chunks: NDArray[np.int64], created_by: str, buffer: Buffer) -> Any:
     """A ``ParquetFile`` of the column alone."""
-    pa, pq = pyarrow(), pyarrow_parquet()
+    pa, pq = pyarrow(), pyarrow("parquet")
     footer = column_footer(column, [ColumnPart(rows, chunks.tolist())], created_by)
     meta = pq.ParquetFile(pa.BufferReader(footer), **open_limits(len(footer))).metadata
     return pq.ParquetFile(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import CorruptDataError
 from stoker.formats.common.reused_memory import empty
-from stoker.formats.parquet.arrow import pyarrow, pyarrow_compute
+from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, VALUES
 from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.thrift import ThriftReader
@@ -253,7 +253,7 @@ class _Values:
         if self._same:
             return numbers
         # That they are in range was just seen.
-        taken: Array = pyarrow_compute().take(self._entries, pyarrow().array(numbers), boundscheck=False).to_numpy()
+        taken: Array = pyarrow("compute").take(self._entries, pyarrow().array(numbers), boundscheck=False).to_numpy()
         return taken
 
     def _plain(self, data: memoryview, count: int) -> Array:
