@@ -16,13 +16,14 @@ from stoker.cache.base import CacheSettings
 from stoker.catalog.location import DatasetLocation, default_cache, open_indexed
 from stoker.catalog.unindexed.files_location import source_of
 from stoker.catalog.unindexed.find_files import find_files
+from stoker.catalog.unindexed.inspect_headers import StoreSource
 from stoker.catalog.unindexed.open_files import open_unindexed, unindexed_format
 from stoker.conversion.detect import FILES, HUGGING_FACE, IMAGES, INDEX, DetectedSource, Url, detect
 from stoker.conversion.schema import ColumnType, of_arrow, of_values
 from stoker.conversion.source import ConversionSource, FileSource, ShardSource, verbatim_images
 from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSourceFile, check_range
+from stoker.formats.common.byte_source import ByteSourceFile
 from stoker.formats.one_file import SUFFIXES, content_column
 from stoker.formats.parquet.columns import KEY
 from stoker.formats.parquet.footer.schema import declared_array
@@ -255,26 +256,14 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class _Reading:
-    """A file of a store by place; see :class:`stoker.formats.common.byte_source.ByteSource`."""
-
-    def __init__(self, store: Store, key: str) -> None:
-        self.where = store.url_of(key)
-        self.size = store.head(key).size
-        self._store, self._key = store, key
-
-    def read(self, start: int, end: int) -> bytes:
-        check_range(self, start, end)
-        return self._store.get_range(self._key, start, end) if end > start else b""
-
-
 def _arrow_schema(place: DatasetLocation, shard: ShardInfo) -> Any:
     """The schema of the first file."""
     import pyarrow as pa
 
     store = place.cache.store or open_store(place.cache.root)
     key = shard.raw[0].part.key if shard.raw[0].part is not None else shard.raw[0].basename
-    file = ByteSourceFile(_Reading(store, key))
+    source = StoreSource(store, key, store.head(key).size, store.url_of(key))
+    file = ByteSourceFile(source)
     try:
         if shard.format == "parquet":
             import pyarrow.parquet as pq
@@ -282,8 +271,7 @@ def _arrow_schema(place: DatasetLocation, shard: ShardInfo) -> Any:
             return pq.ParquetFile(pa.PythonFile(file, "r")).schema_arrow
         import pyarrow.ipc as ipc
 
-        head = _Reading(store, key).read(0, 6)
-        opener = ipc.open_file if head == b"ARROW1" else ipc.open_stream
+        opener = ipc.open_file if source.read(0, 6) == b"ARROW1" else ipc.open_stream
         return opener(pa.PythonFile(file, "r")).schema
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(file.failure, StokerError):

@@ -60,19 +60,14 @@ class Condition(ABC):
         return ()
 
     @abstractmethod
-    def mask(self, batch: Batch, count: int) -> Mask:
-        """For which of ``count`` samples it holds; bool, shape ``(count,)``.
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
+        """For which of ``count`` samples it holds, and for which that is unknown; ``None`` where it is unknown for none.
+
+        Both are bool, of shape ``(count,)``.
 
         Raises:
             ConfigError: the columns' values are not what it can be asked of.
         """
-
-    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
-        """For which of ``count`` samples it holds, and for which that is unknown; ``None`` where it is unknown for none.
-
-        Errors are those of :meth:`mask`.
-        """
-        return self.mask(batch, count), None
 
     def __and__(self, other: Condition) -> Condition:
         return _Several("and", (self, other)) if isinstance(other, Condition) else NotImplemented
@@ -142,9 +137,6 @@ class Where(Condition):
         value = [_json(item) for item in self.value] if isinstance(self.value, tuple) else _json(self.value)
         return {"column": self.column, "op": self.op, "value": value}
 
-    def mask(self, batch: Batch, count: int) -> Mask:
-        return self.evaluate(batch, count)[0]
-
     def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:  # noqa: ARG002 - the column tells
         return compare(batch[self.column], self.op, self.value, f"column {self.column!r}")
 
@@ -194,7 +186,7 @@ class WhereFunction(Condition):
     def functions(self) -> tuple[str, ...]:
         return (self.code,)
 
-    def mask(self, batch: Batch, count: int) -> Mask:
+    def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
         if self.fn is None:
             raise ConfigError(f"function {self.name!r} did not come along into this process: define it in a module")
         try:
@@ -207,7 +199,7 @@ class WhereFunction(Condition):
                 f"function {self.name!r} should return {count} truth values (a bool array of shape ({count},)) for as many "
                 f"samples; it returned dtype {found.dtype} and shape {found.shape}"
             )
-        return found
+        return found, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +217,6 @@ class _Several(Condition):
     @property
     def functions(self) -> tuple[str, ...]:
         return tuple(code for part in self.parts for code in part.functions)
-
-    def mask(self, batch: Batch, count: int) -> Mask:
-        return self.evaluate(batch, count)[0]
 
     def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
         found = [part.evaluate(batch, count) for part in self.parts]
@@ -254,9 +243,6 @@ class _Not(Condition):
     @property
     def functions(self) -> tuple[str, ...]:
         return self.part.functions
-
-    def mask(self, batch: Batch, count: int) -> Mask:
-        return self.evaluate(batch, count)[0]
 
     def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
         holds, unknown = self.part.evaluate(batch, count)
@@ -296,7 +282,7 @@ def chosen_ids(place: DatasetLocation, where: Condition, *, options: ReadOptions
         )
         for first, count, batch in scan(place, where.columns, options):
             try:
-                mask = where.mask(batch, count)
+                mask, _ = where.evaluate(batch, count)
             except ConfigError as error:
                 raise ConfigError(f"{place.cache.root}: {error}") from error
             except TransformError as error:
