@@ -124,13 +124,11 @@ class DiskCache(ShardCache):
                     data.madvise(mmap.MADV_WILLNEED)
 
     def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         if isinstance(self.settings.validate_hash, str) or self.settings.validate_hash is True:
             for file, data in zip(info.raw, files, strict=True):
                 self._check(file, data, self.root / file.basename)
 
     def describe(self, info: ShardInfo) -> str:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         path = str(self.root / info.raw[0].basename)
         if self.store is None:
             return path
@@ -140,7 +138,6 @@ class DiskCache(ShardCache):
         return f"{path} (from {self.store.url_of(info.stored[0].basename)})"
 
     def discard(self, info: ShardInfo) -> bool:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         if self.store is None and not info.zip:
             return False
         for file in info.raw:
@@ -280,7 +277,6 @@ class DiskCache(ShardCache):
         return None
 
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         target = self.root / name
         held = None
         with self._named_errors("write to"):

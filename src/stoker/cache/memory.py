@@ -64,7 +64,6 @@ class MemoryCache(ShardCache):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def open(self, info: ShardInfo) -> list[Buffer] | None:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         if self._pid != os.getpid():  # another thread of the parent may have had the lock
             self._reset()
         with self._lock:
@@ -76,13 +75,11 @@ class MemoryCache(ShardCache):
         return [one if one is not None and one.size else b"" for one in found]
 
     def describe(self, info: ShardInfo) -> str:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         file = info.stored[0]
         assert self.store is not None
         return self.store.url_of(file.basename if file.part is None else file.part.key)
 
     def discard(self, info: ShardInfo) -> bool:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         with self._lock:
             for file in info.raw:
                 self._shards.pop(file.basename, None)

@@ -28,7 +28,6 @@ class _NoFiles(DiskCache):
     """Shards that need no file are always there."""
 
     def describe(self, info: ShardInfo) -> str:
-        """See :class:`~stoker.cache.base.ShardCache`."""
         return f"synthetic samples from {info.detail.first if isinstance(info.detail, PieceDetail) else 0} on"
 
 

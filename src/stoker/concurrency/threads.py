@@ -35,7 +35,6 @@ class _Work(Future[_T]):
         self._outcome: tuple[_T | None, BaseException | None] | None = None
 
     def result(self, timeout: float | None = None) -> _T:
-        """See :class:`concurrent.futures.Future`."""
         if self._pid == os.getpid():
             return super().result(timeout)
         # A thread that is not there may hold this future's lock, so it is not touched.

@@ -189,13 +189,11 @@ class FileFormat(Format):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> FileShard:
-        """See :class:`stoker.formats.format.Format`."""
         return FileShard(info, files[0], where, options)
 
     def read_many(
         self, shards: Sequence[FileShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.format.Format`."""
         return _read(shards, which, rows, columns)
 
 

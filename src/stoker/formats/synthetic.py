@@ -215,13 +215,11 @@ class SyntheticFormat(Format):
         where: str,
         options: ReadOptions = ReadOptions(),
     ) -> SyntheticShard:
-        """See :class:`stoker.formats.format.Format`."""
         return SyntheticShard(info, where, options)
 
     def read_many(
         self, shards: Sequence[SyntheticShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.format.Format`."""
         if len(shards) == 1:
             return shards[0].read(rows, columns)
         counts = np.array([shard.samples for shard in shards], np.int64)
@@ -232,5 +230,4 @@ class SyntheticFormat(Format):
     def iterate_many(
         self, shards: Sequence[SyntheticShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> dict[str, Iterable[Any]]:
-        """See :class:`stoker.formats.format.Format`."""
         return {name: list(column) for name, column in self.read_many(shards, which, rows, columns).items()}

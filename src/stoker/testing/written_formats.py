@@ -46,7 +46,6 @@ class WrittenFormatTests(FormatTests):
         )
 
     def write(self, folder: Path, numbers: range, **options: Any) -> None:
-        """See :class:`~stoker.testing.formats.FormatTests`."""
         with self.open_writer(folder, **options) as writer:
             for number in numbers:
                 writer.write(self.value(number))

@@ -68,7 +68,6 @@ class DatasetWriter(Writer):
         self._reset()
 
     def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`."""
         super().after_fork()
         self._stopped = True
 

@@ -51,7 +51,6 @@ class Direct(_Files):
 
     @classmethod
     def available(cls) -> str | None:
-        """See :class:`~stoker.bench.clients.base.Client`."""
         return None if hasattr(os, "O_DIRECT") else "this operating system has no O_DIRECT: use buffered"
 
     def _read(self, path: Path) -> Data:

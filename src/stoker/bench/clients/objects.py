@@ -29,11 +29,9 @@ class Obstore(Client):
 
     @classmethod
     def reads(cls, url: str) -> bool:
-        """See :class:`~stoker.bench.clients.base.Client`."""
         return not is_local(url)
 
     def read(self, name: str) -> Data:
-        """See :class:`~stoker.bench.clients.base.Client`."""
         return self._store.get(name, max_bytes=_MOST_BYTES)
 
 
@@ -128,7 +126,6 @@ class Minio(_Objects):
             response.release_conn()
 
     def close(self) -> None:
-        """See :class:`~stoker.bench.clients.base.Client`."""
         self._pool.clear()
 
 

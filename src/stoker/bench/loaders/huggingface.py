@@ -78,10 +78,8 @@ class HuggingFaceLoader(TorchRankLoader):
         self._loader = self._torch_loader(self._data, collate_fn=partial(collate_values, dataset=job.workload.dataset))
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self._data.set_epoch(number if self.job.workload.train.reshuffle else 0)
         return super().epoch(number)
 
     def release(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self._stop_workers()

@@ -107,11 +107,9 @@ class LitDataLoader(TorchRankLoader):
                 _convert(workload, files / split, out)
 
     def release(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self._stop_workers()
 
     def close(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         super().close()
         leave_torch(self._met)
 

@@ -66,18 +66,15 @@ class MosaicLoader(TorchRankLoader):
         self._loader = self._torch_loader(data)
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         if self._loader is None:
             self._open(number)
         return super().epoch(number)
 
     def release(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         if self._folder is None:  # the next epoch fetches all anew, into another folder
             super().close()
 
     def close(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         super().close()
         leave_torch(self._met)
         self._met = False

@@ -152,13 +152,11 @@ class StokerLoader(RankLoader):
         return found
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         dataset = self._made or self._open(number)
         for batch in dataset.batches():
             yield LoadedBatch(len(next(iter(batch.values()))), byte_count(batch), batch)
 
     def release(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         if self._made is None:
             return
         self._bytes += self._made.stats().bytes_fetched
@@ -166,7 +164,6 @@ class StokerLoader(RankLoader):
         self._made = None
 
     def close(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self.release()
 
     def _parallel(self) -> str:

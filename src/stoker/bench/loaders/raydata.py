@@ -52,7 +52,6 @@ class RayDataLoader(RankLoader):
         ray.data.DataContext.get_current().enable_progress_bars = False
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         import ray
 
         job = self.job
@@ -73,7 +72,6 @@ class RayDataLoader(RankLoader):
             yield LoadedBatch(table.num_rows, byte_count(batch), batch)
 
     def close(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         import ray
 
         if self._started:

@@ -31,7 +31,6 @@ class SyntheticLoader(RankLoader):
         self._count = job.files * dataset.samples_per_file // (job.batch_size * job.world.world_size)
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:  # noqa: ARG002 - all alike
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         return repeat(self._batch, self._count)
 
     def _decoded(self) -> Literal["none"]:

@@ -98,16 +98,13 @@ class TorchLoader(TorchRankLoader):
         return order[world.rank * each : (world.rank + 1) * each]
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self._numbers[:] = self._part(number).tolist()
         return super().epoch(number)
 
     def release(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self._files.release()
 
     def close(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         super().close()
         self._files.release()
 

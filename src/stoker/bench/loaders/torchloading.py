@@ -49,7 +49,6 @@ class TorchRankLoader(RankLoader):
             raise ConfigError(f"reader.options: {error}") from None
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:  # noqa: ARG002 - most count the epochs themselves
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         for batch in self._loader:
             first = batch
             while isinstance(first, dict):
@@ -65,7 +64,6 @@ class TorchRankLoader(RankLoader):
             self._loader._iterator = None
 
     def close(self) -> None:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         self._stop_workers()
         self._loader = None
 

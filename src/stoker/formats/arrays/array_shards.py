@@ -77,7 +77,6 @@ class ArrayShard(PackedShard):
         return array
 
     def take(self, name: str, rows: Ids) -> Column:
-        """See :class:`~stoker.formats.common.container.PackedShard`."""
         array = self.array(name)
         if name in self.varying:
             return [self._one(array[row]) for row in rows.tolist()]
@@ -149,7 +148,6 @@ class ArrayFormat(PackedFormat):
     def read_many(
         self, shards: Sequence[ArrayShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.format.Format`."""
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -203,6 +203,5 @@ class NPYEncoder(PackedEncoder):
         self.sample_cost = 0
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        """See :class:`~stoker.formats.common.container_writer.PackedEncoder`."""
         (array,) = self.arrays(body, ends).values()
         return [npy_header(array.dtype, array.shape), body], None

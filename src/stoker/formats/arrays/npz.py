@@ -225,7 +225,6 @@ class NPZShard(ArrayShard):
         super().__init__(info, where, options, arrays)
 
     def decode(self, name: str) -> Array:
-        """See :class:`~stoker.formats.arrays.array_shards.ArrayShard`."""
         array = _decoded(self._data, self._members[name], f"{self.where}: array {name!r}", self.options.decoded_bytes)
         return rows_first(array, self._last, f"{self.where}: array {name!r}")
 
@@ -367,7 +366,6 @@ class NPZEncoder(PackedEncoder):
                 raise ConfigError(f"column {name!r} can not be a file's name in an archive")
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        """See :class:`~stoker.formats.common.container_writer.PackedEncoder`."""
         pieces: list[BytesLike] = []
         directory: list[bytes] = []
         at = 0

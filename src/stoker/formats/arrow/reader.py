@@ -86,7 +86,6 @@ class ArrowShard(PackedShard):
             raise CorruptDataError(f"{where}: the file holds {self._firsts[-1]} rows, the index says {info.samples}")
 
     def take(self, name: str, rows: Ids) -> Column:
-        """See :class:`~stoker.formats.common.container.PackedShard`."""
         encoding = self.encodings.get(name)
         views = self.options.views and (encoding is None or encoding.verbatim)
         parts = self.parts(name)
@@ -312,7 +311,6 @@ class ArrowFormat(PackedFormat):
     def read_many(
         self, shards: Sequence[ArrowShard], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.format.Format`."""
         return read_gathered(shards, which, rows, columns, partial(_gather, shards, which, rows))
 
 
@@ -341,7 +339,6 @@ class ArrowEncoder(PackedEncoder):
     format = "arrow"
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        """See :class:`~stoker.formats.common.container_writer.PackedEncoder`."""
         pa, ipc = pyarrow(), _ipc()
         arrays = self.arrays(body, ends)
         slices = self.slices(body, ends)

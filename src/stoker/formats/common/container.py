@@ -99,7 +99,6 @@ class PackedFormat(Format):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ShardReader:
-        """See :class:`stoker.formats.format.Format`."""
         return type(self).reader(info, files, where, options)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:

@@ -68,7 +68,6 @@ class PackedEncoder(MDSEncoder):
         """The data file as pieces, and where samples end in it; ``None`` where their columns lie apart."""
 
     def files(self, body: memoryview, ends: Ids) -> list[list[BytesLike]]:
-        """See :class:`~stoker.formats.common.records.RecordEncoder`."""
         pieces, bounds = self.lay_out(body, ends)
         if bounds is None:
             size, total = sum(len(piece) for piece in pieces), int(ends[-1]) if len(ends) else 0

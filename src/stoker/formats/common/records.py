@@ -46,7 +46,6 @@ class LineRecords(Records):
         self.sizes = np.fromiter(map(len, lines), np.int64, len(lines))
 
     def fill(self, out: NDArray[np.uint8], start: int, stop: int) -> None:
-        """See :class:`Records`."""
         out[:] = np.frombuffer(b"".join(self._lines[start:stop]), np.uint8)
 
 

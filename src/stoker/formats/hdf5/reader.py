@@ -173,7 +173,6 @@ class HDF5Shard(ArrayShard):
         super().__init__(info, where, options, arrays)
 
     def decode(self, name: str) -> Array:
-        """See :class:`~stoker.formats.arrays.array_shards.ArrayShard`."""
         here = f"{self.where}: dataset {name!r}"
         try:
             with _opened(ByteSourceFile(MappedSource(self._data, here))) as file:
@@ -259,7 +258,6 @@ class HDF5Encoder(PackedEncoder):
                 raise ConfigError(f"column {name!r} can not be the path of a dataset")
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        """See :class:`~stoker.formats.common.container_writer.PackedEncoder`."""
         skeleton = Skeleton()
         places: list[tuple[int, memoryview]] = []
         with skeleton.open() as file:

@@ -68,11 +68,9 @@ class MDSEncoder(RecordEncoder):
         return list(self._encodings)
 
     def encode_column_value(self, column: str, value: Any) -> Any:
-        """See :class:`RecordEncoder`."""
         return _checked(self._encodings[column])(value)
 
     def encode_batch(self, columns: Mapping[str, Any], first: int) -> Records:
-        """See :class:`RecordEncoder`."""
         count = batch_length(columns, self.columns, first)
         raw: list[NDArray[np.uint8] | list[bytes]] = []
         for name, encoding in self._encodings.items():
@@ -91,7 +89,6 @@ class MDSEncoder(RecordEncoder):
         return _MixedRecords(raw, count)
 
     def files(self, body: memoryview, ends: Ids) -> list[list[BytesLike]]:
-        """See :class:`RecordEncoder`."""
         first = 4 + 4 * (len(ends) + 1) + len(self.config)
         return [[self.offsets(first, ends) + self.config, body]]
 

@@ -100,7 +100,6 @@ class ParquetFormat(Format):
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()
     ) -> ParquetReader:
-        """See :class:`stoker.formats.format.Format`."""
         return ParquetReader(info, files[0], where, options)
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
@@ -116,7 +115,6 @@ class ParquetFormat(Format):
     def read_many(
         self, shards: Sequence[ParquetReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None
     ) -> Batch:
-        """See :class:`stoker.formats.format.Format`."""
         if len(shards) == 1:
             return shards[0].read(rows, columns)
         batch: Batch = {}

@@ -72,14 +72,12 @@ class TarEncoder(PackedEncoder):
         self._shift = number - written
 
     def encode_column_value(self, column: str, value: Any) -> Any:
-        """See :class:`~stoker.formats.common.records.RecordEncoder`."""
         encoded = super().encode_column_value(column, value)
         if column == KEY:
             self._check_key(value)
         return encoded
 
     def encode_batch(self, columns: Mapping[str, Any], first: int) -> Records:
-        """See :class:`~stoker.formats.common.records.RecordEncoder`."""
         if not self._numbered:
             records = super().encode_batch(columns, first)
             last = self._last
@@ -106,7 +104,6 @@ class TarEncoder(PackedEncoder):
         return blame(KEY, number, error)
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        """See :class:`~stoker.formats.common.container_writer.PackedEncoder`."""
         slices = self.slices(body, ends)
         digits = self._texts(body, ends)
         slices.update({name: texts for name, (_, texts) in digits.items()})

@@ -116,7 +116,6 @@ class TFRecordShard(PackedShard):
         self._lists = {name for name, word in words.items() if word.endswith("[]")}
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`~stoker.formats.base.ShardReader`."""
         wanted = self.wanted(columns)
         check_rows(rows, self.samples)
         if self._raw:
@@ -136,7 +135,6 @@ class TFRecordShard(PackedShard):
         return {name: self._column(name, values[name], rows) for name in wanted}
 
     def take(self, name: str, rows: Ids) -> Column:
-        """See :class:`~stoker.formats.common.container.PackedShard`."""
         return self.read(rows, [name])[name]
 
     def _record(self, row: int) -> bytes:

@@ -55,7 +55,6 @@ class TFRecordEncoder(PackedEncoder):
         self.sample_cost = 4 + _FRAME + (0 if raw else names + values + _TAGS * len(columns))
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        """See :class:`~stoker.formats.common.container_writer.PackedEncoder`."""
         slices = self.slices(body, ends)
         parts: list[Iterable[bytes | memoryview]] = []
         for name, encoding in self.encodings.items():

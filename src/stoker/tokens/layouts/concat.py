@@ -45,7 +45,6 @@ class ConcatLayout(TokenLayout):
         self.reach = int(self._shifted and settings.cross_document_labels)
 
     def amounts(self, source: TokenSource, bounds: Ids, tokens: Ids, rows: Ids) -> Ids:  # noqa: ARG002
-        """See :class:`TokenLayout`."""
         return tokens + rows if self._eos else tokens
 
     def row_maker(
@@ -55,11 +54,9 @@ class ConcatLayout(TokenLayout):
         state: Mapping[str, Any] | None,
         fetch: Callable[[Ids], Ragged],  # noqa: ARG002
     ) -> RowMaker:
-        """See :class:`TokenLayout`."""
         return Joiner(self.settings, batch_size, state=state)
 
     def block(self, found: BlockInput) -> DocumentBlock:
-        """See :class:`TokenLayout`."""
         documents, size = found.documents, self.settings.seq_len
         order = order_of(len(documents), found.key)
         lengths = documents.lengths + self._eos
@@ -76,7 +73,6 @@ class ConcatLayout(TokenLayout):
         return max(0, total - self.reach - phase) // self.settings.seq_len
 
     def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
-        """See :class:`TokenLayout`."""
         size = self.settings.seq_len
         parts: list[LMBatch] = []
         for number, block in enumerate(blocks):

@@ -37,7 +37,6 @@ class PackLayout(TokenLayout):
         self.parts = too_long != "truncate"
 
     def identity(self) -> dict[str, Any]:
-        """See :class:`TokenLayout`."""
         return {**super().identity(), "too_long": self.too_long}
 
     def amounts(self, source: TokenSource, bounds: Ids, tokens: Ids, rows: Ids) -> Ids:  # noqa: ARG002
@@ -52,7 +51,6 @@ class PackLayout(TokenLayout):
         return source.keep("packed-rows", recipe, lambda: packed_rows(source, bounds, self.settings, self.too_long))
 
     def block(self, found: BlockInput) -> DocumentBlock:
-        """See :class:`TokenLayout`."""
         parts = []
         bounds = found.bounds.tolist()
         for first, stop, rows in zip(bounds[:-1], bounds[1:], found.amounts.tolist(), strict=True):
@@ -68,7 +66,6 @@ class PackLayout(TokenLayout):
         return DocumentBlock(found.documents, found.numbers, order_of(placed.count, found.key), starts, placed)
 
     def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
-        """See :class:`TokenLayout`."""
         return batch_of_rows(blocks, inside, count, self._rows)
 
     def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:
@@ -91,7 +88,6 @@ class PackLayout(TokenLayout):
     def row_maker(
         self, batch_size: int, lookahead: int, state: Mapping[str, Any] | None, fetch: Callable[[Ids], Ragged]
     ) -> RowMaker:
-        """See :class:`TokenLayout`."""
         return Packer(self.settings, batch_size, lookahead=lookahead, too_long=self.too_long, state=state, fetch=fetch)
 
 

@@ -28,26 +28,21 @@ class PadLayout(TokenLayout):
     _too_long: Literal["error", "truncate"] = "error"
 
     def identity(self) -> dict[str, object]:
-        """See :class:`TokenLayout`."""
         return {}
 
     def amounts(self, source: TokenSource, bounds: Ids, tokens: Ids, rows: Ids) -> Ids:  # noqa: ARG002
-        """See :class:`TokenLayout`."""
         return rows
 
     def block(self, found: BlockInput) -> DocumentBlock:
-        """See :class:`TokenLayout`."""
         count = len(found.documents)
         return DocumentBlock(
             found.documents, found.numbers, order_of(count, found.key), np.arange(count + 1, dtype=np.int64)
         )
 
     def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
-        """See :class:`TokenLayout`."""
         return batch_of_rows(blocks, inside, count, self._rows)
 
     def rows(self, documents: Ragged, first: int) -> LMBatch:
-        """See :class:`TokenLayout`."""
         return pad(documents, self.settings, too_long=self._too_long, first_document=first)
 
     def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:

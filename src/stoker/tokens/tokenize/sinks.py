@@ -211,7 +211,6 @@ class ParquetSink(TokenSink):
 
     @property
     def files(self) -> int:
-        """See :class:`TokenSink`."""
         return self._writer.files
 
     def _open(self, column: TokenColumn, options: WriterOptions) -> TokenFileWriter:
@@ -220,7 +219,6 @@ class ParquetSink(TokenSink):
         return writer
 
     def write(self, documents: Ragged) -> None:
-        """See :class:`TokenSink`."""
         self._writer.write_block(documents)
 
     def _done(self) -> dict[str, int]:
@@ -234,7 +232,6 @@ class MDSSink(TokenSink):
 
     @property
     def files(self) -> int:
-        """See :class:`TokenSink`."""
         return _count_files(self._store)
 
     def _open(self, column: TokenColumn, options: WriterOptions) -> MDSWriter:
@@ -249,7 +246,6 @@ class MDSSink(TokenSink):
         return writer
 
     def write(self, documents: Ragged) -> None:
-        """See :class:`TokenSink`."""
         self._seen += 1
         skipped = min(self._skip, len(documents))
         self._skip -= skipped
@@ -332,7 +328,6 @@ class TokenFileWriter(FileSetWriter):
             self._end_file(empty=False)
 
     def abort(self) -> None:
-        """See :class:`~stoker.writing.base.Writer`."""
         if self._file is not None:
             with contextlib.suppress(Exception):
                 self._parquet.close()

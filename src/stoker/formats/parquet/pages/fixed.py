@@ -51,7 +51,6 @@ class _Bytes(ColumnValues):
         self.nbytes = starts.nbytes
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:
-        """See :class:`~stoker.formats.parquet.pages.values.ColumnValues`."""
         values = (self._view[start : start + self._width] for start in self._starts[rows].tolist())
         return list(values if views else map(bytes, values))
 
@@ -75,12 +74,10 @@ class _Arrays(PlacedValues):
         return len(self._places)
 
     def addresses(self, rows: Ids) -> Ids:
-        """See :class:`~stoker.formats.parquet.pages.values.PlacedValues`."""
         places: Ids = self._places[rows]
         return places
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:  # noqa: ARG002 - rows do not lie end to end
-        """See :class:`~stoker.formats.parquet.pages.values.ColumnValues`."""
         return gather([self], np.zeros(len(rows), np.int64), rows)
 
 

@@ -93,7 +93,6 @@ class Fixed(PlacedValues):
         return int(self.array.ctypes.data)
 
     def addresses(self, rows: Ids) -> Ids:
-        """See :class:`PlacedValues`."""
         return self.address + rows * self.width
 
 
