@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -175,7 +176,6 @@ def _by_threads(
     spec: DatasetSpec, store: Store | None, missing: Iterable[Output], threads: int, progress: Progress | None
 ) -> dict[str, GeneratedFile]:
     made: dict[str, GeneratedFile] = {}
-    failed: list[BaseException] = []
     lock, stop = threading.Lock(), threading.Event()
     waiting = iter(missing)
 
@@ -191,25 +191,19 @@ def _by_threads(
                     made[out.name] = facts
         except _Stopped:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
+        except BaseException:
             stop.set()
+            raise
 
     if threads == 1:
         work()
-    else:
-        workers = [threading.Thread(target=work, name=f"stoker-generate-{n}", daemon=True) for n in range(threads)]
-        for worker in workers:
-            worker.start()
+        return made
+    with ThreadPoolExecutor(threads, thread_name_prefix="stoker-generate") as pool:
         try:
-            for worker in workers:
-                worker.join()
+            for ended in as_completed([pool.submit(work) for _ in range(threads)]):
+                ended.result()
         finally:
             stop.set()
-            for worker in workers:
-                worker.join()
-    if failed:
-        raise failed[0]
     return made
 
 
