@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
 from typing import Any, Final, Literal, NamedTuple
 
 from stoker.bench.compare.comparable import apart, differences, warnings
@@ -200,7 +201,7 @@ def _method(
 def _change(
     metric: ComparedMetric, a: list[float], b: list[float], found: Difference | None, p: float | None, confidence: float
 ) -> Change:
-    means = math.fsum(a) / len(a), math.fsum(b) / len(b)
+    means = fmean(a), fmean(b)
     relative: Callable[[float], float | None] = lambda value: value / abs(means[0]) if means[0] else None  # noqa: E731
     verdict: Literal["better", "worse", "noise", "unknown"] = "unknown"
     if found is not None and p is not None:
@@ -211,8 +212,8 @@ def _change(
         *means,
         len(a),
         len(b),
-        _stdev(a),
-        _stdev(b),
+        stdev(a) if len(a) > 1 else None,
+        stdev(b) if len(b) > 1 else None,
         relative(means[1] - means[0]),
         None if found is None else relative(found.low),
         None if found is None else relative(found.high),
@@ -220,13 +221,6 @@ def _change(
         p,
         verdict,
     )
-
-
-def _stdev(values: Sequence[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 # -- values --------------------------------------------------------------------------------------------------------
@@ -255,7 +249,7 @@ def _values(runs: Sequence[RunFiles], metric: ComparedMetric, level: str) -> lis
         else:
             for repeat in sorted({epoch["repeat"] for epoch in epochs}):
                 values = _known(_of_epoch(epoch, metric) for epoch in epochs if epoch["repeat"] == repeat)
-                found += [math.fsum(values) / len(values)] if values else []
+                found += [fmean(values)] if values else []
     return found
 
 

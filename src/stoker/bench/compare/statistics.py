@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev, variance
 from typing import Final
 
 __all__ = ["Difference", "holm", "mean_interval", "student_cdf", "student_quantile", "welch"]
@@ -43,11 +44,8 @@ def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Differen
     """
     if min(len(a), len(b)) < 2:
         raise ValueError("Welch's test needs two values on each side")
-    means = [math.fsum(one) / len(one) for one in (a, b)]
-    errors = [
-        math.fsum((value - mean) ** 2 for value in one) / (len(one) - 1) / len(one)
-        for one, mean in zip((a, b), means, strict=True)
-    ]
+    means = fmean(a), fmean(b)
+    errors = [variance(one) / len(one) for one in (a, b)]
     difference, error = means[1] - means[0], math.sqrt(sum(errors))
     if error <= 1e-15 * max(abs(means[0]), abs(means[1])):  # values that are all alike
         return Difference(difference, difference, difference, 1.0 if difference == 0 else 0.0, math.inf)
@@ -63,9 +61,8 @@ def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, fl
     """Confidence interval of a mean by Student's distribution; unbounded for fewer than two values."""
     if len(values) < 2:
         return -math.inf, math.inf
-    mean = math.fsum(values) / len(values)
-    error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
-    margin = student_quantile((1 + confidence) / 2, len(values) - 1) * error
+    mean = fmean(values)
+    margin = student_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return mean - margin, mean + margin
 
 

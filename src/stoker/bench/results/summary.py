@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import fmean, pstdev
 from typing import Any, Final
 
 import numpy as np
@@ -42,17 +43,17 @@ def dlio_summary(result: Mapping[str, Any]) -> dict[str, Any]:
             continue
         au = [100 * one["au"] for one in epochs]
         rate = [one["samples_per_second"] for one in epochs]
-        passed = _mean(au) >= 100 * workload["metric"]["au"]
+        passed = fmean(au) >= 100 * workload["metric"]["au"]
         metric |= {
             f"{name}_au_percentage": au,
-            f"{name}_au_mean_percentage": _mean(au),
+            f"{name}_au_mean_percentage": fmean(au),
             f"{name}_au_meet_expectation": "success" if passed else "fail",
-            f"{name}_au_stdev_percentage": _stdev(au),
+            f"{name}_au_stdev_percentage": pstdev(au),
             f"{name}_throughput_samples_per_second": rate,
-            f"{name}_throughput_mean_samples_per_second": _mean(rate),
-            f"{name}_throughput_stdev_samples_per_second": _stdev(rate),
-            f"{name}_io_mean_MB_per_second": _mean(rate) * record / _MIB,
-            f"{name}_io_stdev_MB_per_second": _stdev(rate) * record / _MIB,
+            f"{name}_throughput_mean_samples_per_second": fmean(rate),
+            f"{name}_throughput_stdev_samples_per_second": pstdev(rate),
+            f"{name}_io_mean_MB_per_second": fmean(rate) * record / _MIB,
+            f"{name}_io_stdev_MB_per_second": pstdev(rate) * record / _MIB,
         }
     metric |= checkpoint_summary(result)
     return {
@@ -86,12 +87,3 @@ def _nominal(dataset: Mapping[str, Any]) -> int:
 
 def _first(ranks: list[dict[str, Any]], host: str, name: str) -> float:
     return next((float(one[name]) for one in ranks if one["host"] == host), 0.0)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _stdev(values: list[float]) -> float:
-    middle = _mean(values)
-    return float(_mean([(value - middle) ** 2 for value in values]) ** 0.5)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from stoker.arguments import nearest
 from stoker.bench.settings.dlio_keys import KEYS
-from stoker.bench.settings.schema import Node, flat, merge
+from stoker.bench.settings.schema import Node, at_path, flat, merge, tree_of
 from stoker.errors import ConfigError
 
 __all__ = ["from_dlio", "is_dlio"]
@@ -95,16 +95,16 @@ def from_dlio(tree: Node) -> tuple[Node, tuple[str, ...]]:
         if value is not None:
             if key.ours == "reader.shuffle":  # of two keys
                 value = value or _get(made, key.ours) is True
-            made = merge(made, _at(key.ours, _node(value, node.where)))
+            made = merge(made, at_path(key.ours, tree_of(value, node.where)))
     for path, node in _together(renamed, tree.where).items():
-        made = merge(made, _at(path, node))
+        made = merge(made, at_path(path, node))
     if renamed.get("dataset.format") is not None and renamed["dataset.format"].value == "synthetic":
-        made = merge(made, _at("reader.loader", Node("synthetic", renamed["dataset.format"].where)))
+        made = merge(made, at_path("reader.loader", Node("synthetic", renamed["dataset.format"].where)))
     for path, ours, value in _DEFAULTS:
         if path not in renamed:
-            made = merge(_at(ours, Node(value, "DLIO's default")), made)
+            made = merge(at_path(ours, Node(value, "DLIO's default")), made)
     # Ranks wait for each other after each step in DLIO ("to simulate allreduce"), and it drops what does not fill a batch.
-    made = merge(made, _at("train.barrier", Node(True, "as in DLIO")))
+    made = merge(made, at_path("train.barrier", Node(True, "as in DLIO")))
     return made, tuple(notes)
 
 
@@ -145,7 +145,7 @@ def _together(given: Mapping[str, Node], where: str) -> dict[str, Node]:
             stages.append(stage)
     if "evaluate" in stages and "train" not in stages:
         stages.remove("evaluate")  # DLIO has no evaluation without training
-    made["stages"] = _node(stages, where)
+    made["stages"] = tree_of(stages, where)
     for time, spread, ours in (
         ("train.computation_time", "train.computation_time_stdev", "compute.seconds"),
         ("evaluation.eval_time", "evaluation.eval_time_stdev", "evaluation.seconds"),
@@ -157,7 +157,7 @@ def _together(given: Mapping[str, Node], where: str) -> dict[str, Node]:
         if wide is not None and wide.value:
             value = {**(value if isinstance(value, dict) else {"mean": value}), "stdev": wide.value}
         if value not in (None, {}):
-            made[ours] = _node(value, node.where)
+            made[ours] = tree_of(value, node.where)
     url = _url(given)
     if url is not None:
         made["storage.url"] = url
@@ -201,20 +201,6 @@ def _url(given: Mapping[str, Node]) -> Node | None:
     elif root is not None and "://" not in text and not text.startswith("/") and str(root.value) not in {"", ".", "./"}:
         text = f"{str(root.value).rstrip('/')}/{text}"
     return Node(text.rstrip("/"), folder.where)
-
-
-def _at(path: str, node: Node) -> Node:
-    for name in reversed(path.split(".")):
-        node = Node({name: node}, node.where)
-    return node
-
-
-def _node(value: Any, where: str) -> Node:
-    if isinstance(value, dict):
-        return Node({str(name): _node(inner, where) for name, inner in value.items()}, where)
-    if isinstance(value, list | tuple):
-        return Node([_node(inner, where) for inner in value], where)
-    return Node(value, where)
 
 
 def _get(tree: Node, path: str) -> Any:

@@ -21,8 +21,9 @@ from stoker.units import parse_bytes, parse_count
 __all__ = [
     "ContradictionError",
     "Node",
-    "at_least",
     "Parser",
+    "Section",
+    "at_path",
     "build",
     "flat",
     "merge",
@@ -69,6 +70,7 @@ def setting(
     default: Any,
     doc: str,
     *,
+    least: float | None = None,
     unit: Literal["bytes", "count"] | None = None,
     parse: Parser | None = None,
     secret: bool = False,
@@ -78,26 +80,30 @@ def setting(
     Args:
         default: its value where nothing is given; a section's class for a section.
         doc: one line.
+        least: the bound below which a number is an error; see :class:`Section`.
         unit: ``"bytes"`` also takes ``"64MB"``, ``"count"`` also ``"10k"``.
         parse: how a value is read that has no plain type.
         secret: it may hold credentials, so ``repr`` leaves it out.
     """
-    metadata = {"doc": doc, "unit": unit, "parse": parse}
+    metadata = {"doc": doc, "least": least, "unit": unit, "parse": parse}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata, repr=not secret)
     return field(default=default, metadata=metadata, repr=not secret)
 
 
-def at_least(section: Any, least: float, *names: str) -> None:
-    """See that settings of a section that are given are not below a bound.
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Base of a section of settings: checks the bounds that :func:`setting` gives.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: a number is below its bound.
     """
-    for name in names:
-        value = getattr(section, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            least, value = one.metadata.get("least"), getattr(self, one.name)
+            if least is not None and isinstance(value, int | float) and value < least:
+                raise ConfigError(f"{one.name} must be at least {least}, got {value}")
 
 
 def tree_of(value: Any, where: str) -> Node:
@@ -107,6 +113,13 @@ def tree_of(value: Any, where: str) -> Node:
     if isinstance(value, list | tuple):
         return Node([tree_of(inner, where) for inner in value], where)
     return Node(value, where)
+
+
+def at_path(path: str, node: Node) -> Node:
+    """A tree that has one node, at a dotted path."""
+    for name in reversed(path.split(".")):
+        node = Node({name: node}, node.where)
+    return node
 
 
 def merge(below: Node, above: Node) -> Node:

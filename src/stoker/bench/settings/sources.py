@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.bench.settings.dlio import from_dlio, is_dlio
-from stoker.bench.settings.schema import Node, build, flat, merge
+from stoker.bench.settings.schema import Node, at_path, build, flat, merge
 from stoker.bench.settings.workload import Workload, as_plain
 from stoker.bench.settings.yaml import commented, parse_scalar, parse_yaml, read_yaml
 from stoker.display import is_secret
@@ -161,8 +161,5 @@ def _dotenv(path: str | os.PathLike[str] | None) -> list[tuple[str, Node]]:
 def _nested(pairs: Iterable[tuple[str, Node]]) -> Node:
     root = Node({}, "")
     for path, node in pairs:
-        inner = node
-        for name in reversed(path.split(".")):
-            inner = Node({name: inner}, node.where)
-        root = merge(root, inner)
+        root = merge(root, at_path(path, node))
     return root

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from stoker.bench.settings.duration import Duration, parse_duration
-from stoker.bench.settings.schema import ContradictionError, at_least, setting
+from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.bench.settings.workload_data import ColumnSpec, DatasetSettings
 from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, ModelSettings
 from stoker.errors import ConfigError
@@ -38,7 +38,7 @@ Stage = Literal["generate", "train", "evaluate", "checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Section):
     """The work of an accelerator on a batch."""
 
     kind: Literal["simulated", "torch"] = setting(
@@ -50,40 +50,34 @@ class Compute:
         parse=parse_duration,
     )
     device: str = setting("cpu", "of torch: cpu, cuda, or cuda:N; cuda alone takes the rank's number on its host")
-    hidden: int = setting(1024, "of torch: width of the model, which has two layers")
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "hidden")
+    hidden: int = setting(1024, "of torch: width of the model, which has two layers", least=1)
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderSettings:
+class ReaderSettings(Section):
     """The loader under test, and its settings."""
 
     loader: str = setting("stoker", "stoker, torch, synthetic, another package's (stoker bench list), or module:Class")
-    batch_size: int = setting(1, "samples a step of one accelerator")
-    batch_size_eval: int = setting(1, "the same, of evaluation")
+    batch_size: int = setting(1, "samples a step of one accelerator", least=1)
+    batch_size_eval: int = setting(1, "the same, of evaluation", least=1)
     threads: int | Literal["auto"] = setting(
-        "auto", "reading ahead: threads or processes; auto: this host's processors shared by its ranks, up to 8"
+        "auto",
+        "reading ahead: threads or processes; auto: this host's processors shared by its ranks, up to 8",
+        least=0,
     )
     prefetch: int = setting(
         2,
         "batches ready ahead, of loaders that count so: torch; stoker reads as far ahead as its threads and memory allow",
+        least=0,
     )
     shuffle: bool = setting(True, "a new order of samples in each epoch")
     decode: bool = setting(True, "samples as arrays; false: their bytes as they are, which the result says")
     last_batch: Literal["drop", "keep"] = setting("drop", "the last batch where it is not full")
     options: dict[str, Any] = setting(dict, "what else the loader understands")
 
-    def __post_init__(self) -> None:
-        at_least(self, 1, "batch_size", "batch_size_eval")
-        at_least(self, 0, "prefetch")
-        if self.threads != "auto":
-            at_least(self, 0, "threads")
-
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(Section):
     """The location of the data, and how it is read."""
 
     url: str | None = setting(None, "a directory or URL; training files are below train/, others below valid/")
@@ -94,56 +88,47 @@ class Storage:
         "auto",
         "what reads files for the loader torch: buffered, direct (O_DIRECT), mmap; obstore, s3dlio, s3torchconnector, minio",
     )
-    settle_seconds: float = setting(0.0, "wait until all generated objects are listed, at most so long")
+    settle_seconds: float = setting(0.0, "wait until all generated objects are listed, at most so long", least=0)
     options: dict[str, Any] = setting(
         dict, "credentials and settings by obstore's names, such as endpoint", secret=True
     )
 
-    def __post_init__(self) -> None:
-        at_least(self, 0, "settle_seconds")
-
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class Train(Section):
     """The training loop."""
 
-    epochs: int = setting(1, "times through the data")
-    steps: int | None = setting(None, "end each epoch after so many steps; null: where the data ends")
+    epochs: int = setting(1, "times through the data", least=1)
+    steps: int | None = setting(None, "end each epoch after so many steps; null: where the data ends", least=1)
     seed: int = setting(123, "of the order of samples and of the drawn computation times")
     reshuffle: bool = setting(True, "another order in each epoch")
     barrier: bool = setting(False, "all ranks wait for each other after each step, as if they reduced gradients")
-    repeats: int = setting(1, "run the whole training so often, for the spread")
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "steps", "repeats")
+    repeats: int = setting(1, "run the whole training so often, for the spread", least=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Section):
     """Evaluation between epochs, on the files below ``valid/``."""
 
     seconds: Duration = setting(Duration(mean=0.0), "of a step, as compute.seconds", parse=parse_duration)
-    after_epoch: int = setting(1, "the first epoch after which there is one")
-    every: int = setting(1, "epochs from one to the next")
-
-    def __post_init__(self) -> None:
-        at_least(self, 1, "after_epoch", "every")
+    after_epoch: int = setting(1, "the first epoch after which there is one", least=1)
+    every: int = setting(1, "epochs from one to the next", least=1)
 
 
 @dataclass(frozen=True, slots=True)
-class MetricSettings:
+class MetricSettings(Section):
     """The steps that count, and the utilization to reach."""
 
     au: float = setting(0.9, "least accelerator utilization, 0 to 1, for the result to be a pass")
-    exclude_start: int = setting(1, "steps at a block's begin that do not count: warm-up")
-    exclude_end: int = setting(0, "steps at a block's end that do not count")
+    exclude_start: int = setting(1, "steps at a block's begin that do not count: warm-up", least=0)
+    exclude_end: int = setting(0, "steps at a block's end that do not count", least=0)
     calibrate: bool = setting(
         False, "first read a copy of some files from memory: the utilization that endless storage would give"
     )
     calibrate_bytes: int = setting(1 << 28, "how much is copied for that, on each host", unit="bytes")
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "exclude_start", "exclude_end")
+        Section.__post_init__(self)
         if not 0 <= self.au <= 1:
             raise ConfigError(f"au is a part of 1, got {self.au}")
 

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.bench.settings.schema import Node
+from stoker.bench.settings.schema import Node, tree_of
 from stoker.errors import ConfigError, MissingPackageError
 
 __all__ = ["commented", "parse_scalar", "parse_yaml", "read_yaml", "write_scalar"]
@@ -111,15 +111,7 @@ def parse_scalar(text: str, where: str) -> Node:
         node = parse_yaml(text, where)
     except ConfigError:
         return Node(text, where)  # such as a URL with odd characters
-    return _relocate(node, where)
-
-
-def _relocate(node: Node, where: str) -> Node:
-    if isinstance(node.value, dict):
-        return Node({name: _relocate(inner, where) for name, inner in node.value.items()}, where)
-    if isinstance(node.value, list):
-        return Node([_relocate(inner, where) for inner in node.value], where)
-    return Node(node.value, where)
+    return tree_of(node.plain, where)
 
 
 def write_scalar(value: Any) -> str:
