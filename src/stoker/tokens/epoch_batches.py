@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from functools import partial
 
 import numpy as np
@@ -12,10 +12,9 @@ from stoker.order.partition.part_plan import PartPlan
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import Run
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.base import DocumentBlock
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.prefetch import join_steps, read_ahead
-from stoker.tokens.order.token_order import BlockSpan, TokenOrder, block_spans
+from stoker.tokens.order.token_order import TokenOrder, block_spans
 
 __all__ = ["epoch_batches"]
 
@@ -46,12 +45,10 @@ def epoch_batches(
         row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
         steps = join_steps(steps, batch_size, order.settings.step, row_bytes)
 
-    def make(span: BlockSpan, blocks: Sequence[DocumentBlock]) -> LMBatch:
-        return layout.batch(blocks, span.inside, span.rows)
-
+    load = partial(builder.load, order, _last_blocks(order, run.plan))
     builder.source.rest()
     try:
-        for parts in read_ahead(steps, partial(builder.load, order, _last_blocks(order, run.plan)), make, threads):
+        for parts in read_ahead(steps, load, layout.batch, threads):
             yield from LMBatch.concat(parts).split(batch_size)
     finally:
         builder.source.rest()

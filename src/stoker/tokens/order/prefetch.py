@@ -62,7 +62,7 @@ def join_steps(steps: Iterator[list[BlockSpan]], rows: int, step: int, row_bytes
 def read_ahead(
     steps: Iterator[list[BlockSpan]],
     load: Callable[[int, int], _Block],
-    make: Callable[[BlockSpan, Sequence[_Block]], _Batch],
+    make: Callable[[Sequence[_Block], int, int], _Batch],
     threads: int,
 ) -> Iterator[list[_Batch]]:
     """Batches, as the pieces that their spans make.
@@ -74,7 +74,7 @@ def read_ahead(
     Args:
         steps: batches, as spans of sequences.
         load: decodes a block, by the numbers of its sequence and its own.
-        make: makes a span's rows of its blocks, and keeps none of them.
+        make: makes rows of a span's blocks, and keeps none of these: from so many amounts inside the first, so many rows.
         threads: how many blocks are decoded at once.
 
     Raises:
@@ -93,7 +93,7 @@ def read_ahead(
                     break
                 window.append(later)
                 blocks.note(later)
-            yield [make(span, blocks.of(span)) for span in step]
+            yield [make(blocks.of(span), span.inside, span.rows) for span in step]
     finally:
         blocks.close()
 
