@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, ClassVar, Final, Unpack
 
 from stoker.arguments import checked
-from stoker.errors import ConfigError, EncodingError, MissingPackageError
+from stoker.errors import ConfigError, MissingPackageError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET, check_basename
 from stoker.formats.common.hashing import hash_hex
-from stoker.formats.common.records import batch_length, blame
+from stoker.formats.common.records import batch_length, blame, check_sample
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.one_file import LABEL
@@ -99,11 +99,7 @@ class ImageWriter(Writer):
         """
         self._check_open()
         number = len(self._entries)
-        if not isinstance(sample, Mapping):
-            raise EncodingError(f"sample {number}: expected a mapping of columns, got {type(sample).__name__}")
-        for name in self._names:
-            if name not in sample:
-                raise EncodingError(f"sample {number} has no value for column {name!r}")
+        check_sample(sample, self._names, number)
         try:
             folder = "" if self._label is None else _folder(sample[LABEL], self._label)
         except UnfitValueError as error:

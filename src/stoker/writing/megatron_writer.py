@@ -9,8 +9,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from stoker.arguments import checked
-from stoker.errors import ConfigError, CorruptDataError, EncodingError
-from stoker.formats.common.records import batch_length, blame
+from stoker.errors import ConfigError, CorruptDataError
+from stoker.formats.common.records import batch_length, blame, check_sample
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.megatron import read_index
 from stoker.storage import Store
@@ -77,8 +77,7 @@ class MegatronShardWriter(FileSetWriter):
             StorageError: storing an earlier file failed.
         """
         self._check_open()
-        if not isinstance(sample, Mapping) or self._column not in sample:
-            raise EncodingError(f"sample {self._samples} has no value for column {self._column!r}")
+        check_sample(sample, [self._column], self._samples)
         self._add([sample[self._column]])
 
     def write_batch(self, columns: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ from typing import Any, Final, Unpack
 
 from stoker.arguments import checked
 from stoker.catalog.unindexed.inspect_headers import StoreSource
-from stoker.errors import ConfigError, CorruptDataError, EncodingError, FormatError, MissingPackageError, StokerError
+from stoker.errors import ConfigError, CorruptDataError, FormatError, MissingPackageError, StokerError
 from stoker.formats.common.byte_source import ByteSourceFile
-from stoker.formats.common.records import batch_length, blame
+from stoker.formats.common.records import batch_length, blame, check_sample
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.parquet.arrow import pyarrow
@@ -100,12 +100,9 @@ class ParquetWriter(FileSetWriter):
     def write(self, sample: Mapping[str, Any]) -> None:
         self._check_open()
         number = self._samples
-        if not isinstance(sample, Mapping):
-            raise EncodingError(f"sample {number}: expected a mapping of columns, got {type(sample).__name__}")
+        check_sample(sample, self._names, number)
         row: list[Any] = []
         for column in self._columns:
-            if column.name not in sample:
-                raise EncodingError(f"sample {number} has no value for column {column.name!r}")
             try:
                 row.append(stored(sample[column.name], column))
             except MissingPackageError:

@@ -19,7 +19,7 @@ from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.common.values import UnfitValueError
 from stoker.types import Ids
 
-__all__ = ["BytesLike", "LineRecords", "RecordEncoder", "Records", "batch_length", "blame"]
+__all__ = ["BytesLike", "LineRecords", "RecordEncoder", "Records", "batch_length", "blame", "check_sample"]
 
 BytesLike = bytes | bytearray | memoryview
 
@@ -109,12 +109,10 @@ class RecordEncoder(ABC):
         """The error for a sample that :meth:`encode` refused: which column, which sample, what was expected."""
         if isinstance(error, MissingPackageError):
             return error
-        if not isinstance(sample, Mapping):
-            return EncodingError(f"sample {number}: expected a mapping of columns, got {type(sample).__name__}")
-        for name in self.columns:
-            if name not in sample:
-                known = ", ".join(map(repr, list(sample)[:20])) or "nothing"
-                return EncodingError(f"sample {number} has no value for column {name!r}; it has {known}")
+        try:
+            check_sample(sample, self.columns, number)
+        except EncodingError as misfit:
+            return misfit
         for name in self.columns:
             try:
                 self.encode_column_value(name, sample[name])
@@ -129,6 +127,20 @@ class RecordEncoder(ABC):
         table[1] = first
         table[2:] = ends + first
         return table.tobytes()
+
+
+def check_sample(sample: Any, columns: Sequence[str], number: int) -> None:
+    """See that a sample is a mapping that has these columns.
+
+    Raises:
+        EncodingError: it is not; tells its number and what it has.
+    """
+    if not isinstance(sample, Mapping):
+        raise EncodingError(f"sample {number}: expected a mapping of columns, got {type(sample).__name__}")
+    for name in columns:
+        if name not in sample:
+            known = ", ".join(map(repr, list(sample)[:20])) or "nothing"
+            raise EncodingError(f"sample {number} has no value for column {name!r}; it has {known}")
 
 
 def blame(column: str, number: int, error: Exception) -> EncodingError:
