@@ -65,7 +65,7 @@ def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given
         else:
             importlib.import_module(f"stoker.cli.{name}").add(commands)
         chosen = _parse(parser, given)
-        code = chosen.run(chosen)
+        code = sys.modules[f"stoker.cli.{chosen.command}"].run(chosen)
         sys.stdout.flush()
     except StokerError as error:
         sys.stderr.write(f"stoker {name}: {_told(error, parser, name, given)}\n")

@@ -24,7 +24,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Caches of this machine. Only copies of what lies elsewhere are ever removed, and no file that is "
         "in use.",
     )
-    parser.set_defaults(run=run)
     actions = parser.add_subparsers(dest="action", required=True, metavar="{list,prune,clear}")
     listing = actions.add_parser("list", help="what caches there are, of which dataset, how large, when last used")
     prune = actions.add_parser("prune", help="remove what was not used for the longest time")

@@ -50,7 +50,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
     parser.add_argument("source", metavar="SRC", help="a directory, URL, file or pattern")
     parser.add_argument("destination", metavar="DST", help="an empty directory or URL prefix")
     parser.add_argument(

@@ -34,7 +34,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
     parser.add_argument("url", metavar="URL", help="a directory or URL, empty or with the begin of this data set")
     kind = parser.add_argument_group("what")
     kind.add_argument("--format", default="parquet", metavar="NAME", help="such as mds, npz, tar; default: parquet")

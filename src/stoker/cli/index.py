@@ -19,7 +19,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Make the index of shards that have none; look at all files of a dataset without an index, so that "
         "the next start does not; or, with --merge, make one index of several.",
     )
-    parser.set_defaults(run=run)
     parser.add_argument("urls", metavar="URL", nargs="+", help="a dataset; with --merge, those to merge")
     parser.add_argument(
         "--merge", action="store_true", help="merge the datasets named, or those in sub-directories of the one named"

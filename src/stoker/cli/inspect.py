@@ -27,7 +27,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="What a dataset is: columns, samples, shards, sizes, codecs, hashes, and its first samples. Reads "
         "no more of it than that takes.",
     )
-    parser.set_defaults(run=run)
     parser.add_argument("url", metavar="URL", help="a directory or URL of any format, a file, or a pattern")
     add_format(parser)
     parser.add_argument("--samples", type=integer(0), default=3, metavar="N", help="samples to show; default: 3")

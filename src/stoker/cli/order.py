@@ -34,7 +34,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "order",
         description=__doc__.partition(": ")[2].capitalize(),
     )
-    parser.set_defaults(run=run)
     parser.add_argument("url", metavar="URL", help="the dataset: a directory or URL that holds an index.json")
     parser.add_argument("--split", metavar="NAME", help="sub-directory of it")
 

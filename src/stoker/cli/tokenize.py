@@ -20,7 +20,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "tokenize",
         description="Text in Parquet, JSON lines or plain files to tokens in Parquet or MDS.",
     )
-    parser.set_defaults(run=run)
     parser.add_argument("src", metavar="SRC", help="a file, a directory or a glob")
     parser.add_argument("dst", metavar="DST", help="a directory or a URL")
     parser.add_argument(

@@ -34,7 +34,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Check a dataset: every file there, of its size and hash, every offset in order. Ends with 3 where "
         "something is broken.",
     )
-    parser.set_defaults(run=run)
     parser.add_argument("url", metavar="URL", help="a directory or URL of any format, a file, or a pattern")
     add_format(parser)
     depth = parser.add_mutually_exclusive_group()

@@ -1,5 +1,5 @@
 """The commands of stoker bench."""
 
-from stoker.cli.bench.commands import add
+from stoker.cli.bench.commands import add, run
 
-__all__ = ["add"]
+__all__ = ["add", "run"]

@@ -14,7 +14,7 @@ from stoker.bench.results.report_steps import stall_histogram, timeline
 from stoker.cli.bench.datum import datum
 from stoker.cli.render.charts import Axis, Chart
 from stoker.cli.render.markup import legend, numbers, section
-from stoker.cli.render.numbers import count_text, decimal_bytes_text, seconds_text, time_unit
+from stoker.cli.render.numbers import count_text, decimal_bytes_text, percent_text, seconds_text, time_unit
 from stoker.cli.render.picture import COLOURS, SHARED
 
 __all__ = ["charts"]
@@ -44,7 +44,7 @@ class _Seconds(Axis):
         return [10.0**power for power in range(first, last + 1, every)]
 
     def text(self, value: float) -> str:
-        return f"{value * 1e6:.3g} µs" if value < 0.999e-3 else seconds_text(value)
+        return seconds_text(value)
 
 
 def charts(runs: Sequence[RunFiles]) -> str:
@@ -132,7 +132,7 @@ def _time_goes(runs: Sequence[RunFiles]) -> str:
     table = numbers(
         ("", what, *(words for _, words, _ in _PARTS)),
         [
-            (str(k + 1), name, *(_percent(parts[part]) for part, _, _ in _PARTS))
+            (str(k + 1), name, *(percent_text(parts[part]) for part, _, _ in _PARTS))
             for k, (name, parts) in enumerate(known)
         ],
     )
@@ -235,7 +235,7 @@ def _compared(runs: Sequence[RunFiles], name: str) -> str:
     for k, (run, one) in enumerate(zip(runs, spreads, strict=True)):
         if one is None:
             continue
-        words = _percent if part else _rate
+        words = percent_text if part else _rate
         label = f"{run.name}: {words(one['mean'])}, {words(one['min'])} to {words(one['max'])} of {one['count']} epochs"
         chart.bar(k + 0.65, k + 1.35, one["mean"], label, colour=_colour(k))
         chart.span(k + 1, one["min"], one["max"], label)
@@ -275,7 +275,7 @@ def _by_accelerators(runs: Sequence[RunFiles]) -> str:
         for count, mean, one in zip(counts, means, values, strict=True):
             chart.span(count, min(one), max(one), f"{name}: {count}: {mean:.2%}")
             for k, run, _ in points[count]:
-                ranks, au = datum(k, run, "world.ranks", str), datum(k, run, "train.au.mean", _percent)
+                ranks, au = datum(k, run, "world.ranks", str), datum(k, run, "train.au.mean", percent_text)
                 rows.append((name, ranks, run.name, au))
     _threshold(chart, runs)
     names = legend([(_colour(k), name) for k, name in enumerate(series)])
@@ -323,10 +323,6 @@ def _mean(run: RunFiles, name: str) -> float | None:
 def _above(value: float) -> float:
     """The end of an axis whose largest value is this."""
     return min(1.12 * value, 1e300) or 1.0
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
 
 
 def _rate(value: float) -> str:

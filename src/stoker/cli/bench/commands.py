@@ -23,7 +23,6 @@ _STAGES = ("generate", "train", "evaluate", "checkpoint")
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""
     parser = commands.add_parser("bench", description="Measure whether accelerators would wait for storage and loader.")
-    parser.set_defaults(run=run)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser("run", help="run a workload", description="Run a workload, and write what was measured.")
     one.add_argument(

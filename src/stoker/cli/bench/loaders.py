@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.render.numbers import percent_text
 from stoker.cli.running import ExitCode, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table
 from stoker.errors import ConfigError
@@ -94,7 +95,7 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _row(name: str, result: Mapping[str, Any]) -> list[str]:
-    from stoker.cli.bench.table import as_part, as_time
+    from stoker.cli.bench.table import as_time
 
     epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
     first, last = (epochs[0], epochs[-1]) if epochs else ({}, {})
@@ -108,7 +109,7 @@ def _row(name: str, result: Mapping[str, Any]) -> list[str]:
         name,
         result["plan"]["workload"]["dataset"]["format"],
         str((last.get("loader") or {}).get("decoded", "-")),
-        as_part(None if au is None else au["mean"]),
+        percent_text(None if au is None else au["mean"]),
         "-" if rate is None else f"{rate['mean']:,.1f}",
         f"{sum(size) / len(size) / 1e6:,.1f}" if size else "-",
         as_time(first.get("time_to_first_batch")),

@@ -11,7 +11,7 @@ from stoker.bench.results.report_files import RunFiles
 from stoker.cli.bench.charts import charts
 from stoker.cli.bench.datum import NOTHING, datum
 from stoker.cli.render.markup import Html, document, pairs, rows, section, tile
-from stoker.cli.render.numbers import decimal_bytes_text, seconds_text
+from stoker.cli.render.numbers import decimal_bytes_text, percent_text, seconds_text
 
 __all__ = ["bench_page"]
 
@@ -52,10 +52,6 @@ def _said(runs: Sequence[RunFiles]) -> str:
     return f"{result['world']['said']}; {result['began']}, {seconds_text(result['seconds'])}."
 
 
-def _percent(value: float) -> str:
-    return f"{value:.2%}"
-
-
 def _rate(value: float) -> str:
     return f"{value:,.1f}"
 
@@ -76,11 +72,11 @@ def _verdict(run: RunFiles) -> str:
 def _tiles(run: RunFiles) -> list[str]:
     shown = [
         ("verdict", _verdict(run)),
-        (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", _percent)),
+        (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", percent_text)),
         ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
         ("bytes a second", datum(0, run, "train.bytes_per_second.mean", _bytes_rate)),
         ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
-        ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", _percent)),
+        ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", percent_text)),
         ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
         ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", _bytes_rate)),
     ]
@@ -104,9 +100,9 @@ def _summary(runs: Sequence[RunFiles]) -> str:
                 decoded,
                 run.result["storage"]["kind"],
                 datum(k, run, "world.ranks", str),
-                datum(k, run, "train.au.mean", _percent),
-                datum(k, run, "train.au.stdev", _percent),
-                datum(k, run, "train.stall_part.mean", _percent),
+                datum(k, run, "train.au.mean", percent_text),
+                datum(k, run, "train.au.stdev", percent_text),
+                datum(k, run, "train.stall_part.mean", percent_text),
                 datum(k, run, "train.samples_per_second.mean", _rate),
                 datum(k, run, "train.bytes_per_second.mean", _bytes_rate),
                 datum(k, run, "train.time_to_first_batch.mean", seconds_text),
@@ -178,9 +174,14 @@ def _epochs(k: int, run: RunFiles) -> str:
     table = []
     for at, epoch in enumerate(run.result["epochs"][:_EPOCHS]):
         shown = (
-            *(("au", _percent), ("stall_part", _percent), ("barrier_part", _percent), ("overhead_part", _percent)),
+            *(
+                ("au", percent_text),
+                ("stall_part", percent_text),
+                ("barrier_part", percent_text),
+                ("overhead_part", percent_text),
+            ),
             *(("samples_per_second", _rate), ("bytes_per_second", _bytes_rate), ("time_to_first_batch", seconds_text)),
-            *((f"stall_seconds.{name}", _short) for name in ("p50", "p99", "max")),
+            *((f"stall_seconds.{name}", seconds_text) for name in ("p50", "p99", "max")),
             *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
             ("peak_memory_bytes", decimal_bytes_text),
         )
@@ -235,7 +236,3 @@ def _checkpoints(k: int, run: RunFiles) -> str:
         ("where", run.result["checkpoint"]["storage"]["url"]),
     ]
     return f'<div class="scroll">{rows(headings, table)}</div>{pairs(facts)}'
-
-
-def _short(value: float) -> str:
-    return f"{value * 1e6:.3g} µs" if value < 1e-3 else seconds_text(value)

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.render.numbers import decimal_bytes_text as _size
+from stoker.cli.render.numbers import percent_text
 from stoker.cli.terminal import make_table
 
-__all__ = ["as_part", "as_time", "show_result"]
+__all__ = ["as_time", "show_result"]
 
 
 def show_result(console: Console, result: Mapping[str, Any]) -> None:
@@ -87,18 +88,13 @@ def _epochs(result: Mapping[str, Any]) -> Table:
         table.add_row(
             number if epoch["kind"] == "train" else f"eval {number}",
             str(max(epoch["steps"], default=0)),
-            *(as_part(epoch[name]) for name in parts),
+            *(percent_text(epoch[name]) for name in parts),
             "-" if rate is None else f"{rate:,.1f}",
             "-" if size is None else f"{size / 1e6:,.1f}",
             as_time(epoch["time_to_first_batch"]),
             as_time(None if stall is None else stall["p99"]),
         )
     return table
-
-
-def as_part(value: float | None) -> str:
-    """A part of 1, in percent."""
-    return "-" if value is None else f"{value:.2%}"
 
 
 def as_time(value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "byte_unit", "count_text", "decimal_bytes_text", "seconds_text", "time_unit"]
+__all__ = ["bytes_text", "byte_unit", "count_text", "decimal_bytes_text", "percent_text", "seconds_text", "time_unit"]
 
 _BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -35,10 +35,17 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 def seconds_text(seconds: float) -> str:
     """A span of time with three digits: ``3.4 min``."""
+    if 0 < seconds < 0.999e-3:
+        return f"{seconds * 1e6:.3g} µs"
     if 0 < seconds < 0.1:
         return f"{_digits(seconds * 1000)} ms"
     unit, name = time_unit(seconds)
     return f"{_digits(seconds / unit)} {name}"
+
+
+def percent_text(value: float | None) -> str:
+    """A part of 1 in percent; ``-`` for what was not measured."""
+    return "-" if value is None else f"{value:.2%}"
 
 
 def count_text(count: float) -> str:
