@@ -174,12 +174,7 @@ def _epochs(k: int, run: RunFiles) -> str:
     table = []
     for at, epoch in enumerate(run.result["epochs"][:_EPOCHS]):
         shown = (
-            *(
-                ("au", percent_text),
-                ("stall_part", percent_text),
-                ("barrier_part", percent_text),
-                ("overhead_part", percent_text),
-            ),
+            *((name, percent_text) for name in ("au", "stall_part", "barrier_part", "overhead_part")),
             *(("samples_per_second", _rate), ("bytes_per_second", _bytes_rate), ("time_to_first_batch", seconds_text)),
             *((f"stall_seconds.{name}", seconds_text) for name in ("p50", "p99", "max")),
             *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),
