@@ -13,6 +13,7 @@ import pytest
 from stoker.catalog.detect import Detected, dataset_url, detect
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.inspection import inspect, verify
+from stoker.loaders.dataset import StreamingDataset
 from support import make_dataset
 
 
@@ -64,9 +65,27 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         detect(lay(tmp_path / "splits", "train/index.json", "val/index.json"))
     with pytest.raises(ObjectNotFoundError, match="nowhere"):
         detect(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"1 of tar and 1 of .tgz, which no format reads.*format="):
+        detect(lay(tmp_path / "packed", "0.tar", "1.tgz"))
+    with pytest.raises(ConfigError, match=r"1 of jpeg and 1 of xsv beside them.*labels"):
+        detect(lay(tmp_path / "captions", "0.jpg", "0.txt"))
+    with pytest.raises(ConfigError, match=r"1 of files and 1 of csv beside them.*labels"):
+        detect(lay(tmp_path / "sounds", "0.wav", "metadata.csv"))
+    with pytest.raises(ConfigError, match=r"1 of json and 1 of .pt, which no format reads"):
+        detect(lay(tmp_path / "model", "config.json", "a.pt"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ObjectNotFoundError, match="nothing is there"):
         detect(tmp_path / "empty")
+
+
+def test_files_that_are_no_samples_are_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    detect(lay(tmp_path, "0.tar", "1.tar", "index.csv", "README.md"))
+    assert "read as tar: 1 of csv beside them" in caplog.text
+
+
+def test_a_dataset_named_by_its_index_is_read(tmp_path: Path) -> None:
+    make_dataset(tmp_path, 20)
+    assert len(StreamingDataset(tmp_path / "index.json")) == 20
 
 
 def test_a_dataset_may_be_named_by_its_index() -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import redis_server, stop_outside_of_writes
 
+from servers import redis_server, stop_outside_of_writes
 from stoker.coordination import CoordinationStore, EngineReplacedError, Replay, open_store
 from stoker.coordination.run import RunRecords
 from stoker.testing import EngineTests

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import RedisServer, redis_server
 
+from servers import RedisServer, redis_server
 from stoker.coordination.engines import sqlite as sqlite_engine
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import EngineError, EngineReplacedError

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -23,10 +24,17 @@ from stoker.types import StorageOptions
 
 __all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "detect_object", "suffixes_of_formats"]
 
+logger = logging.getLogger(__name__)
+
 # A look at so many names tells what a dataset consists of.
 _PEEK: Final = 5000
 _MOST_NAMED: Final = 5
 _HEAD: Final = 16
+# Files that lie beside data anywhere and hold none.
+_COMPANION: Final = re.compile(
+    r"(?:readme|licen[sc]e|notice|copying|citation|changelog|checksums?)(?:\..*)?|.*\.(?:md|rst|md5|sha1|sha256|sha512|crc|log)",
+    re.IGNORECASE,
+)
 _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 
 
@@ -172,23 +180,58 @@ def _chosen(names: list[str], where: str) -> str:
     """The format of files with these names."""
     known = suffixes_of_formats()
     describing = {suffix for name in format_names() for suffix in get_format(name).describing}
-    counts: Counter[str] = Counter()
-    telling: Counter[str] = Counter()
+    stems: dict[str, set[str]] = {}
+    described: dict[str, set[str]] = {}
+    unknown: list[str] = []
     for name in names:
         suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
         if suffix is not None:
-            (telling if suffix in describing else counts)[known[suffix]] += 1
-    counts = counts or telling
-    if len(counts) == 1:
-        return next(iter(counts))
-    if counts.keys() == {"jpeg", "png"}:
-        return IMAGES
+            found = described if suffix in describing else stems
+            found.setdefault(known[suffix], set()).add(name[: -len(suffix)])
+        elif not _COMPANION.fullmatch(name.rpartition("/")[2]):
+            unknown.append(name)
+    beside = described if stems else {}
+    stems = stems or described
+    # Files that belong to others, as a .bin to its .idx.
+    parts = {f"{stem}{end}" for name, found in stems.items() for end in get_format(name).beside for stem in found}
+    unknown = [name for name in unknown if name not in parts]
+    data: set[str] = set().union(*stems.values())
+    if stems and unknown:
+        raise ConfigError(
+            f"{where} holds {_told(stems)} and {_endings(unknown)}, which no format reads: say with format= which files are "
+            "the dataset"
+        )
+    pairs = any(not data.isdisjoint(others) for others in beside.values())
+    counts = {name: len(found) for name, found in stems.items()}
+    if len(counts) == 1 or counts.keys() == {"jpeg", "png"}:
+        chosen = next(iter(counts)) if len(counts) == 1 else IMAGES
+        if pairs or (beside and chosen == FILES):
+            raise ConfigError(
+                f"{where} holds {_told(stems)} and {_told(beside)} beside them, which may be their labels: say with format= "
+                "which files are the dataset. `stoker convert` or a tar of both makes samples of files that belong together"
+            )
+        if beside:
+            logger.warning(
+                "%s is read as %s: %s beside them are taken to describe them, and are no samples; format= says otherwise",
+                where,
+                chosen,
+                _told(beside),
+            )
+        return chosen
     if counts:
-        told = ", ".join(f"{count} of {name}" for name, count in counts.most_common())
-        raise ConfigError(f"{where} holds files of several formats ({told}): say which with format=")
-    ends = Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)
-    seen = ", ".join(f"{count} of {end}" for end, count in ends.most_common(_MOST_NAMED))
+        raise ConfigError(f"{where} holds files of several formats ({_told(stems)}): say which with format=")
     raise ConfigError(
-        f"{where}: no name of its {len(names)} files tells a format ({seen or 'hidden ones alone'}): say which with format=, "
-        "such as format='files' for files as they are"
+        f"{where}: no name of its {len(names)} files tells a format ({_endings(names) or 'hidden ones alone'}): say which "
+        "with format=, such as format='files' for files as they are"
     )
+
+
+def _told(found: Mapping[str, Collection[str]]) -> str:
+    """How many files of each format there are, the most first."""
+    return ", ".join(f"{len(found[name])} of {name}" for name in sorted(found, key=lambda name: -len(found[name])))
+
+
+def _endings(names: Sequence[str]) -> str:
+    """How many files have which ending, the most first."""
+    ends = Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)
+    return ", ".join(f"{count} of {end}" for end, count in ends.most_common(_MOST_NAMED))

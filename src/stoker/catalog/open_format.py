@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
-from stoker.catalog.detect import detect
+from stoker.catalog.detect import dataset_url, detect
 from stoker.catalog.header_columns import index_or_headers
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.missing import format_instead, split_explained
@@ -92,6 +92,8 @@ def open_format(
         "retry": retry,
         "stall_timeout": stall_timeout,
     }
+    if isinstance(remote, str | os.PathLike) and name is None:
+        remote = dataset_url(remote)
     given = local if remote is None else remote
     with split_explained(given, split, storage_options):
         if name == _MADE:

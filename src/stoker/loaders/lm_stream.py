@@ -322,7 +322,14 @@ class LMStream(CloseOnExit):
             raise ConfigError(f"the dataset has no column {self._column!r}; it has {', '.join(batch)}")
         column: Any = batch[self._column]
         if self._tokenize is not None:
-            column = _tokenized(self._tokenize, [str(text) for text in column], first)
+            for number, text in enumerate(column, first):
+                if not isinstance(text, str):
+                    raise ConfigError(
+                        f"document {number} of this rank's iteration: column {self._column!r} holds "
+                        f"{'null' if text is None else f'a value of type {type(text).__name__}'}, and a tokenizer takes "
+                        "text: make text of it by the dataset's transform=, or leave such samples out by subset="
+                    )
+            column = _tokenized(self._tokenize, column, first)
         return Ragged.of(column, dtype=self._token_dtype, name=self._column)
 
 

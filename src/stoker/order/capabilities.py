@@ -61,7 +61,7 @@ def read_start(order: SampleOrder, values: Any) -> EpochStart | None:
     Raises:
         StateError: it is not of this order.
     """
-    return order.start_type.read(values) if values and isinstance(order, StartDependent) else None
+    return order.start_type.read(values) if values is not None and isinstance(order, StartDependent) else None
 
 
 @runtime_checkable

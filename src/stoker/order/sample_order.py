@@ -62,8 +62,8 @@ class EpochStart:
         """
         names = [field.name for field in fields(cls)]
         if isinstance(values, Sequence) and not isinstance(values, str) and 3 <= len(values) <= 6:
-            values = dict(zip(names, values, strict=False))
-        if not isinstance(values, Mapping) or not values.keys() <= set(names):
+            values = asdict(cls()) | dict(zip(names, values, strict=False))
+        if not isinstance(values, Mapping) or values.keys() != set(names):
             raise StateError(f"this state's start of the epoch should have {', '.join(names)}, found {values!r}")
         for name, value in values.items():
             if type(value) is not int or not 0 <= value < 1 << 62:

@@ -87,8 +87,12 @@ def read_state(
     theirs, epoch, position, inside = _fields(state)
     check_same_order(state, sample_order, what)
     # Before "start" had names, its numbers were a list of "terms".
-    start = read_start(sample_order, state.get("start") or state.get("terms"))
+    start = read_start(sample_order, state["start"] if "start" in state else state.get("terms"))
     point = EpochPosition(epoch, position, start=start)
+    if start is None and position and settled(sample_order, point, data_rank).start is not None:
+        raise StateError(
+            f"this {what} has no start of its epoch, on which the order of the rest depends: it is not complete"
+        )
     if not in_epoch(sample_order, point):
         raise StateError(f"position {position} lies beyond the epoch of {sample_order.epoch_size} samples")
     origin = state.get("origin") or {}
