@@ -73,6 +73,8 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         detect(lay(tmp_path / "sounds", "0.wav", "metadata.csv"))
     with pytest.raises(ConfigError, match=r"1 of json and 1 of .pt, which no format reads"):
         detect(lay(tmp_path / "model", "config.json", "a.pt"))
+    with pytest.raises(ConfigError, match="no pattern of files: bad character range"):
+        detect(f"{tmp_path}/s-[9-0]0.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ObjectNotFoundError, match="nothing is there"):
         detect(tmp_path / "empty")

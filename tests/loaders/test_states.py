@@ -27,7 +27,7 @@ from stoker import (
 )
 from stoker.errors import ConfigError, StateError
 from stoker.order.partition.partition import Partition
-from stoker.partitions import Elastic, HashBased, RangeBased
+from stoker.partitions import Elastic, HashBased, RangeBased, RoundRobin
 from support import PARTITIONS
 
 COUNT: Final = 67
@@ -55,6 +55,33 @@ def open_rank(data: Path, rank: int, world: int, **options: Any) -> StreamingDat
 def ids(batch: Any) -> list[int]:
     """Numbers of a batch's samples, of arrays or tensors."""
     return [int(number) for number in batch["id"]]
+
+
+@pytest.mark.parametrize("options", [{"partition": RoundRobin()}, {"shuffle_algo": "py1e"}])
+def test_a_state_without_the_start_of_its_epoch_is_refused(data: Path, options: Any) -> None:
+    reader = open_rank(data, 0, 2, **options)
+    next(iter(reader.batches()))
+    state = reader.state_dict()
+    fresh = open_rank(data, 0, 1, **options)
+    some = dict(list(state["start"].items())[:-1])
+    starts: list[Any] = [some, {}, [], 0, None]
+    changed = [{**state, "start": start} for start in starts]
+    for wrong in ({key: value for key, value in state.items() if key != "start"}, *changed):
+        with pytest.raises(StateError, match="start of"):
+            fresh.load_state_dict(wrong)
+    fresh.load_state_dict(state)
+
+
+def test_fields_of_a_state_that_have_wrong_types_are_named(data: Path) -> None:
+    reader = open_rank(data, 0, 1)
+    state = reader.state_dict()
+    (name,) = state["streams"]
+    contents: list[Any] = [5, "", []]
+    for content in contents:
+        with pytest.raises(StateError, match="'content' should be a dict"):
+            reader.load_state_dict({**state, "streams": {name: {**state["streams"][name], "content": content}}})
+    with pytest.raises(StateError, match="incomplete"):
+        reader.load_state_dict({**state, "partial": np.int64(3)})
 
 
 # -- random histories, through objects -------------------------------------------------------------------------------

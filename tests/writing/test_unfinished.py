@@ -12,7 +12,7 @@ import pytest
 
 from s3server import Bucket
 from stoker import MDSWriter, StreamingDataset, rebuild_index
-from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
+from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import open_store
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.writers import JSONWriter
@@ -176,15 +176,39 @@ def test_shards_of_before_without_a_mark_are_continued(make: Any, tmp_path: Path
     assert [int(sample["x"]) for sample in StreamingDataset(local=tmp_path)] == list(range(ROWS))
 
 
-def test_shards_of_before_whose_replacement_was_killed_are_refused_or_replaced(tmp_path: Path) -> None:
+def test_a_replacement_by_an_earlier_version_that_was_killed_is_finished_or_refused(tmp_path: Path) -> None:
     with MDSWriter({"x": "int"}, tmp_path, size_limit=200) as writer:
         fill(writer, "tar")
     version = "none: a writer with exist_ok=True is replacing this dataset"
     (tmp_path / "index.json").write_text(json.dumps({"files": ["shard.00000.mds"], "version": version}))
-    for mode in ("append", "resume"):
-        options: Any = {mode: True}
-        with pytest.raises(FormatError, match="exist_ok=True is replacing this dataset"):
-            MDSWriter({"x": "int"}, tmp_path, size_limit=200, **options)
-    with MDSWriter({"x": "int"}, tmp_path, size_limit=200, exist_ok=True) as again:
+    with pytest.raises(ConfigError, match="was removing what is there"):
+        MDSWriter({"x": "int"}, tmp_path, size_limit=200, append=True)
+    with MDSWriter({"x": "int"}, tmp_path, size_limit=200, resume=True) as again:
+        assert again.samples_written == 0
         fill(again, "tar", 7)
     assert [int(sample["x"]) for sample in StreamingDataset(local=tmp_path)] == list(range(7))
+
+
+def test_nothing_is_added_to_a_dataset_that_was_being_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MDSWriter({"x": "int"}, tmp_path) as writer:
+        fill(writer, "tar", 20)
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.storage.store.Store.delete", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            MDSWriter({"x": "int"}, tmp_path, exist_ok=True)
+    assert len(StreamingDataset(tmp_path)) == 20
+    with pytest.raises(ConfigError, match=r"was removing what is there.*resume=True or exist_ok=True"):
+        MDSWriter({"x": "int"}, tmp_path, append=True)
+    assert len(StreamingDataset(tmp_path)) == 20
+
+
+def test_files_without_an_index_are_not_hidden_by_one(tmp_path: Path) -> None:
+    with MDSWriter({"x": "int"}, tmp_path) as writer:
+        fill(writer, "tar", 20)
+    for mode in ("append", "resume", "exist_ok"):
+        options: Any = {mode: mode != "exist_ok"}
+        with pytest.raises(ConfigError, match=r"index\.json exists.*exist_ok=True"):
+            ParquetWriter({"x": "int"}, tmp_path, **options)
+    with ParquetWriter({"x": "int"}, tmp_path, exist_ok=True) as again:
+        fill(again, "tar", 3)
+    assert [int(sample["x"]) for sample in StreamingDataset(tmp_path)] == [0, 1, 2]

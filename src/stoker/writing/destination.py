@@ -9,6 +9,7 @@ their places. Last the mark goes.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import threading
@@ -34,6 +35,8 @@ __all__ = ["Begun", "Destination", "OutPath", "delete_all", "open_destination", 
 logger = logging.getLogger(__name__)
 
 _THREADS: Final = 8
+_MOST_INDEX: Final = 1 << 30
+_REPLACED: Final = "none: a writer with exist_ok=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,10 @@ class Destination:
 
     def _refuse_existing(self, files: OutputFiles) -> None:
         for store in self.stores:
-            if files.indexed and store.exists(INDEX_NAME):
+            if store.exists(INDEX_NAME):
+                added = ", or append=True to add to it" if files.indexed else ""
                 raise ConfigError(
-                    f"{store.url_of(INDEX_NAME)} exists: write elsewhere, pass exist_ok=True to replace the dataset, "
-                    "or append=True to add to it"
+                    f"{store.url_of(INDEX_NAME)} exists: write elsewhere, or pass exist_ok=True to replace the dataset{added}"
                 )
             found = files.find(self._listing(store), store)
             if not found:
@@ -160,7 +163,17 @@ class Destination:
         """The files that the output begins with, and those of them that count already."""
         main = self.main
         mark = read_mark(main)
-        if mark is not None and mark.doomed is not None:
+        if not files.indexed and main.exists(INDEX_NAME):
+            raise ConfigError(
+                f"{main.url_of(INDEX_NAME)} exists, and files that it does not name are not read: write elsewhere, or pass "
+                "exist_ok=True to replace the dataset"
+            )
+        if (mark is not None and mark.doomed is not None) or _replaced_files(main) is not None:
+            if not resume:
+                raise ConfigError(
+                    f"{main.url}: a writer with exist_ok=True was removing what is there when it was stopped: pass "
+                    "resume=True or exist_ok=True to begin anew"
+                )
             self._clear(files)
             mark = None
         self._marked = mark is not None
@@ -222,21 +235,20 @@ class Destination:
             with contextlib.suppress(FormatError):
                 mark = read_mark(store)
                 names.update(mark.doomed or () if mark is not None else ())
-            if files.indexed:
-                try:
-                    names.update(load_index(store).file_entries())
-                except ObjectNotFoundError:
-                    pass
-                except FormatError as error:
-                    logger.warning("replacing a dataset whose index can not be read: %s", error)
+            replaced = _replaced_files(store)
+            try:
+                names.update(load_index(store).file_entries() if replaced is None else replaced)
+            except ObjectNotFoundError:
+                pass
+            except FormatError as error:
+                logger.warning("replacing a dataset whose index can not be read: %s", error)
             located = self._located(store)
             for one in files.find((item for item, _ in located), store):
                 names.update(one.sizes)
             names = {name for name in names if check_basename(name) is None}
             if names:
                 store.put(MARK, UnfinishedOutput.replaced(names).to_json())
-            if files.indexed:
-                store.delete(INDEX_NAME)
+            store.delete(INDEX_NAME)
             _remove_partial(store)
             staged = [at for item, at in located if item.key in names and at != item.key]
             delete_all(store, [*names, *staged])
@@ -327,6 +339,17 @@ def _index_in(store: Store) -> Index | None:
         return load_index(store)
     except ObjectNotFoundError:
         return None
+
+
+def _replaced_files(store: Store) -> set[str] | None:
+    """Files that a writer of an earlier version was removing when it was stopped, as its index says; ``None`` for none."""
+    with contextlib.suppress(ObjectNotFoundError, KeyError, TypeError, ValueError, RecursionError):
+        data = store.get(INDEX_NAME, max_bytes=_MOST_INDEX)
+        if _REPLACED.encode() in data:  # spares parsing it
+            index = json.loads(data)
+            if str(index["version"]).startswith(_REPLACED):
+                return {name for name in index["files"] if isinstance(name, str)}
+    return None
 
 
 def _numbers_after(kept: list[KeptFiles]) -> Iterable[int]:

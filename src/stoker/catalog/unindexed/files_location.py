@@ -162,7 +162,14 @@ def _wild(text: str) -> FilesLocation:
         return FilesLocation(named.root, keys=named.keys, given=text)
     root, _, pattern = text[: first.start()].rpartition("/")
     patterns = map(_regular, expand_braces(pattern + text[first.start() :]))
-    return FilesLocation(root or "/", pattern="|".join(patterns), given=text)
+    joined = "|".join(patterns)
+    try:
+        re.compile(joined)
+    except re.error as error:
+        raise ConfigError(
+            f"{redact_url(text)} is no pattern of files: {error}. Ranges in [...] rise, such as [0-9]"
+        ) from None
+    return FilesLocation(root or "/", pattern=joined, given=text)
 
 
 def _regular(pattern: str) -> str:

@@ -242,7 +242,7 @@ def _fields(
         partial = state.get("partial")
         inside = () if partial is None else tuple(partial[key] for key in _PARTIAL)
         numbers = [epoch, position, *inside]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise StateError(f"this state's epoch and position must be integers from 0, got {epoch!r} and {position!r}")
@@ -257,9 +257,15 @@ def _fields(
 def _described(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The order and the streams of a state."""
     try:
-        return {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
+        found = {"order": dict(state["order"]), "streams": {n: dict(s) for n, s in dict(state["streams"]).items()}}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"this state of a StreamingDataset is incomplete: {error}") from None
+    for name, stream in found["streams"].items():
+        if not isinstance(stream.get("content", {}), Mapping):
+            raise StateError(
+                f"this state's stream {name!r}: 'content' should be a dict of hashes, found {stream['content']!r}"
+            )
+    return found
 
 
 def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[str], bool]:
