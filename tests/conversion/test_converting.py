@@ -561,7 +561,7 @@ def test_a_source_of_nothing_or_of_anything_says_so(tmp_path: Path, kind: str) -
         "empty": (ObjectNotFoundError, "there are no files"),
         "no samples": (ConfigError, "has no samples"),
         "unknown": (ConfigError, "tells a format .1 of .xyz.: say which"),
-        "mixed": (ConfigError, "files of several formats"),
+        "mixed": (ConfigError, "1 of npy, 1 of parquet and 1 of .xyz, which no format reads"),
     }
     if kind != "missing":
         folder.mkdir()

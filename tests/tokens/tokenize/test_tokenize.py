@@ -690,7 +690,7 @@ def test_the_command_does_what_the_function_does(
     command.add(parser.add_subparsers())
     told = f"{source} {tmp_path}/dst --tokenizer {tokenizer_file} --append-eos --processes 1 --row-group-tokens 1k"
     chosen = parser.parse_args(["tokenize", *told.split(), "--compression", "none"])
-    chosen.run(chosen)
+    command.run(chosen)
     assert "of 60 documents, in 1 files" in capsys.readouterr().out
     tokenize(source, tmp_path / "2", tokenizer_file, append_eos=True, row_group_tokens=1000, compression=None)
     assert _contents(tmp_path / "dst") == _contents(tmp_path / "2")
