@@ -29,6 +29,7 @@ from stoker.generation.names import Output, outputs
 from stoker.generation.spec import DatasetSpec
 from stoker.storage import Store, open_store
 from stoker.storage.job_record import remove_partial_files
+from stoker.storage.unfinished import MARK
 from stoker.types import StorageOptions
 
 __all__ = ["GenerateReport", "generate"]
@@ -119,7 +120,12 @@ def generate(
         mark_unfinished(store, spec)
     if missing:
         made = _make(spec, store, missing, processes, threads, progress)
-    complete = (whole and not missing) or _finish(spec, store, made, host, processes, threads)
+    if whole and not missing:
+        complete = True
+        if MARK in there:  # a run before was killed after the manifest
+            store.delete(MARK)
+    else:
+        complete = _finish(spec, store, made, host, processes, threads)
     if complete and host[1] > 1:
         remove_shares(store)
     written = sum(facts.size for facts in made.values())

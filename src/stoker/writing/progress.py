@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["ProgressBar"]
+
+_MOST_TITLE: Final = 24
 
 
 class ProgressBar:
@@ -43,6 +45,10 @@ class ProgressBar:
         from rich import progress
         from rich.console import Console
 
+        if (
+            len(title) > _MOST_TITLE
+        ):  # the end of a path tells more than its beginning, and the counts must stay in sight
+            title = f"...{title[3 - _MOST_TITLE :]}"
         columns: list[Any] = [progress.TextColumn("{task.description}", markup=False)]
         columns += [progress.BarColumn(), progress.TaskProgressColumn()] if total is not None or not counts else []
         if unit == "bytes":

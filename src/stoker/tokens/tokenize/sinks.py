@@ -191,10 +191,10 @@ class TokenSink(ABC):
     def _check_left(self) -> None:
         """See that what is there is of the same job."""
         store, record = self._store, read_record(self._store, _RECORD)
+        if record is not None and record.identity == self._job.identity:
+            return  # also with the index there: then only the last notes are missing
         if store.exists(INDEX_NAME):
             raise ConfigError(f"{store.url} holds a finished dataset: there is nothing to resume")
-        if record is not None and record.identity == self._job.identity:
-            return
         there = next((item.key for item in store.list() if item.key != _RECORD), None)
         if there is None:
             return
