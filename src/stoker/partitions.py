@@ -1,4 +1,4 @@
-"""How an epoch is divided among ranks: the values of ``partition=`` of a dataset, and of a worker's config.
+"""Partitions of an epoch among ranks: the values of ``partition=`` of a dataset, and of a worker's config.
 
     from stoker.partitions import RoundRobin
 

@@ -48,4 +48,4 @@ StorageOptions: TypeAlias = Mapping[str, Any]
 """Credentials and client settings of one storage root, by obstore's names (``access_key_id``, ``endpoint``, ...)."""
 
 Nulls: TypeAlias = Literal["error", "group"]
-"""What is done with samples that have no value in a column by which they are divided: they are an error, or a group."""
+"""Treatment of samples without a value in the column by which they are divided: an error, or a group."""

@@ -33,14 +33,14 @@ _ATTEMPTS: Final = 2
 CacheKind: TypeAlias = Literal["disk", "memory"]
 """Storage of a remote's shards: files that all processes of a node share, or memory of each process that reads them."""
 IfFull: TypeAlias = Literal["exceed", "evict", "give up"]
-"""How a cache treats a new file that exceeds its limit. ``"exceed"``: remove files that are not in use; where that is not
+"""Treatment of a new file that exceeds a cache's limit. ``"exceed"``: remove files that are not in use; where that is not
 enough, exceed the limit. ``"evict"``: remove files that are not in use; where that is not enough, do not fetch the file.
 ``"give up"``: remove nothing, and do not fetch the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """How a cache behaves.
+    """Settings of a cache.
 
     Attributes:
         validate_hash: ``None``: check each download against the fastest hash that the index has, if any. A hash's name:

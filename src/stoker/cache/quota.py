@@ -1,4 +1,4 @@
-"""How many bytes a cache holds, and how a limit is divided among caches.
+"""Counts the bytes that a cache holds, and divides a limit among caches.
 
 The count lies in a file beside the downloads and is written under its lock, so that a download costs no look at all the
 files that are there. It may only be too high (a killed process took room and did not use it); then the files are

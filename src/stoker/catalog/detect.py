@@ -1,4 +1,4 @@
-"""What lies at a URL: a dataset with an index, shards whose index is lost, or files that others wrote."""
+"""Detects the kind of data at a URL: a dataset with an index, shards whose index is lost, or files without an index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What was found.
+    """The kind of data that was detected.
 
     Attributes:
         kind: ``index`` for an ``index.json``; ``shards`` for files named as shards are, without an index; ``files`` for
@@ -131,7 +131,7 @@ def _seen(store: Store, listing: Sequence[ObjectInfo]) -> str:
 
 
 def detect_named(text: str) -> Detected | None:
-    """What a file or a pattern is by its name; ``None`` where the text is neither.
+    """Detect a file's or a pattern's format by its name; ``None`` where the text is neither.
 
     Raises:
         ConfigError: the name tells no format.
@@ -143,14 +143,14 @@ def detect_named(text: str) -> Detected | None:
 
 
 def detect_object(url: str) -> Detected | None:
-    """What a single object of a remote store, which has no listing, is by its name; ``None`` where that tells nothing."""
+    """Detect a remote object's format by its name, where listing finds nothing; ``None`` where the name does not tell."""
     if is_local(url) is not None or not url.lower().endswith(tuple(suffixes_of_formats())):
         return None
     return Detected("files", _chosen([url], url))
 
 
 def detect_listed(listing: Sequence[ObjectInfo], where: str, store: Store) -> Detected:
-    """What a directory without an index holds, by its listing.
+    """Detect what a directory without an index holds, by its listing.
 
     Args:
         listing: names and sizes of the files.
@@ -227,11 +227,11 @@ def _chosen(names: list[str], where: str) -> str:
 
 
 def _told(found: Mapping[str, Collection[str]]) -> str:
-    """How many files of each format there are, the most first."""
+    """The number of files of each format as text, the largest first."""
     return ", ".join(f"{len(found[name])} of {name}" for name in sorted(found, key=lambda name: -len(found[name])))
 
 
 def _endings(names: Sequence[str]) -> str:
-    """How many files have which ending, the most first."""
+    """The number of files of each suffix as text, the largest first."""
     ends = Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)
     return ", ".join(f"{count} of {end}" for end, count in ends.most_common(_MOST_NAMED))

@@ -1,4 +1,4 @@
-"""Where a dataset's index and shards are: the remote, the local cache, and which of them is the truth."""
+"""The location of a dataset's index and shards: the remote, the local cache, and which of them is authoritative."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class DatasetLocation:
 
     @property
     def url(self) -> str:
-        """Where the dataset lies, for messages; empty of samples that lie nowhere."""
+        """The dataset's URL or directory, for messages; empty for synthetic samples."""
         return "" if self.origin is None else redact_url(self.origin.url)
 
     @property
     def about(self) -> dict[str, Any]:
-        """What identifies the data in a state; see docs/resume.md."""
+        """The entries that identify the data in a state; see docs/resume.md."""
         about: dict[str, Any] = {"fingerprint": self.index.fingerprint}
         if content := self.index.content:
             return about | {"content": content}
@@ -81,7 +81,7 @@ class DatasetLocation:
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """Where a dataset lies, by what the caller gave, before anything is read.
+    """The location of a dataset, as the caller gave it, before anything is read.
 
     Attributes:
         source: URL or directory of the remote, split included; ``None`` if there is no remote.
@@ -100,7 +100,7 @@ def locate(
     split: str | None,
     storage_options: StorageOptions | None = None,
 ) -> SourceLocation:
-    """Where the dataset lies.
+    """The dataset's location.
 
     Raises:
         ConfigError: neither ``remote`` nor ``local``, or a ``split`` that leaves them.
@@ -189,7 +189,7 @@ def open_indexed(
 
 
 def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | None) -> CacheOrigin:
-    """Where a dataset lies, whatever it is called: the real path of a directory, or a URL and its endpoint.
+    """The location of a dataset, independent of its name: the real path of a directory, or a URL and its endpoint.
 
     Raises:
         ConfigError: the URL or the options make no sense.

@@ -89,7 +89,7 @@ def _listing(store: Store) -> list[ObjectInfo]:
 
 
 def _told(store: Store, listing: Sequence[ObjectInfo]) -> str:
-    """What lies in a place without an index that is neither files nor shards; empty where it is that."""
+    """A description of a place that has no index and holds neither files nor shards; empty where it holds them."""
     if any(item.key == MARK for item in listing):
         return (
             ": its files are being written, or their writer was stopped before its end. A writer with resume=True goes on; "

@@ -1,4 +1,4 @@
-"""What ``remote=``, ``local=`` and ``split=`` of files without an index mean, and where things about them are kept."""
+"""Resolves ``remote=``, ``local=`` and ``split=`` of files without an index, and the directory for data derived from them."""
 
 from __future__ import annotations
 

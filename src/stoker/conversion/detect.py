@@ -29,7 +29,7 @@ HUGGING_FACE: Final = "huggingface"
 
 @dataclass(frozen=True, slots=True)
 class DetectedSource:
-    """What a source is.
+    """A source's kind and format.
 
     Attributes:
         kind: ``"index"``, ``"huggingface"``, ``"images"``, or a format's name.
@@ -101,7 +101,7 @@ def _hugging_face(store: Store, source: Url) -> DetectedSource | None:
 
 
 def _by_names(source: Url | Sequence[Url], options: StorageOptions | None) -> str:
-    """What the names of the files say."""
+    """Detect the source by the names of its files."""
     found = find_out(source, options)
     if found.kind == "shards":
         raise ConfigError(f"{source} holds shards without an index.json: make it anew with `stoker index {source}`")
@@ -109,5 +109,5 @@ def _by_names(source: Url | Sequence[Url], options: StorageOptions | None) -> st
 
 
 def _as_they_are(name: str) -> str:
-    """What reads files of a format without decoding them, if they are images."""
+    """The format that reads images of a format without decoding them; others as they are."""
     return IMAGES if name in ("jpeg", "png") else name

@@ -1,4 +1,4 @@
-"""Which encoding a column gets: by its declared type where there is one, else by its values."""
+"""Chooses a column's encoding: by its declared type where there is one, else by its values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.types import Column
 __all__ = ["ColumnType", "Reading", "of_arrow", "of_values"]
 
 Reading = Literal["plain", "text", "array", "file", "decode"]
-"""What is done to values as a reader hands them out: nothing, made text, made arrays, the bytes of a file taken out of a
+"""The change of values that a reader returns: none, made text, made arrays, the bytes of a file taken out of a
 ``{"bytes", "path"}`` struct, or decoded from the bytes of the column's encoding."""
 
 _SIGNATURES: Final = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
@@ -28,7 +28,7 @@ _DEEP: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """What a column is.
+    """A column's encoding and type.
 
     Attributes:
         encoding: as an MDS index names it; empty where only the values tell.

@@ -1,4 +1,4 @@
-"""What a cache holds of a dataset, checked against the dataset's index."""
+"""Checks what a cache holds of a dataset against the dataset's index."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class CacheFacts:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was removed.
+    """The directories and bytes that were removed.
 
     Attributes:
         files: files that were removed.

@@ -25,7 +25,7 @@ _DECODED: Final = 256 << 20
 
 @dataclass(slots=True)
 class Outcome:
-    """What a task found.
+    """The result of a task.
 
     Attributes:
         problems: what is wrong.
@@ -61,7 +61,7 @@ class Task:
 
 @dataclass(slots=True)
 class CheckPlan:
-    """What there is to check.
+    """The tasks of a verification.
 
     Attributes:
         format: of the shards; ``None`` where there are none.

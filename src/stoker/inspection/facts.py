@@ -1,4 +1,4 @@
-"""What :func:`stoker.inspection.inspect` says of a dataset."""
+"""The report of :func:`stoker.inspection.inspect`."""
 
 from __future__ import annotations
 

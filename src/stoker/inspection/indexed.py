@@ -1,4 +1,4 @@
-"""What to check of a dataset that has an ``index.json``."""
+"""The checks of a dataset that has an ``index.json``."""
 
 from __future__ import annotations
 

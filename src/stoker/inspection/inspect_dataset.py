@@ -1,4 +1,4 @@
-"""What a dataset is: from its index or its files' headers, and a few of its samples."""
+"""Describes a dataset from its index or its files' headers, and a few of its samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.types import StorageOptions
 __all__ = ["inspect"]
 
 _INDEXED: Final = "mds"
-"""What ``format=`` calls shards with an ``index.json``, of whatever format."""
+"""The value of ``format=`` for shards with an ``index.json``, of any format."""
 
 
 @checked

@@ -1,4 +1,4 @@
-"""What :func:`stoker.inspection.verify` found."""
+"""The report of :func:`stoker.inspection.verify`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 __all__ = ["Kind", "Problem", "VerifyReport"]
 
 Kind: TypeAlias = Literal["index", "missing", "size", "hash", "structure", "decode", "unreadable"]
-"""What is wrong. ``index``: the index itself, or files that contradict each other. ``missing``: a file is not there.
+"""Kinds of problems. ``index``: the index itself, or files that contradict each other. ``missing``: a file is not there.
 ``size``, ``hash``: a file is not the one that the index describes. ``structure``: header, offsets, counts or checksums of a
 shard contradict themselves or the index. ``decode``: a sample does not decode. ``unreadable``: the store did not give it."""
 
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was checked, and what is wrong.
+    """The number of files and bytes that were checked, and the problems found.
 
     Attributes:
         url: the dataset.

@@ -66,7 +66,7 @@ class FileReader:
             os.close(descriptor)
 
     def fetched(self, fetch: Callable[[Path], object]) -> Buffer:
-        """What ``fetch`` writes into the file that it is given."""
+        """The bytes that ``fetch`` writes into the file that it is given."""
         path = self._scratch / secrets.token_hex(8)
         try:
             fetch(path)

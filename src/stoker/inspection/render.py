@@ -25,7 +25,7 @@ Kind = Literal["null", "number", "text", "bytes", "array", "image", "list", "obj
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown of a value.
+    """The text that stands for a value.
 
     Attributes:
         kind: what it is.
@@ -54,7 +54,7 @@ class Shown:
 
 
 def show(value: Any) -> Shown:
-    """What to show of a value; of long ones only the beginning is looked at."""
+    """Render a value; of a long one only the beginning is read."""
     if value is None:
         return Shown("null", "null")
     if isinstance(value, np.ndarray) and value.ndim:

@@ -206,7 +206,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
     @property
     def remainder(self) -> Remainder:
-        """What ranks do whose parts of an epoch do not end together: as the dataset says; ``drop_last`` drops, too."""
+        """Treatment of ranks whose parts of an epoch do not end together: the dataset's; ``drop_last`` drops, too."""
         return "drop" if self._drop_last else self._stream.remainder
 
     def stats(self) -> StreamStats:
@@ -223,7 +223,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._stream.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, by the batches that this loader has yielded.
+        """The state of training after the batches that this loader has yielded.
 
         Raises:
             StateError: two iterations over this loader take turns; or this rank has ended an epoch of which other ranks have

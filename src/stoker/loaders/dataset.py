@@ -257,7 +257,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
 
     @property
     def epoch_reader(self) -> EpochReader:
-        """What is opened, and how it is read: for stoker's other loaders, which read it in ways of their own."""
+        """The open streams and their reader, for stoker's other loaders."""
         return self._epoch_reader
 
     @property
@@ -277,7 +277,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
 
     @property
     def transform(self) -> Transform | None:
-        """What is applied to each sample."""
+        """The function that is applied to each sample."""
         return self._epoch_reader.settings.transform
 
     @property
@@ -287,7 +287,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
 
     @property
     def counts(self) -> Counts:
-        """Where reading is counted, over all processes of this object."""
+        """The counters of reading, shared by all processes of this object."""
         return self._epoch_reader.pool.counts
 
     @property
@@ -385,7 +385,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
 
     @checked
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:
-        """Where this run is, to go on from on any cluster: JSON-serialisable, a few hundred bytes.
+        """The state of this run, to resume from on any cluster: JSON-serialisable, a few hundred bytes.
 
         Args:
             num_samples: samples of the current epoch that training has had, over all ranks. Needed where a DataLoader's
@@ -413,7 +413,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         return self._epoch_reader.state_after(start, batches, self.batch_size or 1, ended=ended)
 
     def upcoming(self) -> EpochPosition:
-        """Where the next iteration begins."""
+        """The position at which the next iteration begins."""
         return self._epoch_reader.upcoming()
 
     def check_alone(self) -> None:
@@ -441,7 +441,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
     # -- how it goes -----------------------------------------------------------------------------------------------
 
     def stats(self) -> StreamStats:
-        """How reading goes, over all processes of this object (its DataLoader workers); cheap, at any time, from any thread.
+        """Statistics of reading, by all processes of this object (its DataLoader workers); cheap, at any time, in any thread.
 
         :func:`~stoker.pipeline.stats.metrics.register_with_prometheus` and
         :func:`~stoker.pipeline.stats.metrics.observe_with_opentelemetry` take it as it is.

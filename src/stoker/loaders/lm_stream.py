@@ -187,7 +187,7 @@ class LMStream(CloseOnExit):
         self._dataset.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank is, after the batch that was yielded last; JSON-serialisable.
+        """The state of this rank after the batch that was yielded last; JSON-serialisable.
 
         Raises:
             ConfigError: in a ``DataLoader``'s worker.

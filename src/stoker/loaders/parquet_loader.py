@@ -176,7 +176,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     @property
     def remainder(self) -> Remainder:
-        """What ranks do that have not equally many rows."""
+        """Treatment of ranks that do not have equally many rows."""
         return self._sample_order.settings.remainder
 
     @property
@@ -202,7 +202,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     @property
     def granularity(self) -> Granularity:
-        """What is not divided among the ranks of this world."""
+        """The unit that ranks of this world share out whole: file, row group or row."""
         return self._division().granularity
 
     @property
@@ -265,7 +265,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     @property
     def current_file_index(self) -> int:
-        """How many of :attr:`my_files` have had their share of the epoch."""
+        """The number of :attr:`my_files` that have had their share of the epoch."""
         if self._exhausted is not None:
             return self.num_files
         if self._progress is not None:
@@ -300,7 +300,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this run is, to go on from on any number of ranks: JSON-serialisable, the same on all ranks.
+        """The state of this run, to resume from on any number of ranks: JSON-serialisable, the same on all ranks.
 
         It counts what this object has delivered; in a ``DataLoader``'s workers, what each has, for a loader that saves their
         states apart. Around a ``DataLoader`` use :meth:`state_after`.
@@ -311,7 +311,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         return self._resume.state(self._resume.here(), data_rank)
 
     def upcoming(self) -> EpochPosition:
-        """Where the next iteration begins."""
+        """The position at which the next iteration begins."""
         return self._resume.upcoming()
 
     def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
@@ -383,7 +383,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         return found
 
     def _files_done(self, progress: _EpochProgress, batches: int) -> int:
-        """How many files have had their share after some batches."""
+        """The number of files that have had their share after some batches."""
         plan = progress.plan
         if batches >= len(plan):
             return self.num_files

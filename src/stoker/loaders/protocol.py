@@ -15,7 +15,7 @@ _Item_co = TypeVar("_Item_co", covariant=True)
 
 
 class Loader(Protocol[_Item_co]):
-    """What every loader does: deliver a rank's part of an epoch, resume, tell statistics, close.
+    """The protocol of all loaders: deliver a rank's part of an epoch, resume, give statistics, close.
 
     ``StreamingDataset``, ``StreamingDataLoader``, ``StreamingShardLoader``, ``StreamingParquetLoader`` and ``LMStream`` are
     loaders. :class:`stoker.testing.LoaderTests` tests that a class is one.
@@ -28,7 +28,7 @@ class Loader(Protocol[_Item_co]):
 
     @property
     def remainder(self) -> WorkerRemainder:
-        """What ranks do whose parts of an epoch do not end together: ``"pad"``, ``"drop"``, ``"uneven"`` or ``"join"``."""
+        """Treatment of ranks whose parts of an epoch end apart: ``"pad"``, ``"drop"``, ``"uneven"`` or ``"join"``."""
         ...
 
     def __iter__(self) -> Iterator[_Item_co]:
@@ -44,7 +44,7 @@ class Loader(Protocol[_Item_co]):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is after the items that were delivered, to resume from; JSON-serialisable.
+        """The state of the run after the items that were delivered, to resume from; JSON-serialisable.
 
         Raises:
             StateError: this object does not know what was delivered.

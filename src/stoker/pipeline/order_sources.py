@@ -89,7 +89,7 @@ def _labels(place: DatasetLocation, partition: Partition, options: ReadOptions) 
 
 
 def nulls_of(partition: Partition) -> Nulls:
-    """How a partition treats samples without a value; for a partition of the user's own they are an error."""
+    """The partition's treatment of samples without a value; for a partition of the user's own they are an error."""
     return partition.nulls if isinstance(partition, HashBased | Stratified) else "error"
 
 

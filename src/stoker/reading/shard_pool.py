@@ -158,7 +158,7 @@ class ShardPool:
                     self._coming[shard] = self._threads.submit(partial(self._load, shard, demanded=False))
 
     def ready(self, shards: Collection[int]) -> int:
-        """How many of these shards are open."""
+        """The number of these shards that are open."""
         return len(self._open.keys() & shards)
 
     def expect(self, shards: Collection[int]) -> None:

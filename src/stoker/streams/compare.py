@@ -93,7 +93,7 @@ def plain_operand(op: str, value: Any) -> Any:
 
 
 def null_mask(column: Column) -> NDArray[np.bool_] | None:
-    """Which values are null: ``None``, NaN or NaT; bool, shape ``(n,)``. ``None`` where no value is.
+    """A mask of the values that are null (``None``, NaN or NaT): bool, shape ``(n,)``. ``None`` where no value is.
 
     Args:
         column: an array of shape ``(n, ...)`` or a list of n values. An array as a value is not null, whatever it holds.

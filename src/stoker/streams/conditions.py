@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 Mask: TypeAlias = NDArray[np.bool_]
 _ID: Final = np.dtype(np.int64)
 _NULLS: Final = "unknown"
-"""What comparisons with nulls are: ids that were chosen by another meaning are chosen anew."""
+"""Version of the meaning of comparisons with nulls: ids that were chosen by another one are chosen anew."""
 
 
 class Condition(ABC):
@@ -143,7 +143,7 @@ class Where(Condition):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WhereFunction(Condition):
-    """What :meth:`Where.function` makes. Two of the same name and columns are equal.
+    """The condition that :meth:`Where.function` makes. Two of the same name and columns are equal.
 
     A function that can not be pickled stays behind; the copy still knows the ids that were chosen before.
     """

@@ -141,7 +141,7 @@ def derived_array(
 
 
 def _digest(place: DatasetLocation, kind: str, recipe: Mapping[str, Any]) -> str:
-    """What a file was made of: the recipe, and the data set as far as its index tells.
+    """The origin of a derived array: its recipe, and the dataset as far as its index tells.
 
     The fingerprint knows names and sizes, not contents. So the files' hashes are added where the index has any, and the
     version that was opened.

@@ -40,7 +40,7 @@ def hash_function(fn: Callable[..., Any]) -> str:
 
 
 class _Walk:
-    """What is hashed of a function and of what it uses, each of its functions once.
+    """The text that is hashed of a function and of what it uses, each of its functions once.
 
     ``path`` are the containers that a value lies in, so that one that holds itself comes to an end. What was met elsewhere is
     hashed again: which equal constants are one object differs between processes.

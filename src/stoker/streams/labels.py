@@ -293,7 +293,7 @@ class _Spool:
             self._file.write(np.packbits(null).tobytes())
 
     def pieces(self) -> Iterator[tuple[Array, NDArray[np.bool_] | None]]:
-        """What was added, again."""
+        """The labels that were added, once more."""
         self._file.seek(0)
         for dtype, count, places in self._parts:
             integers = np.frombuffer(self._file.read(count * dtype.itemsize), dtype)

@@ -118,7 +118,7 @@ class Stream:
 
     @property
     def subsets(self) -> tuple[Subset, ...]:
-        """What a sample must be in, all of it; empty where all samples belong."""
+        """The subsets that a sample must be in, all of them; empty where all samples belong."""
         return as_subsets(self.subset)
 
 

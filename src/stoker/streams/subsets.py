@@ -106,7 +106,7 @@ class _IdList:
         return self._ids
 
     def as_dict(self) -> dict[str, Any]:
-        """How many ids, and their hash: little-endian int64, rising, by xxh64."""
+        """The number of ids, and their hash: xxh64 of them as little-endian int64, rising."""
         ids = self.ids
         if self._digest is None:
             state = xxhash.xxh64()

@@ -206,7 +206,7 @@ class LoaderTests:
                 loader.close()
 
     def _numbers(self, loader: Loader[Any]) -> list[list[int]]:
-        """What is left of an epoch, or the next one: the numbers of each item."""
+        """The rest of an epoch, or the next one: the numbers of each item."""
         return [self.samples(item) for item in loader]
 
     def _take(self, loader: Loader[Any], items: int) -> list[list[int]]:

@@ -65,7 +65,7 @@ class OrderTests:
         return order.epoch_size
 
     def identify(self, run: Run, positions: Ids) -> list[Hashable]:
-        """What tells the samples at positions of a plan from all others, in any world. Default: shard and row."""
+        """Identities of the samples at positions of a plan, the same in any world. Default: shard and row."""
         shards, rows = run.order.locate(positions)
         return list(zip(shards.tolist(), rows.tolist(), strict=True))
 
@@ -237,7 +237,7 @@ class OrderTests:
         return [self.identify(run, batch) for batch in _batches(run, worker, workers, skip)]
 
     def _resumed(self, position: int, world: int) -> EpochPosition:
-        """Where a run resumes that saved its state at a position of epoch 1, begun by a world of this size."""
+        """The position from which a run resumes whose state was saved in epoch 1, begun by a world of this size."""
         order, data_rank = self.make(), DataRank(0, world, world, self.batch_size)
         begun = settled(order, EpochPosition(1), data_rank)
         state = make_state(order, EpochPosition(1, position, start=begun.start), data_rank)

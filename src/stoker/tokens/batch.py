@@ -30,7 +30,7 @@ FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Where tokens of documents lie in a batch. A *piece* is a run of tokens of one document in one row.
+    """Positions of documents' tokens in a batch. A *piece* is a run of tokens of one document in one row.
 
     Attributes:
         starts: places where pieces begin, ``row * s + column``; int64, shape ``(k,)``, rising.
@@ -145,7 +145,7 @@ class LMBatch:
 
     @cached_property
     def extents(self) -> Extents:
-        """Where tokens of documents lie. Pieces cover all places but padding."""
+        """Positions of documents' tokens. Pieces cover all positions but padding."""
         return self.made if isinstance(self.made, Extents) else self.made()
 
     @property
@@ -342,7 +342,7 @@ class LMBatch:
 
 
 def _rows_of(batch: LMBatch, first: int, stop: int) -> Extents:
-    """Where tokens of documents lie in some rows of a batch."""
+    """Positions of documents' tokens in some rows of a batch."""
     whole, width = batch.extents, batch.shape[1]
     low, high = np.searchsorted(whole.starts, (first * width, stop * width)).tolist()
     part = slice(low, high)

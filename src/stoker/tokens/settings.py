@@ -59,7 +59,7 @@ class ShardConfig:
 @checked
 @dataclass(frozen=True, slots=True)
 class LMSettings:
-    """How documents become batches.
+    """Settings by which documents become batches.
 
     Attributes:
         seq_len: S, tokens in a row.

@@ -11,7 +11,7 @@ __all__ = ["checkpoint_findings"]
 
 _FROM_DEVICE: Final = 0.95
 _MEMORIES: Final = 3
-"""How many times a host's memory its checkpoints must have for caching not to matter, by the rule of MLPerf Storage."""
+"""Least size of a host's checkpoints for caching not to matter, in multiples of its memory; a rule of MLPerf Storage."""
 _MAKING: Final = 0.1
 
 Found = tuple[str, bool, str]

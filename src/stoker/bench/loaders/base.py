@@ -57,7 +57,7 @@ class LoaderJob:
 
     @property
     def files(self) -> int:
-        """How many files the split has."""
+        """The number of files of the split."""
         dataset = self.workload.dataset
         return dataset.files if self.split == "train" else dataset.files_eval
 

@@ -72,7 +72,7 @@ class StokerLoader(RankLoader):
         self._open(0)
 
     def _plan(self) -> tuple[str | None, Any]:
-        """How files are read: the format's name, or ``None`` where there is an index; and what is done to a sample."""
+        """The format's name, or ``None`` where there is an index; and the function that is applied to a sample."""
         job = self.job
         dataset, reader = job.workload.dataset, job.workload.reader
         size = dataset.resize_bytes

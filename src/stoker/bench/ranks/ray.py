@@ -128,7 +128,7 @@ class RayRanks:
             self._connected = True
 
     def _room(self) -> dict[str, int]:
-        """How many ranks each node can have."""
+        """The number of ranks that each node can have."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         return {node["NodeID"]: int(node["Resources"].get(self._needs, 0)) for node in alive}
 

@@ -41,7 +41,7 @@ class StepTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many steps waited how long: those that count, of all ranks and epochs of training.
+    """A histogram of the steps' waits: those that count, of all ranks and epochs of training.
 
     Attributes:
         edges: seconds, shape ``(bins + 1,)``, five to a power of ten; what is below 1 µs is in the first bin.
@@ -98,7 +98,7 @@ def timeline(run: RunFiles, spans: int) -> StepTimeline | None:
 
 
 def stall_histogram(run: RunFiles) -> Histogram | None:
-    """How long batches were waited for; ``None`` where no steps are there."""
+    """The waits for batches; ``None`` where there are no steps."""
     start, end = int(run.number("metric.exclude_start", 1)), int(run.number("metric.exclude_end", 0))
     parts = [counted_waits(steps, start, end) for epoch in _epochs(run) for steps in epoch]
     waits = np.concatenate(parts) * 1e-9 if parts else np.zeros(0)

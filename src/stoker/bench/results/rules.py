@@ -14,7 +14,7 @@ __all__ = ["Finding", "judge"]
 _RESIDUE: Final = 0.001
 _FROM_DEVICE: Final = 0.95
 _MEMORIES: Final = 5
-"""How many times a host's memory a data set must have for caching not to matter, by the rule of MLPerf Storage."""
+"""Least size of a data set for caching not to matter, in multiples of a host's memory; a rule of MLPerf Storage."""
 _TOLD: Final = 16 << 20
 """Bytes of an epoch below which what the kernel counts may be anything else that the processes read: their code, say."""
 _REPEATS: Final = 5

@@ -1,4 +1,4 @@
-"""How long something takes: a number of seconds, or a distribution to draw from."""
+"""A duration: a number of seconds, or a distribution to draw from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a data set must be for a result to count, by the rules of MLPerf Storage.
+"""The size that a data set needs for a result to count, by the rules of MLPerf Storage.
 
 That is section 3.1 of mlcommons/storage's Rules.md: so many samples that an epoch has 500 steps, and so many bytes that they
 are 5 times the memory of all hosts.

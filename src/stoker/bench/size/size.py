@@ -1,4 +1,4 @@
-"""How many accelerators a storage can feed: runs of growing size, each of which is a short benchmark."""
+"""Finds the number of accelerators that a storage can feed: runs of growing size, each of which is a short benchmark."""
 
 from __future__ import annotations
 

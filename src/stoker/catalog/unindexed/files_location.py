@@ -1,4 +1,4 @@
-"""Where the files of a dataset are, by what the caller gives: a directory, a file, a pattern, or a list."""
+"""The location of a dataset's files, from what the caller gives: a directory, a file, a pattern, or a list."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_NAMES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FilesLocation:
-    """Where the files are.
+    """A root, and the files below it.
 
     Attributes:
         root: URL or directory that keys are relative to.
@@ -41,7 +41,7 @@ class FilesLocation:
 
 
 def source_of(given: Files) -> FilesLocation:
-    """What the caller means.
+    """Parse the location that the caller gives.
 
     Args:
         given: a directory or URL prefix; a file; a pattern with ``*`` (within a name), ``**`` (any directories), ``?``,

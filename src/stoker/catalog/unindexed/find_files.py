@@ -1,4 +1,4 @@
-"""Which files a dataset without an index has."""
+"""Lists the files of a dataset without an index."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def side_by_side(work: Sequence[Callable[[], _T]], name: str, most: int = _THREA
 
 
 def read_listed(store: Store, read: Callable[[], _T]) -> _T:
-    """What ``read`` gives of a file that was just listed.
+    """Read a file that was just listed, by ``read``.
 
     One that an object store does not find is asked for again for some seconds: a listing may be ahead of what can be read.
 

@@ -79,7 +79,7 @@ class HeaderReader:
     def read_all(
         self, found: SourceFiles, known: Mapping[str, UnindexedFile], *, skip_bad: bool = False
     ) -> tuple[list[UnindexedFile], list[BadFile]]:
-        """What all files hold, in their order, and the files that can not be read.
+        """Facts of all files, in their order, and the files that can not be read.
 
         Args:
             found: the files.
@@ -124,7 +124,7 @@ class HeaderReader:
     def read(
         self, file: ObjectInfo, beside: tuple[ObjectInfo, ...] = (), *, skip_bad: bool = False
     ) -> UnindexedFile | BadFile:
-        """What a file holds; with ``skip_bad``, also what is wrong with it. See :meth:`read_all`."""
+        """Read the facts of a file. With ``skip_bad``, a file that can not be read gives the reason; see :meth:`read_all`."""
         where = self._store.url_of(file.key)
         if file.size < 0:  # which nobody has asked for yet
             file = self._store.head(file.key)
@@ -174,7 +174,7 @@ class HeaderReader:
 
 
 def _unchanged(old: UnindexedFile | None, file: ObjectInfo, beside: tuple[ObjectInfo, ...]) -> UnindexedFile | None:
-    """What is known of a file, if it and those beside it are still the same."""
+    """The recorded facts of a file, if it and the files that belong to it are unchanged."""
     if old is None:
         return None
     if not beside and not old.beside and (old.file.size, old.file.version) == (file.size, file.version):

@@ -46,7 +46,7 @@ __all__ = ["OnBadFiles", "open_unindexed", "unindexed_format"]
 logger = logging.getLogger(__name__)
 
 OnBadFiles: TypeAlias = Literal["error", "skip"]
-"""What to do about a file that is not of the format, or is damaged."""
+"""Treatment of a file that is not of the format, or is damaged."""
 
 
 def unindexed_format(name: str) -> Format:
@@ -174,7 +174,7 @@ def open_unindexed(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What of files is read, and how.
+    """The columns and rows of files that are read, and the settings for it.
 
     Attributes:
         reader: their format.
@@ -192,7 +192,7 @@ class _Wanted:
 
     @classmethod
     def of(cls, reader: Format, options: Mapping[str, Any], columns: Sequence[str] | None) -> _Wanted:
-        """What the caller asks for.
+        """Make it from the caller's arguments.
 
         Raises:
             ConfigError: the options make no sense.
@@ -219,7 +219,7 @@ class _Wanted:
         return f"{self.reader.name}.{digest}.npz"
 
     def partitions(self, found: SourceFiles) -> dict[str, Partition]:
-        """What folders tell of files; see :mod:`stoker.catalog.unindexed.partitions`."""
+        """Columns that folders' names give to files; see :mod:`stoker.catalog.unindexed.partitions`."""
         if not self.reader.row_groups or not self.options.get("hive", True):
             return {}
         return partitions_of([file.key for file in found.files], found.source.root)

@@ -34,7 +34,7 @@ class Axis:
     whole: bool = False
 
     def part(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How far along the axis values lie, 0 to 1."""
+        """Positions of values along the axis, 0 to 1."""
         return (values - self.low) / ((self.high - self.low) or 1.0)
 
     def ticks(self, most: int) -> list[float]:

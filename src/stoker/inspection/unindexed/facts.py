@@ -1,4 +1,4 @@
-"""What files without an index tell of themselves."""
+"""Inspects files without an index by their headers."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class SeparateFiles:
         return (file, *self._beside.get(file.key, ()))
 
     def inspect(self, file: ObjectInfo, data: Buffer | None = None) -> UnindexedFile:
-        """What a file holds.
+        """Inspect a file.
 
         Args:
             file: the file.
@@ -154,7 +154,7 @@ class SeparateFiles:
         return codec_of(file.key) if self.reader.packed else None
 
     def _unpack(self, codec: str, key: str, data: Buffer) -> Buffer:
-        """What comes out of a compressed file.
+        """Decompress a file.
 
         Raises:
             CorruptDataError: it is damaged, or holds more than so few bytes should.

@@ -1,4 +1,4 @@
-"""What to check of files without an index: each is opened, and read by itself."""
+"""The checks of files without an index: each is opened, and read by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["plan_unindexed"]
 
 
 def plan_unindexed(checker: Checker, source: FilesLocation, name: str, settings: Mapping[str, Any]) -> CheckPlan:
-    """What to check. Headers are read when their file's turn comes.
+    """List the checks. A header is read when its file's turn comes.
 
     Args:
         checker: reads from the source's root.

@@ -160,7 +160,7 @@ class WorkerReader:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
-        """Where to resume after all that was delivered; of leased work, after what all workers have committed."""
+        """The position to resume from after all that was delivered; of leased work, after what all workers have committed."""
         source = self.source
         if source.leases:
             progress = source.progress(self.at, finished=self.finished)  # asks the coordinator: nothing may wait for it

@@ -1,4 +1,4 @@
-"""What a fork does to object stores.
+"""The effect of a fork on object stores.
 
 obstore runs its requests on a thread pool of its own, which ``fork()`` does not copy: in a child whose
 parent had loaded obstore, a request would wait for ever on threads that are not there. This module notices

@@ -84,7 +84,7 @@ class RowMaker(Protocol):
 
 
 class TokenLayout(ABC):
-    """How documents become rows of batches.
+    """Makes rows of batches from documents.
 
     A layout counts *amounts*: rows, or tokens where documents are joined. To add one, write a subclass in a module of this
     folder, and name it in :data:`stoker.tokens.layouts.registry.LAYOUTS`.

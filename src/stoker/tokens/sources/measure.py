@@ -51,7 +51,7 @@ def _measured(source: TokenSource, group: int, what: Callable[[Ids], Any]) -> An
 
 
 def packed_rows(source: TokenSource, bounds: Ids, settings: LMSettings, too_long: TooLong) -> Ids:
-    """How many rows the documents of each cell fill when they are packed.
+    """The number of rows that the documents of each cell fill when they are packed.
 
     Args:
         source: the groups.
