@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,39 @@ def test_files_without_an_index_are_not_hidden_by_one(tmp_path: Path) -> None:
     with ParquetWriter({"x": "int"}, tmp_path, exist_ok=True) as again:
         fill(again, "tar", 3)
     assert [int(sample["x"]) for sample in StreamingDataset(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+def test_a_second_writer_at_one_destination_writes_nothing(form: str, tmp_path: Path) -> None:
+    one, two = begin(form, tmp_path), begin(form, tmp_path)
+    fill(one, form, 10)
+    one.end_shard()
+    while not (tmp_path / MARK).exists():
+        time.sleep(0.001)
+    with pytest.raises(ConfigError, match=r"another writer writes there at the same time.*exist_ok=True"), two:
+        fill(two, form, 20)
+    one.finish()
+    assert len(StreamingDataset(tmp_path)) == 10
+    assert not (tmp_path / MARK).exists()
+
+
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+def test_of_two_writers_that_began_at_one_moment_none_counts(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = begin(form, tmp_path), begin(form, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.writing.destination.read_mark", lambda _: None)  # neither sees the other's mark yet
+        for writer, rows in ((one, 10), (two, 20)):
+            fill(writer, form, rows)
+            writer.end_shard()
+            while writer._destination._stored is None:
+                time.sleep(0.001)
+    for writer in (one, two):
+        with pytest.raises(ConfigError, match="another writer writes there"):
+            writer.finish()
+    with pytest.raises(ObjectNotFoundError):
+        StreamingDataset(tmp_path)
+    with begin(form, tmp_path, exist_ok=True) as again:
+        fill(again, form, 7)
+    assert len(StreamingDataset(tmp_path)) == 7

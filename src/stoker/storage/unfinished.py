@@ -41,10 +41,12 @@ class UnfinishedOutput:
     Attributes:
         identity: settings of the writer; only a writer of the same settings can continue.
         files: names of the files that count, relative to the mark's folder.
+        writer: random text of the writer that stored the mark, by which it notices another one; may be empty.
     """
 
     identity: Mapping[str, Any]
     files: tuple[str, ...] = ()
+    writer: str = ""
 
     @classmethod
     def replaced(cls, names: Iterable[str]) -> UnfinishedOutput:
@@ -61,7 +63,8 @@ class UnfinishedOutput:
 
     def to_json(self) -> bytes:
         """The mark as it is stored."""
-        return json.dumps({"version": _VERSION, "identity": self.identity, "files": self.files}).encode()
+        told = {"version": _VERSION, "identity": self.identity, "files": self.files}
+        return json.dumps(told | ({"writer": self.writer} if self.writer else {})).encode()
 
 
 def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
@@ -82,7 +85,7 @@ def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
         raise CorruptDataError(
             f"{store.url_of(key)} is damaged: it says which files of an unfinished writer count. Remove it if all of them do"
         )
-    return UnfinishedOutput(identity, tuple(names))
+    return UnfinishedOutput(identity, tuple(names), str(found.get("writer", "")))
 
 
 def counted_files(files: Sequence[_File], marks: Iterable[str], store: Store) -> list[_File]:

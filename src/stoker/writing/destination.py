@@ -12,11 +12,11 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from dataclasses import replace as with_key
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError, StokerError
@@ -66,7 +66,9 @@ class Destination:
         self.stores = tuple(stores)
         self.main = self.stores[-1]
         self._lock = threading.Lock()
-        self._mark: bytes | None = None  # to be stored before the first file
+        self._mark: UnfinishedOutput | None = None  # to be stored before the first file
+        self._before: UnfinishedOutput | None = None  # the mark that was there at the start
+        self._stored: UnfinishedOutput | None = None  # the mark that was stored
         self._marked = False  # by a writer before
         self._has_files = False
         self._staged = False
@@ -98,16 +100,23 @@ class Destination:
         else:
             self._refuse_existing(files)
         names = tuple(name for kept in counted for name in kept.sizes)
-        self._mark = UnfinishedOutput(files.settings, names).to_json()
+        self._before = read_mark(self.main)
+        self._mark = UnfinishedOutput(files.settings, names, secrets.token_hex(8))
         return begun
 
     def put(self, key: str, data: PutData | StagedFile) -> None:
-        """Write a file to all places. The first one is preceded by the mark."""
+        """Write a file to all places. The first one is preceded by the mark.
+
+        Raises:
+            ConfigError: another writer has begun there meanwhile.
+        """
         with self._lock:
             if self._mark is not None:
+                if read_mark(self.main) != self._before:
+                    raise _another_writer(self.main)
                 for store in self.stores:
-                    store.put(MARK, self._mark)
-                self._mark = None
+                    store.put(MARK, self._mark.to_json())
+                self._mark, self._stored = None, self._mark
         for store in self.stores:
             if isinstance(data, StagedFile):
                 data.store(store, self._stage(store) + key)
@@ -124,7 +133,12 @@ class Destination:
 
         Args:
             index: the index, for formats that have one.
+
+        Raises:
+            ConfigError: another writer has written there, too. Then neither's output counts.
         """
+        if self._stored is not None:
+            self._check_alone(self._stored)
         for store in self.stores:
             if index is not None:
                 store.put(INDEX_NAME, index)
@@ -139,6 +153,15 @@ class Destination:
             with contextlib.suppress(StokerError):
                 for store in self.stores:
                     store.delete(MARK)
+
+    def _check_alone(self, stored: UnfinishedOutput) -> None:
+        for store in self.stores:
+            mark = read_mark(store)
+            if mark == stored:
+                continue
+            if mark is not None:  # the other writer, which is not done, is to notice this one
+                store.put(MARK, replace(mark, writer=f"{mark.writer}+{stored.writer}").to_json())
+            raise _another_writer(store)
 
     # -- what is there already -------------------------------------------------------------------------------------
 
@@ -261,9 +284,7 @@ class Destination:
     def _located(self, store: Store) -> list[tuple[ObjectInfo, str]]:
         """The objects of a place: each by its final name, and with the key that it has now."""
         stage = self._stage(store)
-        return [
-            (with_key(item, key=item.key.removeprefix(stage)) if stage else item, item.key) for item in store.list()
-        ]
+        return [(replace(item, key=item.key.removeprefix(stage)) if stage else item, item.key) for item in store.list()]
 
     def _listing(self, store: Store) -> list[ObjectInfo]:
         return [item for item, _ in self._located(store)]
@@ -380,6 +401,13 @@ def _unfinished(store: Store, files: OutputFiles) -> ConfigError:
     without = " without an index, as an unfinished writer leaves them" if files.indexed else " of an unfinished writer"
     return ConfigError(
         f"{store.url} holds {files.what}{without}: pass resume=True to continue, or exist_ok=True to replace them"
+    )
+
+
+def _another_writer(store: Store) -> ConfigError:
+    return ConfigError(
+        f"{store.url}: another writer writes there at the same time, and files of both would be mixed: the output of this "
+        "one does not count. Give each writer a directory of its own, and merge their indexes; exist_ok=True begins anew"
     )
 
 
