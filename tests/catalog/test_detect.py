@@ -80,6 +80,14 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         detect(tmp_path / "empty")
 
 
+def test_every_name_of_a_large_directory_counts(tmp_path: Path) -> None:
+    lay(tmp_path, *(f"{number:04}.jsonl" for number in range(5100)), "z.parquet")
+    with pytest.raises(ConfigError, match=r"files of several formats \(5100 of json, 1 of parquet\)"):
+        detect(tmp_path)
+    with pytest.raises(ObjectNotFoundError, match="5100 of json, 1 of parquet"):
+        StreamingDataset(tmp_path)
+
+
 def test_files_that_are_no_samples_are_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     detect(lay(tmp_path, "0.tar", "1.tar", "index.csv", "README.md"))
     assert "read as tar: 1 of csv beside them" in caplog.text

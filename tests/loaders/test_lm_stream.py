@@ -150,6 +150,33 @@ def test_what_does_not_fit_is_refused(data: Path) -> None:
             stream(data, **options)
 
 
+def resumed(data: Path, layout: Any, state: Any) -> Any:
+    again = stream(data, layout=layout)
+    again.load_state_dict(state)
+    return next(iter(again))
+
+
+@pytest.mark.parametrize("layout", ["concat", "pack"])
+def test_a_state_with_missing_or_wrong_numbers_is_refused(data: Path, layout: Any) -> None:
+    first = stream(data, layout=layout)
+    list(islice(first, 7))
+    state = json.loads(json.dumps(first.state_dict()))
+    numbers: list[Any] = [-1, 1.5, 1 << 70, None, "3", True]
+    wrong: list[Any] = [{**state, "document": number} for number in numbers]
+    wrong += [{**state, "maker": {**state["maker"], "document": number}} for number in numbers]
+    field = "token" if layout == "concat" else "rows"
+    wrong += [{**state, "maker": {**state["maker"], field: number}} for number in numbers]
+    makers: list[Any] = [None, 5, []]
+    wrong += [{**state, "maker": maker} for maker in makers]
+    wrong += [{name: value for name, value in state.items() if name != left} for left in ("document", "maker")]
+    if layout == "pack":
+        wrong += [{**state, "maker": {**state["maker"], "held": held}} for held in (5, [1], [[1, 2]], [[0, -1, 2]])]
+    for one in wrong:
+        with pytest.raises(StateError):
+            resumed(data, layout, one)
+    assert resumed(data, layout, state)
+
+
 def test_an_error_in_a_tokenizer_names_the_document(tmp_path: Path) -> None:
     with MDSWriter({"text": "str"}, str(tmp_path)) as out:
         for number in range(30):

@@ -72,6 +72,17 @@ def test_a_state_without_the_start_of_its_epoch_is_refused(data: Path, options: 
     fresh.load_state_dict(state)
 
 
+def test_a_state_that_does_not_say_how_nulls_are_treated_is_of_the_default(data: Path) -> None:
+    partition = HashBased(4, key="label")
+    reader = open_rank(data, 0, 2, partition=partition)
+    next(iter(reader.batches()))
+    state = reader.state_dict()
+    del state["order"]["partition"]["nulls"]
+    open_rank(data, 0, 2, partition=partition).load_state_dict(state)
+    with pytest.raises(StateError, match=r"partition.nulls was 'error' and is 'group'"):
+        open_rank(data, 0, 2, partition=HashBased(4, key="label", nulls="group")).load_state_dict(state)
+
+
 def test_fields_of_a_state_that_have_wrong_types_are_named(data: Path) -> None:
     reader = open_rank(data, 0, 1)
     state = reader.state_dict()

@@ -6,10 +6,10 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, Literal
 
 from stoker.catalog.unindexed.files_location import Files, source_of
@@ -26,7 +26,7 @@ __all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named",
 
 logger = logging.getLogger(__name__)
 
-# A look at so many names tells what a dataset consists of.
+# Shards, indexes below and labels are looked for among so many names; formats are counted in all.
 _PEEK: Final = 5000
 _MOST_NAMED: Final = 5
 _HEAD: Final = 16
@@ -95,9 +95,9 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
         store = open_store(source.root, None if is_local(source.root) is not None else storage_options)
         matches = re.compile(source.pattern).fullmatch
         names = (item.key for item in store.list() if matches(item.key) and not is_hidden(item.key))
-        if not (found := list(islice(names, _PEEK))):
+        if (first := next(names, None)) is None:
             raise ObjectNotFoundError(f"{text}: no file matches", url=source.root)
-        return Detected("files", _chosen(found, text))
+        return Detected("files", _chosen(chain([first], names), text))
     named = detect_named(text)
     if named is not None:
         return named
@@ -107,7 +107,8 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
     store = open_store(text, None if directory is not None else storage_options)
     if store.exists(INDEX_NAME):
         return Detected("index")
-    listing = [item for item in islice(store.list(), _PEEK) if not item.key.startswith(".stoker/")]
+    rest = (item for item in store.list() if not item.key.startswith(".stoker/"))
+    listing = list(islice(rest, _PEEK))
     if not listing:
         if (alone := detect_object(store.url)) is not None:
             return alone
@@ -118,7 +119,7 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
             f"{store.url} has no {INDEX_NAME}, but its sub-directories have ({below[0]}{', ...' if below[1:] else ''}): "
             "name one of them, or make one index of them with `stoker index --merge`"
         )
-    return detect_listed(listing, text, store)
+    return detect_listed(listing, rest, text, store)
 
 
 def _seen(store: Store, listing: Sequence[ObjectInfo]) -> str:
@@ -149,11 +150,12 @@ def detect_object(url: str) -> Detected | None:
     return Detected("files", _chosen([url], url))
 
 
-def detect_listed(listing: Sequence[ObjectInfo], where: str, store: Store) -> Detected:
+def detect_listed(listing: Sequence[ObjectInfo], rest: Iterable[ObjectInfo], where: str, store: Store) -> Detected:
     """Detect what a directory without an index holds, by its listing.
 
     Args:
-        listing: names and sizes of the files.
+        listing: names and sizes of the first files.
+        rest: the other files.
         where: names the directory.
         store: of the directory; a file of it is looked into where no name tells a format.
 
@@ -163,7 +165,8 @@ def detect_listed(listing: Sequence[ObjectInfo], where: str, store: Store) -> De
     if any(_is_whole(shard) for shard in find_shards(listing).values()):
         return Detected("shards")
     try:
-        return Detected("files", _chosen([item.key for item in listing if not is_hidden(item.key)], where))
+        names = (item.key for item in chain(listing, rest) if not is_hidden(item.key))
+        return Detected("files", _chosen(names, where))
     except ConfigError as error:
         raise ConfigError(f"{error}{_seen(store, listing)}") from None
 
@@ -176,62 +179,62 @@ def _is_whole(shard: ShardFiles) -> bool:
         return False
 
 
-def _chosen(names: list[str], where: str) -> str:
-    """The format of files with these names."""
+def _chosen(names: Iterable[str], where: str) -> str:
+    """The format of files with these names.
+
+    Raises:
+        ConfigError: they are of several formats, or of none, or some would not be read; says what was found.
+    """
     known = suffixes_of_formats()
-    describing = {suffix for name in format_names() for suffix in get_format(name).describing}
-    stems: dict[str, set[str]] = {}
-    described: dict[str, set[str]] = {}
-    unknown: list[str] = []
-    for name in names:
+    forms = [get_format(name) for name in format_names()]
+    describing = {suffix for form in forms for suffix in form.describing}
+    # Files that belong to others, as a .bin to its .idx, by their endings.
+    owners = {end: form.name for form in forms for end in form.beside}
+    data: Counter[str] = Counter()
+    described: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    stems: dict[bool, set[str]] = {True: set(), False: set()}  # of data and of what describes it
+    count = 0
+    for count, name in enumerate(names, 1):
         suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
         if suffix is not None:
-            found = described if suffix in describing else stems
-            found.setdefault(known[suffix], set()).add(name[: -len(suffix)])
+            counts = suffix not in describing
+            (data if counts else described)[known[suffix]] += 1
+            if count <= _PEEK:
+                stems[counts].add(name[: -len(suffix)])
         elif not _COMPANION.fullmatch(name.rpartition("/")[2]):
-            unknown.append(name)
-    beside = described if stems else {}
-    stems = stems or described
-    # Files that belong to others, as a .bin to its .idx.
-    parts = {f"{stem}{end}" for name, found in stems.items() for end in get_format(name).beside for stem in found}
-    unknown = [name for name in unknown if name not in parts]
-    data: set[str] = set().union(*stems.values())
-    if stems and unknown:
+            unknown[os.path.splitext(name)[1].lower() or "no suffix"] += 1
+    beside = described if data else Counter()
+    found = data or described
+    strange = Counter({end: number for end, number in unknown.items() if owners.get(end) not in found})
+    if not found:
         raise ConfigError(
-            f"{where} holds {_told(stems)} and {_endings(unknown)}, which no format reads: say with format= which files are "
+            f"{where}: no name of its {count} files tells a format ({_told(unknown) or 'hidden ones alone'}): say which "
+            "with format=, such as format='files' for files as they are"
+        )
+    if strange:
+        raise ConfigError(
+            f"{where} holds {_told(found)} and {_told(strange)}, which no format reads: say with format= which files are "
             "the dataset"
         )
-    pairs = any(not data.isdisjoint(others) for others in beside.values())
-    counts = {name: len(found) for name, found in stems.items()}
-    if len(counts) == 1 or counts.keys() == {"jpeg", "png"}:
-        chosen = next(iter(counts)) if len(counts) == 1 else IMAGES
-        if pairs or (beside and chosen == FILES):
-            raise ConfigError(
-                f"{where} holds {_told(stems)} and {_told(beside)} beside them, which may be their labels: say with format= "
-                "which files are the dataset. `stoker convert` or a tar of both makes samples of files that belong together"
-            )
-        if beside:
-            logger.warning(
-                "%s is read as %s: %s beside them are taken to describe them, and are no samples; format= says otherwise",
-                where,
-                chosen,
-                _told(beside),
-            )
-        return chosen
-    if counts:
-        raise ConfigError(f"{where} holds files of several formats ({_told(stems)}): say which with format=")
-    raise ConfigError(
-        f"{where}: no name of its {len(names)} files tells a format ({_endings(names) or 'hidden ones alone'}): say which "
-        "with format=, such as format='files' for files as they are"
-    )
+    if len(found) > 1 and found.keys() != {"jpeg", "png"}:
+        raise ConfigError(f"{where} holds files of several formats ({_told(found)}): say which with format=")
+    chosen = next(iter(found)) if len(found) == 1 else IMAGES
+    if beside and (chosen == FILES or not stems[True].isdisjoint(stems[False])):
+        raise ConfigError(
+            f"{where} holds {_told(found)} and {_told(beside)} beside them, which may be their labels: say with format= "
+            "which files are the dataset. `stoker convert` or a tar of both makes samples of files that belong together"
+        )
+    if beside:
+        logger.warning(
+            "%s is read as %s: %s beside them are taken to describe them, and are no samples; format= says otherwise",
+            where,
+            chosen,
+            _told(beside),
+        )
+    return chosen
 
 
-def _told(found: Mapping[str, Collection[str]]) -> str:
-    """The number of files of each format as text, the largest first."""
-    return ", ".join(f"{len(found[name])} of {name}" for name in sorted(found, key=lambda name: -len(found[name])))
-
-
-def _endings(names: Sequence[str]) -> str:
-    """The number of files of each suffix as text, the largest first."""
-    ends = Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)
-    return ", ".join(f"{count} of {end}" for end, count in ends.most_common(_MOST_NAMED))
+def _told(counts: Counter[str]) -> str:
+    """The number of files of each kind as text, the largest first."""
+    return ", ".join(f"{count} of {kind}" for kind, count in counts.most_common(_MOST_NAMED))

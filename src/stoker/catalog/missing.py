@@ -36,12 +36,12 @@ def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, 
             files that are being written, or files of several formats or of none.
     """
     store = open_store(url, options if is_local(url) is None else None)
-    listing = _listing(store)
+    listing, rest = _listing(store)
     told = _told(store, listing)
     if not told:
         try:
             url = store.url.rstrip("/")
-            found = detect_named(url) or (detect_listed(listing, url, store) if listing else detect_object(url))
+            found = detect_named(url) or (detect_listed(listing, rest, url, store) if listing else detect_object(url))
         except ConfigError as unclear:
             told = f": {unclear}" if listing else ""
         else:
@@ -72,7 +72,7 @@ def split_explained(given: object, split: str | None, options: StorageOptions | 
         if split is None or not isinstance(given, str | os.PathLike):
             raise
         store = open_store(given, options if is_local(given) is None else None)
-        pattern = files_of_split((item.key for item in _listing(store) if not is_hidden(item.key)), split)
+        pattern = files_of_split((item.key for item in _listing(store)[0] if not is_hidden(item.key)), split)
         if not pattern:
             raise
         raise ObjectNotFoundError(
@@ -82,10 +82,12 @@ def split_explained(given: object, split: str | None, options: StorageOptions | 
         ) from error
 
 
-def _listing(store: Store) -> list[ObjectInfo]:
-    with contextlib.suppress(StokerError, OSError):  # what can not be listed
-        return list(islice(store.list(), _PEEK))
-    return []
+def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]]:
+    """The first files of a place, and the others; none where it can not be listed."""
+    with contextlib.suppress(StokerError, OSError):
+        rest = store.list()
+        return list(islice(rest, _PEEK)), rest
+    return [], iter(())
 
 
 def _told(store: Store, listing: Sequence[ObjectInfo]) -> str:

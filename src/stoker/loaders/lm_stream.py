@@ -20,7 +20,7 @@ from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.base import RowMaker
+from stoker.tokens.layouts.base import RowMaker, state_number
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.registry import LAYOUTS, LayoutName, make_layout
 from stoker.tokens.settings import LMOptions, LMSettings
@@ -232,6 +232,14 @@ class LMStream(CloseOnExit):
                     f"this state's {name} is {state.get(name)!r}, here it is {value!r}: what this rank has read and not "
                     "delivered fits nobody else"
                 )
+        maker = state.get("maker")
+        if maker is not None:
+            if not isinstance(maker, Mapping):
+                raise StateError(f"this state's 'maker' should be a dict, found {maker!r}: it is not complete")
+            if state_number(state, "document") > state_number(maker, "document"):
+                raise StateError("this state's 'document' lies behind that of its 'maker': it was changed")
+        elif "document" in state:
+            raise StateError("this state has a 'document' and no 'maker': it is not complete")
         self._dataset.load_state_dict(state["dataset"])
         self._current = self._maker = None
         self._marks.clear()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from stoker.errors import StateError
 from stoker.order.shuffle.bijection import permute
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, check_too_long
@@ -17,7 +18,7 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Ids
 
-__all__ = ["BlockInput", "DocumentBlock", "RowMaker", "TokenLayout", "batch_of_rows", "order_of"]
+__all__ = ["BlockInput", "DocumentBlock", "RowMaker", "TokenLayout", "batch_of_rows", "order_of", "state_number"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,6 +163,18 @@ class TokenLayout(ABC):
             fetch: gives documents by number, which a state may need again.
         """
         raise NotImplementedError
+
+
+def state_number(state: Mapping[str, Any], name: str) -> int:
+    """A count in the state of a :class:`RowMaker` or of the stream around it.
+
+    Raises:
+        StateError: it is missing, or no integer from 0.
+    """
+    value = state.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise StateError(f"this state's {name!r} should be an integer from 0, found {value!r}: it is not complete")
+    return value
 
 
 def order_of(count: int, key: int | None) -> Ids | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker.errors import ConfigError, StateError
 from stoker.tokens.batch import LMBatch
+from stoker.tokens.layouts.base import state_number
 from stoker.tokens.layouts.windows import stream_starts, windows
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
@@ -49,7 +50,7 @@ class Joiner:
         if state is not None:
             if state.get("version") != 1 or state.get("eos") != (settings.eos_id is not None):
                 raise StateError(f"not the state of a joiner of this version with these settings: {dict(state)!r}")
-            self._number, self._place = int(state["document"]), int(state["token"])
+            self._number, self._place = state_number(state, "document"), state_number(state, "token")
 
     @property
     def next_document(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from stoker.errors import ConfigError, StateError
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.assemble import assemble, full_lengths
+from stoker.tokens.layouts.base import state_number
 from stoker.tokens.layouts.best_fit import best_fit
 from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, check_too_long, into_rows, split
 from stoker.tokens.settings import LMSettings
@@ -164,9 +165,17 @@ class Packer:
         for name, value in mine.items():
             if theirs.get(name) != value:
                 raise StateError(f"the state was made with {name}={theirs.get(name)!r}, this packer has {value!r}")
-        self._first = self._fed = int(state["document"])
-        self._skip = int(state["rows"])
-        held = np.array(state["held"], dtype=np.int64).reshape(-1, 3)
+        self._first = self._fed = state_number(state, "document")
+        self._skip = state_number(state, "rows")
+        listed = state.get("held")
+        if not isinstance(listed, list) or not all(
+            isinstance(one, list | tuple)
+            and len(one) == 3
+            and all(type(number) is int and number >= 0 for number in one)
+            for one in listed
+        ):
+            raise StateError(f"this state's 'held' should be a list of three integers from 0 each, found {listed!r}")
+        held = np.array(listed, dtype=np.int64).reshape(-1, 3)
         if not len(held):
             return
         if fetch is None:
