@@ -168,9 +168,21 @@ def test_what_does_not_fit_later_says_what_to_do(tmp_path: Path) -> None:
         rows(tmp_path, "csv")
     assert rows(tmp_path, "csv", columns={"n": "str"})[-1] == {"n": "many"}
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n' * 1200 + '{"n": null}\n{}\n')
-    with pytest.raises(CorruptDataError, match=r"a\.jsonl.*sample 1200: column 'n': expected int.*\{'n': \"json\"\}"):
+    with pytest.raises(CorruptDataError, match=r"a\.jsonl.*sample 1200: column 'n': expected int.*\{'n': 'json'\}"):
         rows(tmp_path, "jsonl")
     assert rows(tmp_path, "jsonl", columns={"n": "json"})[-2:] == [{"n": None}, {"n": None}]
+
+
+def test_a_key_that_comes_after_the_first_lines_is_an_error_with_all_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1, "t": "x"}\n' * 1200 + '{"n": 2, "t": "y", "late": [3]}\n')
+    remedy = r"sample 1200: column 'late'.*format_options=\{\"columns\": (\{'n': 'int', 't': 'str', 'late': 'json'\})\}"
+    with pytest.raises(CorruptDataError, match=remedy):
+        rows(tmp_path, "jsonl")
+    with pytest.raises(CorruptDataError, match=remedy):  # also with what was recorded of the file, and one column
+        list(StreamingDataset(tmp_path, columns=["n"]))
+    told = rows(tmp_path, "jsonl", columns={"n": "int", "t": "str", "late": "json"})
+    assert told[-1] == {"n": 2, "t": "y", "late": [3]}
+    assert rows(tmp_path, "jsonl", columns={"n": "int"})[-1] == {"n": 2}  # which the caller chose
 
 
 def test_json_of_any_shape(tmp_path: Path) -> None:

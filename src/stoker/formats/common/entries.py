@@ -12,7 +12,7 @@ from stoker.formats.registry import get_format
 __all__ = ["check_empty", "column_names", "entry_of", "identity_of"]
 
 _HEAD: Final = 8  # count and offset
-_SETTINGS = ("hashes", "size_limit")
+_SETTINGS: Final = ("hashes", "size_limit", "inferred")
 
 
 def entry_of(info: ShardInfo) -> dict[str, Any]:

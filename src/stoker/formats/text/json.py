@@ -23,15 +23,17 @@ __all__ = ["SETTINGS", "JSONFileShard", "agree_on_json", "inspect_json"]
 SETTINGS: Final = ("columns", "piece_bytes")
 _KINDS: Final = ("str", "int", "float", "bool", "json")
 _LOOKED_AT: Final = 1000
+_MOST_TOLD: Final = 300
 
 
 class JSONFileShard(LineShard):
     """An open piece of a file of JSON lines. Columns of the kind ``json`` hold whatever is there, and ``None``."""
 
-    __slots__ = ()
+    __slots__ = ("_inferred",)
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         super().__init__(info, files, where, kinds=info.spec["columns"], first=0, newline="")
+        self._inferred: bool = info.spec.get("inferred", False)
 
     @property
     def format(self) -> str:
@@ -39,10 +41,13 @@ class JSONFileShard(LineShard):
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         try:
-            return parse_objects(lines, columns, self._kinds)
+            return parse_objects(lines, columns, self._kinds, whole=self._inferred)
         except UnfitValueError as error:
             if error.column is not None:
-                remedy = f'If that is right, say so: format_options={{"columns": {{{error.column!r}: "json"}}}}'
+                columns = str({**self._kinds, error.column: "json"})
+                if len(columns) > _MOST_TOLD:
+                    columns = f"{{{error.column!r}: 'json', and all others}}"
+                remedy = f'If that is right, say so: format_options={{"columns": {columns}}}'
                 raise UnfitValueError(f"{error}. {remedy}", row=error.row) from None
             raise
 
@@ -51,7 +56,8 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
     """Inspects a file of JSON lines.
 
     Settings: ``columns`` (keys to read, to ``str``, ``int``, ``float``, ``bool`` or ``json``, which is anything). By default
-    these are found out from the first 1000 lines; what is not of one kind there, or missing, is ``json``.
+    these are found out from the first 1000 lines; what is not of one kind there, or missing, is ``json``. A line further on
+    that has other keys is then an error when it is read.
     ``piece_bytes``: size of the shards, 32 MiB.
 
     Raises:
@@ -70,17 +76,17 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
                 raise ConfigError(f"columns: {name!r}: {unknown_name('kind', kind, _KINDS)}")
     pieces = line_pieces(source, start, None, piece_bytes(settings, PIECE_BYTES))
     if pieces and not columns:
-        raise CorruptDataError(
-            f"{source.where}: its first lines are longer than 1 MiB: give columns= in format_options"
-        )
-    return HeaderFacts(sum(piece.samples for piece in pieces), {"columns": columns}, pieces)
+        why = "its first lines hold objects without keys" if lines else "its first lines are longer than 1 MiB"
+        raise CorruptDataError(f"{source.where}: {why}: give columns= in format_options")
+    spec = {"columns": columns} | ({"inferred": True} if chosen is None else {})
+    return HeaderFacts(sum(piece.samples for piece in pieces), spec, pieces)
 
 
 def agree_on_json(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
     """The spec of two files: columns of both, those that differ of the wider kind."""
     one, two = first["columns"], other["columns"]
     columns = {name: _wider({one.get(name), two.get(name)}) for name in dict.fromkeys((*one, *two))}
-    return {"columns": columns}
+    return {**first, "columns": columns}
 
 
 def _infer(lines: Sequence[bytes], where: str) -> dict[str, str]:

@@ -35,12 +35,21 @@ class JSONShard(LineShard):
         return parse_objects(lines, columns, self._kinds)
 
 
-def parse_objects(lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str]) -> dict[str, list[Any]]:
+def parse_objects(
+    lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str], *, whole: bool = False
+) -> dict[str, list[Any]]:
     """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
+
+    Args:
+        lines: the lines, an object each.
+        columns: the columns to take.
+        kinds: kind of each column that there is.
+        whole: whether these are all keys that a line may have.
 
     Raises:
         UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
     """
+    known = kinds.keys()
     values: dict[str, list[Any]] = {name: [] for name in columns}
     slots = [(name, kinds[name], values[name].append) for name in columns]
     for row, line in enumerate(lines):
@@ -51,6 +60,9 @@ def parse_objects(lines: Sequence[str], columns: Sequence[str], kinds: Mapping[s
         if not isinstance(sample, dict):
             said = f"expected a JSON object, found {describe(sample)}"
             raise UnfitValueError(_with_remedy(said, line), row=row)
+        if whole and not sample.keys() <= known:
+            name = next(name for name in sample if name not in known)
+            raise UnfitValueError(f"column {name!r} is not in the first lines of the files", row=row, column=name)
         for name, kind, append in slots:
             if name not in sample:
                 if kind == "json":
