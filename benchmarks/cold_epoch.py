@@ -26,6 +26,8 @@ from typing import Literal
 import numpy as np
 
 from stoker import MDSWriter, ReadOptions, StreamingDataset
+from stoker.index.index import load_index
+from stoker.storage import open_store
 
 ROW = 2048
 
@@ -47,10 +49,6 @@ def bare(url: str, threads: int) -> float:
 
     import obstore
     from obstore.store import S3Store, from_url
-
-    # Here, as revisions.py runs the rest of this with revisions whose modules lie elsewhere.
-    from stoker.index.index import load_index
-    from stoker.storage import open_store
 
     index = load_index(open_store(url))
     keys = [shard.raw[0].basename for shard in index.shards]

@@ -61,12 +61,17 @@ print(json.dumps({{"rate": rate}}))
 
 
 def source_of(revision: str | None, folder: Path) -> Path:
-    """The ``src`` folder of a revision, checked out below ``folder``; of ``None``, the working tree's."""
+    """The ``src`` folder of a revision, checked out below ``folder``; of ``None``, the working tree's.
+
+    ``benchmarks`` comes with it: a revision is measured by its own runner, written for its own names.
+    """
     if revision is None:
         return HERE.parent / "src"
     target = folder / "revisions" / revision.replace("/", "_")
     target.mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", revision, "src"], cwd=HERE.parent, check=True, stdout=subprocess.PIPE)
+    archive = subprocess.run(
+        ["git", "archive", revision, "src", "benchmarks"], cwd=HERE.parent, check=True, stdout=subprocess.PIPE
+    )
     subprocess.run(["tar", "-x", "-C", str(target)], input=archive.stdout, check=True)
     return target / "src"
 
@@ -98,7 +103,8 @@ def once(case: Case, entry: Entry, home: Path, source: Path, samples: int, scrat
         "seconds": plan.BOX if case.action == "load" else 0.0,
         "batch_size": case.batch_size,
     }
-    found = measure("stoker", job, scratch / "tmp", {"PYTHONPATH": str(source)})
+    runners = source.parent / "benchmarks" / "peers"
+    found = measure("stoker", job, scratch / "tmp", {"PYTHONPATH": str(source)}, runners)
     if "error" in found:
         raise SystemExit(f"{case.name}, {entry.variant}, {source}: {found['error']}\n{found.get('stderr', '')}")
     amount: float = found.get("bytes", found["samples"])
@@ -108,7 +114,12 @@ def once(case: Case, entry: Entry, home: Path, source: Path, samples: int, scrat
 def cold(url: str, source: Path, scratch: Path, *, write: bool, memory: bool) -> float:
     """MB/s of a cold epoch from an object store."""
     script = _COLD.format(
-        benchmarks=str(HERE), url=url, megabytes=COLD_MEGABYTES, write=write, memory=memory, scratch=str(scratch)
+        benchmarks=str(source.parent / "benchmarks"),
+        url=url,
+        megabytes=COLD_MEGABYTES,
+        write=write,
+        memory=memory,
+        scratch=str(scratch),
     )
     env = os.environ | {"PYTHONPATH": str(source)}
     done = subprocess.run([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, text=True, check=True)

@@ -59,7 +59,7 @@ class Stoker(Peer):
             shuffle=job.shuffle,
             shuffle_seed=1,
             batch_size=job.batch_size,
-            **({"read": ReadOptions(views=True)} if job.variant == "views" else {}),
+            read=ReadOptions(views=job.variant == "views"),
         )
 
     def loader(self, job: Job) -> Any:

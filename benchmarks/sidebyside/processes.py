@@ -48,17 +48,21 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def measure(
-    library: str, job: dict[str, Any], scratch: Path, variables: Mapping[str, str] | None = None
+    library: str,
+    job: dict[str, Any],
+    scratch: Path,
+    variables: Mapping[str, str] | None = None,
+    runners: Path = PEERS,
 ) -> dict[str, Any]:
     """Run ``job`` and return what its runner printed; ``{"error": ...}`` if it failed.
 
-    ``variables`` are added to the runner's environment.
+    ``variables`` are added to the runner's environment; ``runners`` is the folder of the runners.
 
     The runner and its workers are a process group of their own. It is ended here if this process is
     interrupted: first by SIGINT, so that the library can remove what it put into shared memory.
     """
     scratch.mkdir(exist_ok=True)
-    command = [str(interpreters()[library]), str(PEERS / f"run_{library}.py"), json.dumps(job)]
+    command = [str(interpreters()[library]), str(runners / f"run_{library}.py"), json.dumps(job)]
     child = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
