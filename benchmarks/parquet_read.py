@@ -5,7 +5,7 @@
 Writes 200 M tokens as ``list<uint32>`` in row groups of 4,096 rows of 2,048 unless the file is there, then, alternating:
 
 * ``bare``: ``ParquetFile(memory_map=True).read_row_group(k, columns=[...], use_threads=False)`` on one thread;
-* ``tokens``: :func:`stoker.tokens.sources.parquet.decode_pieces`, tokens and offsets a page at a time, on one thread;
+* ``tokens``: :func:`stoker.tokens.sources.parquet.decode_chunks`, tokens and offsets a page at a time, on one thread;
 * ``tokens x2``: the same on two threads;
 * ``batches``: ``read`` of consecutive rows as ``(64, 2048)`` arrays, on one thread.
 
@@ -29,7 +29,7 @@ from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import token_column, token_counts
 from stoker.reading.shard_pool import ShardPool
-from stoker.tokens.sources.parquet import decode_pieces
+from stoker.tokens.sources.parquet import decode_chunks
 
 LENGTH = 2048
 ROWS = 4096
@@ -60,7 +60,7 @@ def tokens(pool: ShardPool, column: str, threads: int) -> int:
     def one(shard: int) -> int:
         reader = pool.get(shard)
         assert isinstance(reader, ParquetReader)
-        return sum(piece.values.size for piece in decode_pieces(reader, column, "here"))
+        return sum(piece.values.size for piece in decode_chunks(reader, column, "here"))
 
     shards = range(len(pool.index))
     if threads == 1:

@@ -297,13 +297,13 @@ def test_a_row_group_that_is_cut_while_it_is_decoded_is_an_error_that_names_it(t
     pq.write_table(pa.table({"tokens": tokens}), path, compression="none", use_dictionary=False)
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     source = ParquetSource(open_parquet(tmp_path))
-    pieces = source.pieces(0)
-    next(pieces)
+    chunks = source.chunks(0)
+    next(chunks)
     # Its last byte: without a look at the file the next piece would come, and nothing would end the process.
     os.truncate(path, column.data_page_offset + column.total_compressed_size - 1)
     time.sleep(0.1)
     with pytest.raises(CorruptDataError, match=r"a\.parquet was cut to \d+ bytes while it is being read"):
-        next(pieces)
+        next(chunks)
     source.close()
 
 

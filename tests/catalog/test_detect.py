@@ -67,9 +67,9 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         detect(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"1 of tar and 1 of .tgz, which no format reads.*format="):
         detect(lay(tmp_path / "packed", "0.tar", "1.tgz"))
-    with pytest.raises(ConfigError, match=r"1 of jpeg and 1 of xsv beside them.*labels"):
+    with pytest.raises(ConfigError, match=r"1 of jpeg and 1 of xsv next to them.*labels"):
         detect(lay(tmp_path / "captions", "0.jpg", "0.txt"))
-    with pytest.raises(ConfigError, match=r"1 of files and 1 of csv beside them.*labels"):
+    with pytest.raises(ConfigError, match=r"1 of files and 1 of csv next to them.*labels"):
         detect(lay(tmp_path / "sounds", "0.wav", "metadata.csv"))
     with pytest.raises(ConfigError, match=r"1 of json and 1 of .pt, which no format reads"):
         detect(lay(tmp_path / "model", "config.json", "a.pt"))
@@ -90,7 +90,7 @@ def test_every_name_of_a_large_directory_counts(tmp_path: Path) -> None:
 
 def test_files_that_are_no_samples_are_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     detect(lay(tmp_path, "0.tar", "1.tar", "index.csv", "README.md"))
-    assert "read as tar: 1 of csv beside them" in caplog.text
+    assert "read as tar: 1 of csv next to them" in caplog.text
 
 
 def test_a_dataset_named_by_its_index_is_read(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ def main(out: str) -> None:
     inside = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
     outside = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     placed = {
-        "dp inside": Mesh.of(inside).place(world),
-        "dp outside": Mesh.of(outside).place(world),
-        "sub mesh": Mesh.of(outside["dp"]).place(world),
-        "both": Mesh.of(inside, data=("tp", "dp")).place(world),
+        "dp inside": Mesh.of(inside).data_world(world),
+        "dp outside": Mesh.of(outside).data_world(world),
+        "sub mesh": Mesh.of(outside["dp"]).data_world(world),
+        "both": Mesh.of(inside, data=("tp", "dp")).data_world(world),
     }
     mine = {name: [at.rank, at.world_size, at.local_world_size] for name, at in placed.items()}
     everyone: list[Any] = [None] * 4

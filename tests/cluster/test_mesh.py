@@ -76,7 +76,7 @@ def test_ranks_share_samples_exactly_where_their_data_coordinates_agree(sizes: l
                 number = number * size + coordinate[name]
         numbers.append(number)
     for rank in range(total):
-        world = mesh.place(World(rank, total, local, "Open MPI"))
+        world = mesh.data_world(World(rank, total, local, "Open MPI"))
         on_node = {numbers[r] for r in range(total) if r // local == rank // local}
         assert (world.rank, world.world_size) == (numbers[rank], mesh.data_size)
         assert (world.local_world_size, world.source) == (len(on_node), "Open MPI")
@@ -84,15 +84,15 @@ def test_ranks_share_samples_exactly_where_their_data_coordinates_agree(sizes: l
 
 def test_the_usual_mesh() -> None:
     mesh = Mesh({"pp": 2, "dp": 4, "tp": 2})
-    assert [mesh.place(World(rank, 16, 8)).rank for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
-    assert mesh.place(World(5, 16, 8)) == World(2, 4, 4)
+    assert [mesh.data_world(World(rank, 16, 8)).rank for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert mesh.data_world(World(5, 16, 8)) == World(2, 4, 4)
     assert mesh.shape == {"pp": 2, "dp": 4, "tp": 2}
 
 
 def test_replication_is_the_mesh_whose_last_dimension_reads_the_same() -> None:
     for rank in range(24):
         world = World(rank, 24, 8)
-        assert Mesh({"dp": 6, "tp": 4}).place(world) == world.replicate(4)
+        assert Mesh({"dp": 6, "tp": 4}).data_world(world) == world.replicate(4)
 
 
 def test_a_device_mesh_need_not_be_row_major() -> None:
@@ -100,14 +100,14 @@ def test_a_device_mesh_need_not_be_row_major() -> None:
     mesh = Mesh.of(torch_mesh(ranks, "tp", "dp"))
     for rank in range(6):
         column = int(np.argwhere(ranks == rank)[0][1])
-        assert mesh.place(World(rank, 6, 6)) == World(column, 3, 3)
+        assert mesh.data_world(World(rank, 6, 6)) == World(column, 3, 3)
 
 
 def test_a_sub_mesh_serves_the_ranks_that_it_has() -> None:
     sub = Mesh.of(torch_mesh([1, 3, 5, 7], "dp"))
-    assert sub.place(World(5, 8, 4)) == World(2, 4, 2)
+    assert sub.data_world(World(5, 8, 4)) == World(2, 4, 2)
     with pytest.raises(ConfigError, match="rank 4 is not in the device mesh over ranks 1, 3, 5, 7"):
-        sub.place(World(4, 8, 4))
+        sub.data_world(World(4, 8, 4))
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_sub_mesh_serves_the_ranks_that_it_has() -> None:
         (lambda: Mesh({"dp": 4}, []), "must name dimensions"),
         (lambda: Mesh({"dp": 4}, ["dp", "dp"]), "each once"),
         (lambda: Mesh.of(torch_mesh([0, 1])), "mesh_dim_names="),
-        (lambda: Mesh({"dp": 4, "tp": 2}).place(World(0, 4)), "dp=4 x tp=2 has 8 ranks, the world has 4"),
-        (lambda: Mesh.of(torch_mesh([0, 0], "dp")).place(World(0, 2)), "more than once"),
+        (lambda: Mesh({"dp": 4, "tp": 2}).data_world(World(0, 4)), "dp=4 x tp=2 has 8 ranks, the world has 4"),
+        (lambda: Mesh.of(torch_mesh([0, 0], "dp")).data_world(World(0, 2)), "more than once"),
     ],
 )
 def test_what_is_no_mesh_is_an_error(make: Any, message: str) -> None:

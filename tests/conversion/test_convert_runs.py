@@ -153,7 +153,7 @@ def test_ctrl_c_leaves_what_the_same_command_completes(source: Path, tmp_path: P
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of them
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from there" in err
+    assert "the same command continues from there" in err
     assert "Traceback" not in err
     assert not any(is_alive(pid) for pid in pids)
     assert not (out / "index.json").exists()

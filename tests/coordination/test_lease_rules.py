@@ -132,8 +132,8 @@ class LaneMachine(RuleBasedStateMachine):
         assert remaining(lane) == len(positions)
         assert finished(lane) == (not positions)
         assert stalled(lane) == (bool(positions) and len(positions) == set_aside(lane))
-        assert all(piece.attempts >= self.attempts for piece in lane.aside)
-        assert all(piece.attempts < self.attempts for piece in lane.free)
+        assert all(one.attempts >= self.attempts for one in lane.aside)
+        assert all(one.attempts < self.attempts for one in lane.free)
 
     @invariant()
     def the_log_says_who_committed_what(self) -> None:

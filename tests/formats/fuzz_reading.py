@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.cache.decompress import unpack_file
 from stoker.catalog.unindexed.file_facts import parse_facts
-from stoker.catalog.unindexed.inspect_headers import piece_numbers
+from stoker.catalog.unindexed.inspect_headers import span_array
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import UNKNOWN, FileInfo, FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import MappedSource
@@ -107,8 +107,8 @@ def read_inspected(
     """Read a file's shards as they would be fetched: by what it says of itself, or by what was ``known`` of it before."""
     form: Any = get_format(name)
     # Text is mostly understood when its header is read, other formats again when they are opened.
-    found = known if bits & (16 if len(known.pieces) else 48) else inspected(name, settings, files)
-    if not len(found.pieces):
+    found = known if bits & (16 if len(known.spans) else 48) else inspected(name, settings, files)
+    if not len(found.spans):
         raw = tuple([FileInfo(f"f{turn}", len(file), {}) for turn, file in enumerate(files)])
         read_shard(form, ShardInfo(name, found.samples, raw, (), None, found.spec), files, bits)
         return
@@ -120,7 +120,7 @@ def read_inspected(
 def unindexed_file(found: HeaderFacts, size: int, *beside: int) -> UnindexedFile:
     """What a dataset keeps of a file."""
     more = tuple(ObjectInfo(f"{WHERE}.{turn}", length) for turn, length in enumerate(beside))
-    return UnindexedFile(ObjectInfo(WHERE, size), found.samples, found.spec, piece_numbers(found), more)
+    return UnindexedFile(ObjectInfo(WHERE, size), found.samples, found.spec, span_array(found), more)
 
 
 def _cut(data: bytes, part: FilePart | None) -> bytes:
@@ -177,7 +177,7 @@ def read_side(files: Sequence[bytes], bits: int) -> None:
 def told_of(files: Iterable[UnindexedFile]) -> bytes:
     """All that is known of files, as text."""
     return "; ".join(
-        repr((one.files, one.mark, one.samples, one.spec, one.pieces.tolist(), one.unpacked)) for one in files
+        repr((one.files, one.mark, one.samples, one.spec, one.spans.tolist(), one.unpacked)) for one in files
     ).encode()
 
 

@@ -1,4 +1,4 @@
-"""Megatron's indexed data sets in the pipeline: sequences or documents, in pieces, as views of the file."""
+"""Megatron's indexed data sets in the pipeline: sequences or documents, in spans, as views of the file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_tokens_are_views_of_the_mapped_file_where_asked_for(tmp_path: Path) -> 
 
 
 @pytest.mark.s3
-def test_a_data_set_in_a_bucket_is_streamed_by_pieces(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_data_set_in_a_bucket_is_streamed_by_spans(bucket: Bucket, tmp_path: Path) -> None:
     sequences, _ = write(tmp_path / "data" / "a")
     store = open_store(f"{bucket.url}/m", bucket.storage_options)
     for path in (tmp_path / "data").iterdir():

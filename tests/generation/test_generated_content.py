@@ -18,7 +18,7 @@ from stoker.errors import ConfigError
 from stoker.generation import Column, DatasetSpec, file_names
 from stoker.generation.content import FileContent
 from stoker.generation.noise import BLOCK, Noise, noise_of
-from stoker.generation.pieces import Finish, StreamBytes, assemble
+from stoker.generation.segments import Finish, StreamBytes, assemble
 from stoker.generation.streams import noise_stream, text_stream, token_stream
 
 
@@ -97,13 +97,13 @@ def test_a_stream_is_the_same_however_it_is_read(sizes: list[int], kind: str) ->
 def test_chunks_of_any_size_give_the_same_bytes(sizes: list[tuple[bool, int]], chunk: int, pattern: bytes) -> None:
     def data(chunk: int) -> bytes:
         stream = noise_stream(noise_of(2), 0, 0, 1 << 20)
-        pieces: list[Any] = [
+        segments: list[Any] = [
             StreamBytes(size - size % len(pattern), stream, Finish(pattern, bytes(len(pattern))))
             if values
             else b"ab" * size
             for values, size in sizes
         ]
-        return b"".join(map(bytes, assemble(pieces, chunk)))
+        return b"".join(map(bytes, assemble(segments, chunk)))
 
     assert data(chunk) == data(1 << 16)
 
@@ -267,10 +267,10 @@ def test_columns_are_read_from_text() -> None:
 
 def test_an_mds_shard_beyond_4_gib_is_refused() -> None:
     with pytest.raises(ConfigError, match="make more files"):
-        next(iter(assemble(_pieces(DatasetSpec(format="mds", record_bytes=1 << 20, samples_per_file=5000)))))
+        next(iter(assemble(_segments(DatasetSpec(format="mds", record_bytes=1 << 20, samples_per_file=5000)))))
 
 
-def _pieces(spec: DatasetSpec) -> Any:
+def _segments(spec: DatasetSpec) -> Any:
     from stoker.generation.formats.base import layout_of
 
-    return layout_of(spec).pieces(0)
+    return layout_of(spec).segments(0)

@@ -66,7 +66,7 @@ class MemorySource:
     def where(self, group: int) -> str:
         return f"group {group}"
 
-    def pieces(self, group: int) -> Iterator[Ragged]:
+    def chunks(self, group: int) -> Iterator[Ragged]:
         self.reads.append(group)
         whole = self._groups[group]
         middle = len(whole) // 2

@@ -246,7 +246,7 @@ def test_batches_made_together_are_those_made_one_by_one(files: Any, layout: Any
 
 def _counted(loader: StreamingParquetLoader) -> tuple[int, ...]:
     stats = loader.stats()
-    return stats.token_batches, stats.tokens, stats.token_places, stats.cut_documents, stats.cut_tokens
+    return stats.token_batches, stats.tokens, stats.token_slots, stats.cut_documents, stats.cut_tokens
 
 
 def test_labels_that_nobody_wants_are_left_out_of_the_same_rows() -> None:
@@ -391,23 +391,23 @@ def test_ranks_keep_their_files_in_every_epoch() -> None:
 # -- the surface -------------------------------------------------------------------------------------------------------
 
 
-def test_next_batches_are_the_epoch_in_as_many_pieces_as_files() -> None:
+def test_next_batches_are_the_epoch_in_as_many_parts_as_files() -> None:
     source = MemorySource([[[7] * 30] for _ in range(4)])
     for shuffle in (False, True):
         (loader,) = ranks(source, 1, shuffle=shuffle, batch_size=3)
         (whole,) = ranks(source, 1, shuffle=shuffle, batch_size=3)
-        pieces = []
+        parts = []
         assert loader.num_files == loader.total_files == 4
         while (batches := loader.next_batches()) is not None:
-            pieces.append(batches)
-            assert loader.current_file_index == len(pieces)
-            assert loader.is_epoch_exhausted == (len(pieces) == 4)
-        assert len(pieces) == 4
-        assert rows_of(batch for piece in pieces for batch in piece) == rows_of(whole)
+            parts.append(batches)
+            assert loader.current_file_index == len(parts)
+            assert loader.is_epoch_exhausted == (len(parts) == 4)
+        assert len(parts) == 4
+        assert rows_of(batch for part in parts for batch in part) == rows_of(whole)
         assert loader.next_batches() is None
         assert (loader.current_epoch, loader.current_file_index) == (0, 4)
         if not shuffle:  # a file has 210 tokens, which are 30 rows
-            assert [len(piece) for piece in pieces] == [10] * 4
+            assert [len(part) for part in parts] == [10] * 4
         loader.reset_epoch(1)
         assert (loader.current_epoch, loader.current_file_index, loader.is_epoch_exhausted) == (1, 0, False)
         assert loader.next_batches() is not None
@@ -416,7 +416,7 @@ def test_next_batches_are_the_epoch_in_as_many_pieces_as_files() -> None:
 def test_resume_from_a_file_delivers_what_next_batches_would() -> None:
     source = MemorySource([[[7] * 30] for _ in range(4)])
     (loader,) = ranks(source, 1, batch_size=3)
-    pieces = [rows_of(loader.next_batches() or []) for _ in range(4)]
+    parts = [rows_of(loader.next_batches() or []) for _ in range(4)]
     for index in range(5):
         (fresh,) = ranks(source, 1, batch_size=3)
         fresh.resume_from(index)
@@ -425,7 +425,7 @@ def test_resume_from_a_file_delivers_what_next_batches_would() -> None:
         found = []
         while (batches := fresh.next_batches()) is not None:
             found.append(rows_of(batches))
-        assert found == pieces[index:]
+        assert found == parts[index:]
         assert fresh.is_epoch_exhausted
     fresh.resume_from(100)
     assert fresh.current_file_index == 4

@@ -17,8 +17,8 @@ from stoker import ReadOptions, StreamingDataset
 from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_of, bucket_start
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.loaders.shard_loader import StreamingConfig, StreamingShardLoader
-from stoker.pipeline.stats.metrics import METRICS, observe_with_opentelemetry, prometheus_text, register_with_prometheus
-from stoker.pipeline.stats.stats import StreamStats, percentile
+from stoker.pipeline.stats.metrics import observe_with_opentelemetry, register_with_prometheus
+from stoker.pipeline.stats.stats import METRICS, StreamStats, percentile, prometheus_text
 from support import cache_of, make_dataset
 
 SAMPLES = 200

@@ -36,11 +36,11 @@ def method(name: str, counts: list[int], batch: int, nodes: int, remainder: Rema
     end = sum(counts)
     begun = [3 * stream for stream in range(len(counts))]
     if name == "stratified":
-        pieces = EpochMixture([0], [0], [Mixing(counts, begun)])
+        mixture = EpochMixture([0], [0], [Mixing(counts, begun)])
         return lambda start, size, rank, world: [
             codes.tolist()
             for codes in batches_of(
-                StratifiedPlan(start, end, size, rank, world, nodes, remainder, strata=pieces, key=5)
+                StratifiedPlan(start, end, size, rank, world, nodes, remainder, strata=mixture, key=5)
             )
         ]
     unit = 1 if name == "random" else batch
@@ -129,11 +129,11 @@ def test_only_the_filler_of_a_stratified_batch_is_read_by_neighbouring_nodes() -
 
 
 def test_the_ranks_of_a_node_have_all_streams_in_a_stratified_batch_if_shuffled() -> None:
-    pieces = EpochMixture([0], [0], [Mixing([8000, 8000])])
+    mixture = EpochMixture([0], [0], [Mixing([8000, 8000])])
 
     def streams(shuffled: bool) -> list[set[int]]:
         plans = [
-            StratifiedPlan(0, 16_000, 32, rank, 4, 1, strata=pieces, shuffled=shuffled, key=2) for rank in range(4)
+            StratifiedPlan(0, 16_000, 32, rank, 4, 1, strata=mixture, shuffled=shuffled, key=2) for rank in range(4)
         ]
         return [set((batches_of(plan)[3] >> NUMBER_BITS).tolist()) for plan in plans]
 
@@ -143,10 +143,10 @@ def test_the_ranks_of_a_node_have_all_streams_in_a_stratified_batch_if_shuffled(
 
 def test_a_stratified_epoch_of_several_phases_changes_its_shares_with_them() -> None:
     first, second = Mixing([900, 100]), Mixing([500, 500], [900, 100])
-    pieces = EpochMixture([0, 1000], [0, 0], [first, second])
+    mixture = EpochMixture([0, 1000], [0, 0], [first, second])
     batches = [
         np.bincount(codes >> NUMBER_BITS, minlength=2).tolist()
-        for codes in batches_of(StratifiedPlan(0, 2000, 50, 0, 1, 4, strata=pieces))
+        for codes in batches_of(StratifiedPlan(0, 2000, 50, 0, 1, 4, strata=mixture))
     ]
     assert batches == [[45, 5]] * 20 + [[25, 25]] * 20
 
@@ -204,8 +204,8 @@ def test_what_does_not_fill_a_batch_is_dealt_as_in_any_plan(name: str, remainder
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_loader_workers_share_a_stratified_plan(workers: int) -> None:
-    pieces = EpochMixture([0], [0], [Mixing([70, 41])])
-    plan = StratifiedPlan(3, 111, 4, 1, 3, 2, "uneven", strata=pieces, key=1)
+    mixture = EpochMixture([0], [0], [Mixing([70, 41])])
+    plan = StratifiedPlan(3, 111, 4, 1, 3, 2, "uneven", strata=mixture, key=1)
     batches = batches_of(plan, workers)
     assert len(batches) == len(plan)
     assert sum(map(len, batches)) == plan.samples
@@ -215,16 +215,16 @@ def test_loader_workers_share_a_stratified_plan(workers: int) -> None:
 def test_the_cost_of_a_rank_does_not_depend_on_the_world() -> None:
     world = 16_384
     counts = [7 * 10**11, 2 * 10**11, 10**11]
-    pieces = EpochMixture([0], [0], [Mixing(counts)])
+    mixture = EpochMixture([0], [0], [Mixing(counts)])
     start = 64 * 10**9
     rows = []
     for rank in (0, 5000, world - 1):
-        plan = StratifiedPlan(start, 10**12, 64, rank, world, 64, strata=pieces)
+        plan = StratifiedPlan(start, 10**12, 64, rank, world, 64, strata=mixture)
         rows.append(plan.positions(0, 2).reshape(-1))
         assert DevicePlan(start, 10**12, 64, rank, world, 64).positions(0, 2).shape == (2, 64)
     codes = np.concatenate(rows)
     assert np.unique(codes).size == codes.size
-    reached = pieces.reached(np.array([start, start + 2 * 64 * world]))
+    reached = mixture.reached(np.array([start, start + 2 * 64 * world]))
     numbers, streams = codes & ((1 << NUMBER_BITS) - 1), codes >> NUMBER_BITS
     assert (numbers >= reached[0][streams]).all()
     assert (numbers < reached[1][streams]).all()
@@ -237,8 +237,8 @@ def test_a_device_plan_goes_on_only_at_whole_batches() -> None:
 
 
 def test_a_pinned_stratified_batch_does_not_change() -> None:
-    pieces = EpochMixture([0], [0], [Mixing([12, 6, 2])])
-    plan = StratifiedPlan(0, 20, 10, 0, 1, 2, strata=pieces, shuffled=False)
+    mixture = EpochMixture([0], [0], [Mixing([12, 6, 2])])
+    plan = StratifiedPlan(0, 20, 10, 0, 1, 2, strata=mixture, shuffled=False)
     codes = plan.positions(0, 1)[0]
     assert (codes >> NUMBER_BITS).tolist() == [0, 1, 1, 2, 0, 0, 0, 1, 0, 0]
     assert (codes & 0xFF).tolist() == [0, 0, 2, 0, 2, 4, 1, 1, 3, 5]
@@ -247,13 +247,13 @@ def test_a_pinned_stratified_batch_does_not_change() -> None:
 @pytest.mark.parametrize(("nodes", "length"), [(16, 24), (9, 7), (40, 41), (5, 3)])
 def test_batches_of_fewer_samples_than_nodes_are_complete_too(nodes: int, length: int) -> None:
     counts = [length * 3, length * 2 + 1, length]
-    pieces = EpochMixture([0], [0], [Mixing(counts, nodes=nodes)])
+    mixture = EpochMixture([0], [0], [Mixing(counts, nodes=nodes)])
     for shuffled in (True, False):
         codes = [
             code
             for rank in range(3)
             for chunk in StratifiedPlan(
-                0, sum(counts), -(-length // 3), rank, 3, nodes, "uneven", strata=pieces, shuffled=shuffled
+                0, sum(counts), -(-length // 3), rank, 3, nodes, "uneven", strata=mixture, shuffled=shuffled
             ).chunks(10**6)
             for batch in chunk
             for code in batch.tolist()

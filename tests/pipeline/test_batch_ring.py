@@ -81,13 +81,13 @@ TestTraffic.settings = settings(max_examples=40, stateful_step_count=60, deadlin
 
 def test_a_block_is_used_again_and_a_full_region_is_no_error() -> None:
     region = region_of(Ring())
-    places = set()
+    slots = set()
     for _ in range(500):
         block, _ = region.take(100_000)
-        places.add(block.place)
+        slots.add(block.slot)
         del _
         receive(block, 100_000)
-    assert places == {0}
+    assert slots == {0}
     held = []
     while (taken := region.take(1 << 20)) is not None:
         held.append(taken)
@@ -103,10 +103,10 @@ def test_a_block_that_the_worker_still_holds_is_not_filled_again() -> None:
     del received
     other, data = region.take(1000)
     data[:] = 6
-    assert other.place != block.place
+    assert other.slot != block.slot
     assert (kept == 5).all()
     del kept
-    assert region.take(1000)[0].place == block.place
+    assert region.take(1000)[0].slot == block.slot
 
 
 def test_two_threads_never_take_one_block() -> None:
@@ -140,7 +140,7 @@ def test_two_threads_never_take_one_block() -> None:
 def test_blocks_of_a_worker_that_is_gone_are_not_delivered() -> None:
     ring = Ring()
     block, _ = region_of(ring).take(10)
-    ring.table[0, block.place, 3] += 1
+    ring.table[0, block.slot, 3] += 1
     with pytest.raises(RuntimeError, match="worker was replaced"):
         receive(block, 10)
     with pytest.raises(RuntimeError, match="does not hold its data set"):
@@ -159,7 +159,7 @@ def test_a_forked_child_gives_nothing_back() -> None:
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    assert int(ring.table[0, block.place, 2]) == IN_USE
+    assert int(ring.table[0, block.slot, 2]) == IN_USE
     assert (received == 7).all()
 
 

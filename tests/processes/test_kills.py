@@ -149,7 +149,7 @@ def test_a_stopped_process_that_holds_the_count_of_a_limited_cache_is_not_waited
     with open(cache_of(cache) / ".stoker" / "room", "wb") as room:
         fcntl.flock(room, fcntl.LOCK_EX)
         assert check_sample(StreamingDataset(**options)[7]) == 7
-    assert "going on without it" in caplog.text
+    assert "continuing without it" in caplog.text
 
 
 def test_nothing_outlives_a_killed_main_process(remote: Path, tmp_path: Path) -> None:

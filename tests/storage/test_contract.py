@@ -72,7 +72,7 @@ class TestHelper(TestS3):
 
     def open(self, path: str) -> Store:
         store = super().open(path)
-        store._made = (fork.generation(), ProxyStore(store.url, store))
+        store._made = (fork.generation(), ProxyStore(store.url, store, store.stall_timeout))
         return store
 
 

@@ -51,7 +51,7 @@ def write(out: Path, count: int = 300, **options: Any) -> Path:
     return out
 
 
-def place_of(remote: Path | None, local: Path | None, **settings: Any) -> DatasetLocation:
+def location_of(remote: Path | None, local: Path | None, **settings: Any) -> DatasetLocation:
     return open_indexed(remote, local, None, settings=CacheSettings(**settings))
 
 
@@ -76,27 +76,27 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_classes_of_integers_are_the_integers_in_the_narrowest_type(tmp_path: Path) -> None:
-    place = place_of(None, write(tmp_path / "data"))
-    found = column_labels(place, "id", "classes")
+    location = location_of(None, write(tmp_path / "data"))
+    found = column_labels(location, "id", "classes")
     assert found.tolist() == [sample_of(number)["id"] for number in range(300)]
     assert found.dtype == np.int16
     assert isinstance(found, np.memmap)
     assert not found.flags.writeable
-    assert column_labels(place, "small", "classes").dtype == np.uint8
-    assert label_values(place, "id") is None
+    assert column_labels(location, "small", "classes").dtype == np.uint8
+    assert label_values(location, "id") is None
 
 
 def test_classes_of_text_are_places_among_the_sorted_values(tmp_path: Path) -> None:
-    place = place_of(None, write(tmp_path / "data"))
+    location = location_of(None, write(tmp_path / "data"))
     for column, values in (("lang", sorted(LANGUAGES)), ("raw", [b"\0", b"\1", b"\2", b"\3"])):
-        found = column_labels(place, column, "classes")
+        found = column_labels(location, column, "classes")
         assert found.dtype == np.uint8
-        assert label_values(place, column) == tuple(values)
+        assert label_values(location, column) == tuple(values)
         assert [values[code] for code in found] == [sample_of(number)[column] for number in range(300)]
 
 
 def test_hashes_are_those_of_the_canonical_bytes(tmp_path: Path) -> None:
-    place = place_of(None, write(tmp_path / "data"))
+    location = location_of(None, write(tmp_path / "data"))
     canonical: dict[str, Any] = {
         "id": lambda value: value.to_bytes(8, "little", signed=True),
         "lang": str.encode,
@@ -106,7 +106,7 @@ def test_hashes_are_those_of_the_canonical_bytes(tmp_path: Path) -> None:
     }
     for column, convert in canonical.items():
         expected = [xxhash.xxh64_intdigest(convert(sample_of(number)[column])) for number in range(300)]
-        found = column_labels(place, column, "hashes")
+        found = column_labels(location, column, "hashes")
         assert found.dtype == np.uint64
         assert found.tolist() == expected
 
@@ -135,25 +135,25 @@ def test_text_formats_have_labels_too(tmp_path: Path, writer: Any) -> None:
     with writer(columns={"n": "int", "s": "str", "f": "float"}, out=str(tmp_path / "data"), size_limit=300) as file:
         for number in range(100):
             file.write({"n": number % 7 - 3, "s": f"x{number % 3}", "f": number / 2})
-    place = place_of(None, tmp_path / "data")
-    assert column_labels(place, "n", "classes").tolist() == [number % 7 - 3 for number in range(100)]
-    assert column_labels(place, "s", "classes").tolist() == [number % 3 for number in range(100)]
-    assert column_labels(place, "f", "hashes").tolist() == hash_values(np.arange(100) / 2).tolist()
+    location = location_of(None, tmp_path / "data")
+    assert column_labels(location, "n", "classes").tolist() == [number % 7 - 3 for number in range(100)]
+    assert column_labels(location, "s", "classes").tolist() == [number % 3 for number in range(100)]
+    assert column_labels(location, "f", "hashes").tolist() == hash_values(np.arange(100) / 2).tolist()
 
 
-def test_pieces_of_any_size_give_the_same_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_module, "_PIECE_ROWS", 7)
-    place = place_of(None, write(tmp_path / "data"))
-    assert column_labels(place, "id", "classes").tolist() == [sample_of(number)["id"] for number in range(300)]
+def test_chunks_of_any_size_give_the_same_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "_CHUNK_ROWS", 7)
+    location = location_of(None, write(tmp_path / "data"))
+    assert column_labels(location, "id", "classes").tolist() == [sample_of(number)["id"] for number in range(300)]
     values = sorted(LANGUAGES)
-    found = column_labels(place, "lang", "classes")
+    found = column_labels(location, "lang", "classes")
     assert [values[code] for code in found] == [sample_of(number)["lang"] for number in range(300)]
 
 
 def test_a_dataset_without_samples_has_no_labels(tmp_path: Path) -> None:
-    place = place_of(None, write(tmp_path / "data", 0))
-    assert column_labels(place, "lang", "classes").shape == (0,)
-    assert column_labels(place, "lang", "hashes").shape == (0,)
+    location = location_of(None, write(tmp_path / "data", 0))
+    assert column_labels(location, "lang", "classes").shape == (0,)
+    assert column_labels(location, "lang", "hashes").shape == (0,)
 
 
 # -- kept --------------------------------------------------------------------------------------------------------------
@@ -164,19 +164,19 @@ def test_labels_are_computed_once_and_kept_in_the_cache(
 ) -> None:
     remote, local = write(tmp_path / "remote"), tmp_path / "local"
     with caplog.at_level("INFO", "stoker.streams.labels"):
-        first = column_labels(place_of(remote, local), "lang", "classes").tolist()
+        first = column_labels(location_of(remote, local), "lang", "classes").tolist()
     assert [record.message for record in caplog.records] == [
         f"reading column 'lang' of all 300 samples of {cache_of(local)}, once, for its classes"
     ]
     no_reading()
-    assert column_labels(place_of(remote, local), "lang", "classes").tolist() == first
+    assert column_labels(location_of(remote, local), "lang", "classes").tolist() == first
     assert [path.name.split(".")[:2] for path in kept_files(cache_of(local))] == [["classes", "lang"]]
     assert not list(tmp_path.rglob("*.part"))
     assert sorted(os.listdir(remote)) == sorted(os.listdir(write(tmp_path / "fresh")))
 
 
 def test_labels_of_a_local_dataset_lie_beside_its_index(tmp_path: Path) -> None:
-    column_labels(place_of(None, write(tmp_path / "data")), "lang", "classes")
+    column_labels(location_of(None, write(tmp_path / "data")), "lang", "classes")
     assert len(kept_files(tmp_path / "data")) == 1
 
 
@@ -184,7 +184,7 @@ def test_a_remote_directory_is_not_written_to(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     data = write(tmp_path / "data")
     before = sorted(os.listdir(data))
-    column_labels(place_of(data, None), "lang", "classes")
+    column_labels(location_of(data, None), "lang", "classes")
     assert sorted(os.listdir(data)) == before
     assert len([path for root in (tmp_path / "cache").iterdir() for path in kept_files(root)]) == 1
 
@@ -195,23 +195,23 @@ def test_where_the_dataset_can_not_be_written_the_users_cache_serves(
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     data = write(tmp_path / "data")
     (data / ".stoker").write_text("in the way of the directory, also for root")
-    first = column_labels(place_of(None, data), "lang", "classes").tolist()
+    first = column_labels(location_of(None, data), "lang", "classes").tolist()
     no_reading()
-    assert column_labels(place_of(None, data), "lang", "classes").tolist() == first
+    assert column_labels(location_of(None, data), "lang", "classes").tolist() == first
     (tmp_path / "file").touch()
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "file" / "below"))
     with pytest.raises(CacheError, match=r"can be saved in none of .*data, .*set STOKER_CACHE"):
-        column_labels(place_of(None, data), "lang", "classes")
+        column_labels(location_of(None, data), "lang", "classes")
 
 
 @pytest.mark.parametrize("damage", ["cut", "grown", "empty", "header", "foreign"])
 def test_a_torn_or_foreign_file_is_made_anew(tmp_path: Path, damage: str) -> None:
     data = write(tmp_path / "data")
-    expected = column_labels(place_of(None, data), "lang", "classes").tolist()
+    expected = column_labels(location_of(None, data), "lang", "classes").tolist()
     (path,) = kept_files(data)
     content = path.read_bytes()
     if damage == "foreign":
-        column_labels(place_of(None, data), "raw", "classes")
+        column_labels(location_of(None, data), "raw", "classes")
         content = next(other for other in kept_files(data) if other != path).read_bytes()
     changed = {
         "cut": content[:-1],
@@ -222,8 +222,8 @@ def test_a_torn_or_foreign_file_is_made_anew(tmp_path: Path, damage: str) -> Non
     }[damage]
     path.unlink()
     path.write_bytes(changed)
-    assert column_labels(place_of(None, data), "lang", "classes").tolist() == expected
-    assert label_values(place_of(None, data), "lang") == tuple(sorted(LANGUAGES))
+    assert column_labels(location_of(None, data), "lang", "classes").tolist() == expected
+    assert label_values(location_of(None, data), "lang") == tuple(sorted(LANGUAGES))
 
 
 def test_a_dataset_that_was_written_anew_has_new_labels(tmp_path: Path) -> None:
@@ -232,32 +232,32 @@ def test_a_dataset_that_was_written_anew_has_new_labels(tmp_path: Path) -> None:
         with MDSWriter(**options, exist_ok=True) as writer:
             for number in range(50):
                 writer.write({"n": number * factor})
-        place = place_of(None, tmp_path / "data")
-        assert column_labels(place, "n", "classes").tolist() == [number * factor for number in range(50)]
+        location = location_of(None, tmp_path / "data")
+        assert column_labels(location, "n", "classes").tolist() == [number * factor for number in range(50)]
 
 
 def test_labels_survive_sweeping_and_eviction(tmp_path: Path, no_reading: Any) -> None:
     remote, local = write(tmp_path / "remote"), tmp_path / "local"
-    place = place_of(remote, local)
-    limited = place.limited(5000)
+    location = location_of(remote, local)
+    limited = location.limited(5000)
     expected = column_labels(limited, "lang", "classes").tolist()
     held = [path for path in local.glob("shard.*") if path.stat().st_size]
     assert sum(path.stat().st_size for path in held) <= 5000
     limited.cache.sweep()
-    for shard in place.index.shards:
+    for shard in location.index.shards:
         limited.cache.fetch(shard)
     no_reading()
-    assert column_labels(place_of(remote, local), "lang", "classes").tolist() == expected
+    assert column_labels(location_of(remote, local), "lang", "classes").tolist() == expected
 
 
 def test_labels_leave_shards_in_the_cache_alone(tmp_path: Path) -> None:
     remote, local = write(tmp_path / "remote"), tmp_path / "local"
-    place = place_of(remote, local)
-    cache = place.cache
-    for shard in place.index.shards:
+    location = location_of(remote, local)
+    cache = location.cache
+    for shard in location.index.shards:
         cache.fetch(shard)
     before = {path: path.stat().st_mtime_ns for path in local.glob("shard.*")}
-    column_labels(place, "lang", "hashes")
+    column_labels(location, "lang", "hashes")
     assert {path: path.stat().st_mtime_ns for path in local.glob("shard.*")} == before
 
 
@@ -296,7 +296,7 @@ def test_a_killed_process_leaves_the_work_to_the_next(tmp_path: Path) -> None:
     child.communicate()
     assert list((tmp_path / "local").rglob("classes*.part"))
     values = sorted(LANGUAGES)
-    found = column_labels(place_of(remote, tmp_path / "local"), "lang", "classes")
+    found = column_labels(location_of(remote, tmp_path / "local"), "lang", "classes")
     assert [values[code] for code in found] == [sample_of(number)["lang"] for number in range(300)]
     assert not list((tmp_path / "local").rglob("*.part"))
 
@@ -309,7 +309,7 @@ def test_a_stopped_process_is_not_waited_for(tmp_path: Path) -> None:
             assert child.poll() is None
             time.sleep(0.01)
         os.kill(child.pid, signal.SIGSTOP)
-        found = column_labels(place_of(remote, tmp_path / "local", stall_timeout=0.2), "lang", "classes").tolist()
+        found = column_labels(location_of(remote, tmp_path / "local", stall_timeout=0.2), "lang", "classes").tolist()
     finally:
         os.kill(child.pid, signal.SIGCONT)
     assert _result(child)[1] == found
@@ -333,9 +333,9 @@ def test_a_stopped_process_is_not_waited_for(tmp_path: Path) -> None:
     ],
 )
 def test_what_can_not_be_a_label_is_said(tmp_path: Path, column: str, kind: Any, message: str) -> None:
-    place = place_of(None, write(tmp_path / "data"))
+    location = location_of(None, write(tmp_path / "data"))
     with pytest.raises(ConfigError, match=message):
-        column_labels(place, column, kind)
+        column_labels(location, column, kind)
     assert not kept_files(tmp_path / "data")
     assert not list((tmp_path / "data").rglob("*.part"))
 
@@ -343,23 +343,23 @@ def test_what_can_not_be_a_label_is_said(tmp_path: Path, column: str, kind: Any,
 def test_values_without_a_canonical_form_are_refused(tmp_path: Path) -> None:
     with MDSWriter(columns={"j": "json", "p": "pkl", "n": "str_int"}, out=str(tmp_path / "data")) as writer:
         writer.write({"j": {"a": 1}, "p": "x", "n": 10**30})
-    place = place_of(None, tmp_path / "data")
+    location = location_of(None, tmp_path / "data")
     with pytest.raises(ConfigError, match=r"column 'j' holds dict"):
-        column_labels(place, "j", "hashes")
+        column_labels(location, "j", "hashes")
     with pytest.raises(ConfigError, match=r"beyond int64"):
-        column_labels(place, "n", "classes")
+        column_labels(location, "n", "classes")
     with pytest.raises(UnsafeDataError):
-        column_labels(place, "p", "hashes")
-    assert column_labels(place, "p", "classes", options=ReadOptions(allow_unsafe_types=True)).tolist() == [0]
+        column_labels(location, "p", "hashes")
+    assert column_labels(location, "p", "classes", options=ReadOptions(allow_unsafe_types=True)).tolist() == [0]
 
 
 def test_unsigned_integers_beyond_int64_are_no_classes(tmp_path: Path) -> None:
     with MDSWriter(columns={"n": "uint64"}, out=str(tmp_path / "data")) as writer:
         writer.write({"n": 2**63})
-    place = place_of(None, tmp_path / "data")
+    location = location_of(None, tmp_path / "data")
     with pytest.raises(ConfigError, match="9223372036854775808: classes are int64"):
-        column_labels(place, "n", "classes")
-    assert column_labels(place, "n", "hashes").tolist() == [xxhash.xxh64_intdigest((2**63).to_bytes(8, "little"))]
+        column_labels(location, "n", "classes")
+    assert column_labels(location, "n", "hashes").tolist() == [xxhash.xxh64_intdigest((2**63).to_bytes(8, "little"))]
 
 
 def test_a_column_of_two_types_has_no_classes(tmp_path: Path) -> None:
@@ -367,23 +367,23 @@ def test_a_column_of_two_types_has_no_classes(tmp_path: Path) -> None:
         with MDSWriter(columns={"x": kind}, out=str(tmp_path / name)) as writer:
             writer.write({"x": value})
     merge_index([str(tmp_path / "one"), str(tmp_path / "two")], out=str(tmp_path))
-    place = place_of(None, tmp_path)
+    location = location_of(None, tmp_path)
     with pytest.raises(ConfigError, match="not of one type in all shards"):
-        column_labels(place, "x", "classes")
-    assert len(column_labels(place, "x", "hashes")) == 2
+        column_labels(location, "x", "classes")
+    assert len(column_labels(location, "x", "hashes")) == 2
 
 
 def test_too_many_different_texts_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels_module, "MOST_CLASSES", 4)
-    place = place_of(None, write(tmp_path / "data"))
+    location = location_of(None, write(tmp_path / "data"))
     with pytest.raises(ConfigError, match="more than 4 different values, too many for classes: divide by its hashes"):
-        column_labels(place, "lang", "classes")
-    assert len(column_labels(place, "raw", "classes")) == 300
+        column_labels(location, "lang", "classes")
+    assert len(column_labels(location, "raw", "classes")) == 300
 
 
 def test_a_shard_that_is_missing_is_its_own_error(tmp_path: Path) -> None:
     data = write(tmp_path / "data")
     next(iter(sorted(data.glob("shard.*")))).unlink()
     with pytest.raises(ObjectNotFoundError):
-        column_labels(place_of(None, data), "lang", "classes")
+        column_labels(location_of(None, data), "lang", "classes")
     assert not list(data.rglob("*.part"))

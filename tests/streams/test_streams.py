@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import MDSWriter
-from stoker.cache.quota import share_limit
+from stoker.cache.quota import divide_limit
 from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.reading.samples import iterate_samples, read_samples
 from stoker.reading.shard_pool import ShardPool
-from stoker.streams.stream_names import stream_names
-from stoker.streams.streams import Stream, StreamDefaults, Streams, open_streams
+from stoker.streams.streams import Stream, StreamDefaults, Streams, open_streams, stream_names
 from stoker.streams.subsets import HashSplit
 from stoker.writers import CSVWriter, JSONWriter
 from support import cache_of
@@ -73,10 +72,10 @@ def test_streams_of_different_formats_are_read_as_one(three: list[Stream]) -> No
     assert streams.index.columns == ("id", "text")
     assert not streams.near
     assert read_all(streams) == list(range(300))
-    parts = [len(place.index) for place in streams.places]
+    parts = [len(location.index) for location in streams.locations]
     assert np.diff(streams.shard_offsets).tolist() == parts
     assert streams.sample_offsets.tolist() == [0, 100, 200, 300]
-    assert streams.index.total_bytes == sum(place.index.total_bytes for place in streams.places)
+    assert streams.index.total_bytes == sum(location.index.total_bytes for location in streams.locations)
 
 
 def test_samples_one_by_one_come_from_the_right_stream(three: list[Stream]) -> None:
@@ -102,7 +101,7 @@ def test_an_empty_stream_takes_no_shards(tmp_path: Path) -> None:
 
 def test_one_stream_is_what_a_dataset_without_streams_is(three: list[Stream]) -> None:
     streams = open_streams(three[:1])
-    assert streams.index is streams.places[0].index
+    assert streams.index is streams.locations[0].index
     assert streams.fingerprints == {"a": streams.index.fingerprint}
 
 
@@ -192,7 +191,7 @@ def test_the_same_dataset_twice_is_opened_once(tmp_path: Path) -> None:
             Stream(data, tmp_path / "cache"),
         ]
     )
-    assert streams.places[0] is streams.places[2]
+    assert streams.locations[0] is streams.locations[2]
     assert streams.names == ("a", "a#2", "a#3")
     assert read_all(streams) == [*range(50), *range(50), *range(50)]
 
@@ -212,7 +211,7 @@ def test_a_streams_own_settings_go_before_the_datasets(tmp_path: Path) -> None:
         ],
         StreamDefaults(keep_zip=True, validate_hash="sha1", download_timeout=9),
     )
-    own, base = (place.cache.settings for place in streams.places)
+    own, base = (location.cache.settings for location in streams.locations)
     assert (own.keep_zip, own.validate_hash, own.stall_timeout) == (False, False, 7)
     assert (base.keep_zip, base.validate_hash, base.stall_timeout) == (True, "sha1", 9)
 
@@ -244,8 +243,8 @@ def test_names_are_the_shortest_ends_of_paths_that_differ() -> None:
     ),
     st.sampled_from([None, "x", "train", "x#2"]),
 )
-def test_names_are_always_different(places: list[tuple[str, str | None]], name: str | None) -> None:
-    streams = [Stream(remote, split=split) for remote, split in places]
+def test_names_are_always_different(locations: list[tuple[str, str | None]], name: str | None) -> None:
+    streams = [Stream(remote, split=split) for remote, split in locations]
     if name is not None:
         streams.append(Stream("s3://b/z", name=name))
     names = stream_names(streams)
@@ -311,13 +310,13 @@ def test_the_limit_holds_for_all_caches_together(tmp_path: Path, caplog: pytest.
     limit = 8000
     streams = open_streams(given, StreamDefaults(cache_limit=limit))
     assert streams.limit == limit
-    limits = [place.cache.settings.limit for place in streams.places]
+    limits = [location.cache.settings.limit for location in streams.locations]
     assert limits[0] == limits[2]
     assert limits[3] is None
     assert limits[0] is not None
     assert limits[1] is not None
     assert limits[0] + limits[1] <= limit
-    assert streams.places[1].index.total_bytes == limits[1] < limits[0] < streams.places[0].index.total_bytes
+    assert streams.locations[1].index.total_bytes == limits[1] < limits[0] < streams.locations[0].index.total_bytes
     shards, index = np.random.default_rng(1).integers(0, len(streams.index), 300), streams.index
     pool = streams.pool()
     for shard in shards.tolist():
@@ -352,9 +351,9 @@ def test_shares_are_fair_and_within_the_limit(sizes: list[list[int]], limit: int
     least = [min(sum(each), 2 * max(each, default=0)) for each in sizes]
     if sum(least) > limit:
         with pytest.raises(ConfigError):
-            share_limit(limit, shards, ["x"] * len(sizes))
+            divide_limit(limit, shards, ["x"] * len(sizes))
         return
-    shares = share_limit(limit, shards, ["x"] * len(sizes))
+    shares = divide_limit(limit, shards, ["x"] * len(sizes))
     assert sum(shares) <= limit
     assert all(share >= low for share, low in zip(shares, least, strict=True))
     if limit >= sum(totals):

@@ -59,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def place_of(data: Path) -> DatasetLocation:
+def location_of(data: Path) -> DatasetLocation:
     return open_indexed(None, data, None, settings=CacheSettings())
 
 
@@ -81,7 +81,7 @@ def short(row: Any) -> Any:
     [("id", 7), ("id", 7.5), ("id", -(10**30)), ("lang", "en"), ("score", 5.0), ("raw", b"\3"), ("wide", 2**64 - 9)],
 )
 def test_each_operator_chooses_what_python_would(data: Path, column: str, op: str, value: Any) -> None:
-    found = chosen_ids(place_of(data), Where(column, op, value))
+    found = chosen_ids(location_of(data), Where(column, op, value))
     assert found.dtype == np.int64
     assert found.tolist() == expected(lambda sample: OPERATORS[op](sample[column], value))
 
@@ -91,24 +91,24 @@ def test_each_operator_chooses_what_python_would(data: Path, column: str, op: st
     [("id", [1, 2.0, 2.5, 10**30, math.inf]), ("lang", {"de", "xx"}), ("raw", (b"\1",)), ("wide", [2**64 - 1, -1])],
 )
 def test_in_and_not_in_choose_what_python_would(data: Path, column: str, values: Any) -> None:
-    found = chosen_ids(place_of(data), Where(column, "in", values)).tolist()
+    found = chosen_ids(location_of(data), Where(column, "in", values)).tolist()
     assert found == expected(lambda sample: sample[column] in values)
-    rest = chosen_ids(place_of(data), Where(column, "not in", values)).tolist()
+    rest = chosen_ids(location_of(data), Where(column, "not in", values)).tolist()
     assert sorted(found + rest) == list(range(200))
 
 
 def test_a_number_is_rounded_as_the_column_was(data: Path) -> None:
-    assert chosen_ids(place_of(data), Where("score", "==", 0.1)).tolist() == [1]
-    assert chosen_ids(place_of(data), Where("score", "in", [0.1, 0.2])).tolist() == [1, 2]
+    assert chosen_ids(location_of(data), Where("score", "==", 0.1)).tolist() == [1]
+    assert chosen_ids(location_of(data), Where("score", "in", [0.1, 0.2])).tolist() == [1, 2]
 
 
 def test_conditions_combine(data: Path) -> None:
     en, low, high = Where("lang", "==", "en"), Where("score", "<", 3), Where("id", ">=", 100)
-    place = place_of(data)
-    assert chosen_ids(place, en & (low | ~high)).tolist() == expected(
+    location = location_of(data)
+    assert chosen_ids(location, en & (low | ~high)).tolist() == expected(
         lambda s: s["lang"] == "en" and (s["score"] < 3 or not s["id"] >= 100)
     )
-    assert chosen_ids(place, ~(en | ~en)).tolist() == []
+    assert chosen_ids(location, ~(en | ~en)).tolist() == []
     assert (en & (low | ~high)).columns == ("id", "lang", "score")
     with pytest.raises(ConfigError, match=r"with &, \| and ~"):
         _ = en and low
@@ -124,26 +124,26 @@ def test_a_function_gets_columns_and_chooses(data: Path) -> None:
         return (row.sum(axis=1) == 0) & np.array([one != "fr" for one in lang])
 
     where = Where.function(["row", "lang"], fn, name="no french")
-    assert chosen_ids(place_of(data), where).tolist() == expected(lambda s: s["lang"] != "fr")
+    assert chosen_ids(location_of(data), where).tolist() == expected(lambda s: s["lang"] != "fr")
     assert set(kinds) == {(np.ndarray, (2,), list)}
     assert where.as_dict() == {"columns": ["row", "lang"], "function": "no french"}
-    assert chosen_ids(place_of(data), where & Where("id", "<", -40)).tolist() == expected(
+    assert chosen_ids(location_of(data), where & Where("id", "<", -40)).tolist() == expected(
         lambda s: s["lang"] != "fr" and s["id"] < -40
     )
 
 
 def test_conditions_are_evaluated_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = Where("id", "in", range(5))
-    first = chosen_ids(place_of(data), where)
+    first = chosen_ids(location_of(data), where)
     assert isinstance(first, np.memmap)
 
     def refuse(*_: object) -> Any:
         raise AssertionError("the data were read again")
 
     monkeypatch.setattr(ShardPool, "get", refuse)
-    assert chosen_ids(place_of(data), Where("id", "in", [4, 3, 2, 1, 0])).tolist() == first.tolist()
+    assert chosen_ids(location_of(data), Where("id", "in", [4, 3, 2, 1, 0])).tolist() == first.tolist()
     with pytest.raises(AssertionError):
-        chosen_ids(place_of(data), Where("id", "in", range(6)))
+        chosen_ids(location_of(data), Where("id", "in", range(6)))
 
 
 def test_a_failing_function_leaves_nothing_behind(data: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_failing_function_leaves_nothing_behind(data: Path) -> None:
         raise KeyError("mine")
 
     with pytest.raises(TransformError, match=r"samples 0 to \d+: function 'fails' raised KeyError: 'mine'") as caught:
-        chosen_ids(place_of(data), Where.function("id", fn, name="fails"))
+        chosen_ids(location_of(data), Where.function("id", fn, name="fails"))
     assert isinstance(caught.value.__cause__, KeyError)
     assert not list(data.rglob("*.part"))
 
@@ -193,7 +193,7 @@ def test_a_condition_that_makes_no_sense_is_refused(make: Callable[[], Condition
 )
 def test_a_condition_that_does_not_fit_the_data_is_refused(data: Path, where: Condition, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        chosen_ids(place_of(data), where)
+        chosen_ids(location_of(data), where)
 
 
 OTHER_KINDS: dict[str, tuple[Any, str]] = {
@@ -223,13 +223,13 @@ def test_no_comparison_with_lists_among_json_values(tmp_path: Path, op: str) -> 
     with MDSWriter(columns={"j": "json", "n": "json"}, out=str(tmp_path / "data")) as writer:
         for value in (None, 1, [2], 1.0, 3):
             writer.write({"j": value, "n": 7 if value == [2] else value})
-    place = place_of(tmp_path / "data")
+    location = location_of(tmp_path / "data")
     operand = [1] if "in" in op else 1
     with pytest.raises(ConfigError, match=r"column 'j' holds lists, which can not be compared with 1: use"):
-        chosen_ids(place, Where("j", op, operand))
-    assert chosen_ids(place, Where("n", "==", 1)).tolist() == [1, 3]
+        chosen_ids(location, Where("j", op, operand))
+    assert chosen_ids(location, Where("n", "==", 1)).tolist() == [1, 3]
     with pytest.raises(ConfigError, match=r"holds numbers, .* with '1': write the value as a number, without quotes"):
-        chosen_ids(place, Where("n", op, ["1"] if "in" in op else "1"))
+        chosen_ids(location, Where("n", op, ["1"] if "in" in op else "1"))
 
 
 DAYS = [dt.date(1969, 12, 31), dt.date(1970, 1, 1), dt.date(2024, 2, 29), None]
@@ -242,20 +242,20 @@ def test_dates_are_compared_exactly_whatever_their_unit(
 ) -> None:
     column = pa.array(DAYS) if kind == "date32" else pa.array(DAYS).cast(pa.timestamp(kind))
     pq.write_table(pa.table({"d": column}), tmp_path / "data.parquet")
-    place = open_parquet(tmp_path)
+    location = open_parquet(tmp_path)
     days = [day for day in DAYS if day is not None]
     for day in (*days, dt.date(1970, 1, 2), dt.date(9999, 1, 1)):
         for op, holds in OPERATORS.items():
             expected = [number for number, one in enumerate(days) if holds(one, day)]
-            assert chosen_ids(place, Where("d", op, make(day))).tolist() == expected
-    assert chosen_ids(place, Where("d", "in", [make(days[0]), make(days[2])])).tolist() == [0, 2]
-    assert chosen_ids(place, Where("d", "not in", [make(days[0])])).tolist() == [1, 2]
+            assert chosen_ids(location, Where("d", op, make(day))).tolist() == expected
+    assert chosen_ids(location, Where("d", "in", [make(days[0]), make(days[2])])).tolist() == [0, 2]
+    assert chosen_ids(location, Where("d", "not in", [make(days[0])])).tolist() == [1, 2]
     for wrong, message in (
         (5, "holds dates, which can not be compared with 5: write"),
         ("now", "'now' is none: write"),
     ):
         with pytest.raises(ConfigError, match=message):
-            chosen_ids(place, Where("d", "==", wrong))
+            chosen_ids(location, Where("d", "==", wrong))
 
 
 def test_moments_between_a_columns_ticks_and_in_other_time_zones() -> None:
@@ -296,8 +296,8 @@ def test_text_formats_can_be_filtered(tmp_path: Path) -> None:
     with JSONWriter(columns={"n": "int", "s": "str"}, out=str(tmp_path / "data")) as writer:
         for number in range(10):
             writer.write({"n": number * 10**18, "s": "ab"[number % 2]})
-    place = place_of(tmp_path / "data")
-    assert chosen_ids(place, Where("n", ">", 7 * 10**18) & Where("s", "==", "a")).tolist() == [8]
+    location = location_of(tmp_path / "data")
+    assert chosen_ids(location, Where("n", ">", 7 * 10**18) & Where("s", "==", "a")).tolist() == [8]
 
 
 @given(
@@ -334,17 +334,17 @@ def test_a_condition_is_a_value() -> None:
 
 def test_a_function_that_can_not_be_pickled_stays_behind(data: Path) -> None:
     where = Where.function("id", lambda ids: ids > 140, name="late")
-    first = chosen_ids(place_of(data), where).tolist()
+    first = chosen_ids(location_of(data), where).tolist()
     copy = pickle.loads(pickle.dumps(where))
     assert copy == where
-    assert chosen_ids(place_of(data), copy).tolist() == first
+    assert chosen_ids(location_of(data), copy).tolist() == first
     unseen = pickle.loads(pickle.dumps(Where.function("id", lambda ids: ids > 141, name="later")))
     with pytest.raises(ConfigError, match="'later' did not come along into this process"):
-        chosen_ids(place_of(data), unseen)
+        chosen_ids(location_of(data), unseen)
 
 
 def _child(data: Path, stream: Stream, results: Any) -> None:
-    found = [chosen_ids(place_of(data), each).tolist() for each in stream.subsets if isinstance(each, Condition)]
+    found = [chosen_ids(location_of(data), each).tolist() for each in stream.subsets if isinstance(each, Condition)]
     results.put(found)
 
 

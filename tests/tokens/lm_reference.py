@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.tokens import LMBatch, LMSettings, Ragged
 from stoker.tokens.layouts.assemble import assemble
-from stoker.tokens.layouts.bin_packing import TooLong, place
+from stoker.tokens.layouts.bin_packing import TooLong, pack_documents
 
 EOS, PAD = 1, 0
 FIRST_TOKEN = 2
@@ -119,6 +119,6 @@ def check_batch(batch: LMBatch, documents: Documents, settings: LMSettings, *, j
 def pack(documents: Ragged, how: LMSettings, *, too_long: TooLong = "split", first_document: int = 0) -> LMBatch:
     """All documents in as few rows as best-fit-decreasing finds."""
     how.padding("the pack layout")
-    placed = place(documents, how, too_long)
-    pieces, shape = placed.pieces(0, placed.count, how.seq_len), (placed.count, how.seq_len)
-    return assemble(documents, pieces, shape, how, first_document=first_document, cut=placed.cut)
+    placed = pack_documents(documents, how, too_long)
+    spans, shape = placed.spans(0, placed.count, how.seq_len), (placed.count, how.seq_len)
+    return assemble(documents, spans, shape, how, first_document=first_document, cut=placed.cut)

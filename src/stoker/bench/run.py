@@ -68,17 +68,17 @@ def run_benchmark(
     """
     workload = resolved.workload
     stages = workload.stages if stages is None else tuple(stages)
-    place, saved = url or workload.storage.url, workload.checkpoint.url
-    if "checkpoint" in stages and place is None and saved is None:
+    data_url, saved = url or workload.storage.url, workload.checkpoint.url
+    if "checkpoint" in stages and data_url is None and saved is None:
         raise ConfigError("where to with the checkpoints? Give checkpoint.url, or a URL or directory (--data)")
     needs_data = "generate" in stages or ("train" in stages and workload.reader.loader != "synthetic")
-    if place is None and needs_data:
+    if data_url is None and needs_data:
         raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
-    place = _absolute(place or "memory://nothing")
+    data_url = _absolute(data_url or "memory://nothing")
     workload = replace(
         workload,
         stages=stages,
-        storage=replace(workload.storage, url=place),
+        storage=replace(workload.storage, url=data_url),
         checkpoint=replace(workload.checkpoint, url=None if saved is None else _absolute(saved)),
     )
     if stages == ("checkpoint",) and not (workload.checkpoint.writes or workload.checkpoint.reads):
@@ -94,7 +94,7 @@ def run_benchmark(
     folder = Path(results).expanduser().resolve()
     plan = RunPlan(
         workload,
-        place,
+        data_url,
         str(folder),
         secrets.token_hex(8),
         resolved.source,
@@ -116,11 +116,11 @@ def run_benchmark(
     return _run_launched(plan, folder, world)
 
 
-def _absolute(place: str) -> str:
-    """The same place for all processes."""
-    if is_local(place):
-        return os.path.abspath(os.path.expanduser(place.removeprefix("file://")))
-    return place
+def _absolute(url: str) -> str:
+    """The same URL for all processes."""
+    if is_local(url):
+        return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
+    return url
 
 
 def _check_packages(plan: RunPlan) -> None:

@@ -93,7 +93,7 @@ class _Fetched(io.RawIOBase):
             self._stretch = open(self._scratch, "rb")  # noqa: SIM115 - closed with this
 
     def close_stretch(self) -> None:
-        """Let go of what is on disk."""
+        """Release what is on disk."""
         if self._stretch is not None:
             self._stretch.close()
             self._stretch = None

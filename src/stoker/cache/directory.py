@@ -1,4 +1,4 @@
-"""Directories of caches: one for each version of each dataset, so that what lies in one is right by its place.
+"""Directories of caches: one for each version of each dataset, so that the path of a cache tells its version.
 
 ``<local>/<split>/<identity>/`` holds a version. The identity, 24 hex digits, is made of where the dataset lies and of its
 version; ``<identity>/.stoker/origin`` says both. A process that uses the directory holds a shared ``flock`` on that note.
@@ -137,7 +137,7 @@ def refuse_dataset(bases: tuple[Path, ...], source: str) -> None:
             raise ConfigError(
                 f"{base} can not be the cache of {source}, for it holds an {INDEX_NAME} of its own: it is a dataset, or a "
                 "cache of another library or of an earlier version of this one. Choose an empty directory for local=, or "
-                f"give local={str(base)!r} without remote= to read what lies there"
+                f"give local={str(base)!r} without remote= to read the files there"
             )
 
 
@@ -184,5 +184,5 @@ def _versions(base: Path, origin: CacheOrigin) -> Iterator[Path]:
         for entry in os.scandir(base):
             if CACHE_NAME.fullmatch(entry.name) and entry.name.startswith(origin.prefix):
                 found = read_origin(Path(entry.path) / PRIVATE)
-                if found is not None and found.same_place(origin):
+                if found is not None and found.same_dataset(origin):
                     yield Path(entry.path)

@@ -166,7 +166,7 @@ class DiskCache(ShardCache):
                 self._make_directories(target)
                 held = claim(part)
             if held is None and self._watches.setdefault(part, _Watch(part, self.settings.stall_timeout)).stalled():
-                # Its holder is alive but stopped: fetch beside it. Both write the same bytes, and each rename is whole.
+                # Its holder is alive but stopped: fetch it here too. Both write the same bytes, and each rename is whole.
                 part = self._private / part_name(file.basename, secrets.token_hex(8))
                 continue
             if held is not None:
@@ -175,7 +175,7 @@ class DiskCache(ShardCache):
                     if self._present(file):
                         _unlink(part)
                         return True
-                    if not self._take_room(info, number, if_full):
+                    if not self._reserve(info, number, if_full):
                         _unlink(part)
                         return False
                     fill = self._decompress if info.zip else self._download
@@ -196,7 +196,7 @@ class DiskCache(ShardCache):
             time.sleep(delay)
             delay = min(delay * 1.5, 0.05)
 
-    def _take_room(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
+    def _reserve(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
         """Make room for a file whose part file we hold; whether to go on."""
         quota = self._quota
         if quota is None:
@@ -243,37 +243,39 @@ class DiskCache(ShardCache):
                 fetched = unpack_file(self.store, packed.part, info.compression, file.whole, part, scratch)
             self._count(Count.BYTES_FETCHED, fetched)
             return
-        kept = self.root / packed.basename
-        data = self._kept_zip(kept, packed)
-        where: str | Path = kept
+        stored = self.root / packed.basename
+        data = self._read_stored_zip(stored, packed)
+        where: str | Path = stored
         arrived: ObjectInfo | None = None
         if data is None:
             if self.store is None:
-                raise ObjectNotFoundError(f"{kept} is missing, and there is no remote to fetch it from", url=str(kept))
+                raise ObjectNotFoundError(
+                    f"{stored} is missing, and there is no remote to fetch it from", url=str(stored)
+                )
             where = self.store.url_of(packed.basename)
             data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
         elif self.store is None:
             with self._named_errors("read from"):  # after it was read, so that one that was replaced before is noticed
-                arrived = file_info(packed.basename, os.stat(kept), kept)
+                arrived = file_info(packed.basename, os.stat(stored), stored)
         try:
             raw = self._decompressed(info, number, data, where, bytearray)
         except CorruptDataError:
             if self.store is not None:
-                _unlink(kept)
+                _unlink(stored)
             raise
         if arrived is not None:
             self._check_version(packed if fastest_hash(packed.hashes) else file, arrived)
         with self._named_errors("write to"):
             _write(part, raw)
-        if self.settings.keep_zip and self.store is not None and not kept.exists():
+        if self.settings.keep_zip and self.store is not None and not stored.exists():
             self.keep(packed.basename, data, limited=True)
 
-    def _kept_zip(self, kept: Path, packed: FileInfo) -> bytes | None:
+    def _read_stored_zip(self, stored: Path, packed: FileInfo) -> bytes | None:
         """A compressed file that is in the cache. With a remote, one of a wrong size does not count."""
         with self._named_errors("read from"), contextlib.suppress(FileNotFoundError):
-            if self.store is None or kept.stat().st_size == packed.bytes:
-                return read_regular(kept)
+            if self.store is None or stored.stat().st_size == packed.bytes:
+                return read_regular(stored)
         return None
 
     def keep(self, name: str, data: bytes, *, limited: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Locks that tell other processes which files of a cache are in use, without a descriptor for each file.
 
 A cache has one file ``.stoker/in_use``, of no bytes. A process that has files of the cache mapped holds it open once, with
-a shared lock on one byte for each of them, whose place is a hash of the file's name. The kernel drops the locks with the
+a shared lock on one byte for each of them, whose offset is a hash of the file's name. The kernel drops the locks with the
 process, however it ends. Who wants to remove a file asks whether its byte is locked, and locks nothing. So readers wait for
 nobody; who maps a file just before it is removed can read it all the same.
 """
@@ -53,7 +53,7 @@ def hold(root: Path, name: str, file: MappedFile) -> None:
     Raises:
         OSError: the process can not open one more file.
     """
-    place = _place_of(name)
+    offset = _lock_offset(name)
     with _lock:
         held = _held.get(root)
         if held is None:
@@ -61,11 +61,11 @@ def hold(root: Path, name: str, file: MappedFile) -> None:
             if descriptor is None:
                 return
             held = _held[root] = _Held(descriptor)
-        maps = held.maps.get(place, 0)
+        maps = held.maps.get(offset, 0)
         if not maps:
-            lock_byte(held.descriptor, place, "shared")
-        held.maps[place] = maps + 1
-        weakref.finalize(file, _drop, root, place).atexit = False
+            lock_byte(held.descriptor, offset, "shared")
+        held.maps[offset] = maps + 1
+        weakref.finalize(file, _drop, root, offset).atexit = False
     _settle()
 
 
@@ -92,7 +92,7 @@ class Users:
                     self._descriptors[root] = os.open(root / PRIVATE / _NAME, _READ)
                 self._descriptors.setdefault(root, None)
             descriptor = self._descriptors[root]
-            if descriptor is not None and is_byte_locked(descriptor, _place_of(path.relative_to(root).as_posix())):
+            if descriptor is not None and is_byte_locked(descriptor, _lock_offset(path.relative_to(root).as_posix())):
                 return True
         return False
 
@@ -107,7 +107,7 @@ class Users:
         return True
 
 
-def _place_of(name: str) -> int:
+def _lock_offset(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 2
 
 
@@ -123,9 +123,9 @@ def _open(root: Path) -> int | None:
     return None
 
 
-def _drop(root: Path, place: int) -> None:
+def _drop(root: Path, offset: int) -> None:
     """A map is gone."""
-    _dropped.append((root, place))
+    _dropped.append((root, offset))
     _settle()
 
 
@@ -134,15 +134,15 @@ def _settle() -> None:
     while _dropped and _lock.acquire(blocking=False):
         try:
             while _dropped:
-                root, place = _dropped.popleft()
+                root, offset = _dropped.popleft()
                 held = _held.get(root)
                 if held is None:
                     continue
-                held.maps[place] -= 1
-                if held.maps[place]:
+                held.maps[offset] -= 1
+                if held.maps[offset]:
                     continue
-                del held.maps[place]
-                unlock_byte(held.descriptor, place)
+                del held.maps[offset]
+                unlock_byte(held.descriptor, offset)
                 if not held.maps:
                     del _held[root]
                     os.close(held.descriptor)
@@ -163,9 +163,9 @@ def _after_fork_in_child() -> None:
             del _held[root]
             continue
         held.descriptor = mine
-        for place in held.maps:
+        for offset in held.maps:
             with contextlib.suppress(OSError):
-                lock_byte(mine, place, "shared")
+                lock_byte(mine, offset, "shared")
     _settle()
 
 

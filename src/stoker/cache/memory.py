@@ -16,7 +16,7 @@ from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.shared_counters import Count
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
-from stoker.formats.common.reused_memory import LEAST, KeptBlocks
+from stoker.formats.common.reused_memory import LEAST, ReusedBlocks
 from stoker.index.version import VersionWatch
 from stoker.storage import Store
 from stoker.types import Buffer, HeldBytes
@@ -24,7 +24,7 @@ from stoker.types import Buffer, HeldBytes
 __all__ = ["MemoryCache"]
 
 # Memory of shards that were let go, kept for those to come, of this dataset or the next: no more than was in use at once.
-_BLOCKS: Final = KeptBlocks(1 << 30)
+_BLOCKS: Final = ReusedBlocks(1 << 30)
 # From this size on, an object's own size is asked for first.
 _LARGE: Final = 256 << 20
 

@@ -47,7 +47,7 @@ class CacheOrigin:
         """12 hex digits that all versions of a dataset have in common."""
         return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()[:12]
 
-    def same_place(self, other: CacheOrigin) -> bool:
+    def same_dataset(self, other: CacheOrigin) -> bool:
         """Whether both are versions of one dataset."""
         return (self.url, self.endpoint) == (other.url, other.endpoint)
 
@@ -95,7 +95,7 @@ def write_origin(private: Path, origin: CacheOrigin) -> None:
         finally:
             beside.unlink(missing_ok=True)
     found = read_origin(private)
-    if found is not None and not found.same_place(origin):
+    if found is not None and not found.same_dataset(origin):
         raise CacheError(
             f"the cache {private.parent} is one of {found.url}, not of {origin.url}: choose another local="
         )

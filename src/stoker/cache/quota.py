@@ -35,7 +35,7 @@ __all__ = [
     "part_name",
     "release",
     "remove_unlocked",
-    "share_limit",
+    "divide_limit",
     "shard_files",
     "try_lock",
 ]
@@ -212,7 +212,7 @@ class CacheQuota:
             end = time.monotonic() + self._patience
             while not try_lock(descriptor, fcntl.LOCK_EX):
                 if time.monotonic() > end:
-                    logger.warning("a process has held %s for %g s; going on without it", path, self._patience)
+                    logger.warning("a process has held %s for %g s; continuing without it", path, self._patience)
                     break
                 time.sleep(0.002)
             yield descriptor
@@ -249,7 +249,7 @@ def files_below(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
                     yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
-def share_limit(limit: int, shard_bytes: Sequence[Ids], names: Sequence[str]) -> list[int]:
+def divide_limit(limit: int, shard_bytes: Sequence[Ids], names: Sequence[str]) -> list[int]:
     """Divide a limit among cache directories: equal parts, but none more than it can fill, and each at least two shards.
 
     What a stream has in use at a time is so many shards, however many it has in all, so parts by size would starve the small

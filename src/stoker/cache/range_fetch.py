@@ -31,7 +31,7 @@ __all__ = ["check_file", "fetch_part", "plan_requests"]
 _WIDEST_GAP: Final = 1 << 20
 _WASTE: Final = 25
 # Most bytes of a request, so that large ranges come over several connections.
-_PIECE: Final = 8 << 20
+_CHUNK: Final = 8 << 20
 _AT_ONCE: Final = 4
 
 
@@ -78,19 +78,19 @@ def plan_requests(part: FilePart) -> Iterator[tuple[int, int, list[tuple[int, in
     ranges = list(zip(part.starts, part.ends, strict=True))
     budget = sum(part.ends) - sum(part.starts)
     budget //= _WASTE
-    gaps = sorted((after[0] - before[1], place) for place, (before, after) in enumerate(itertools.pairwise(ranges)))
+    gaps = sorted((after[0] - before[1], number) for number, (before, after) in enumerate(itertools.pairwise(ranges)))
     bridged: set[int] = set()
-    for gap, place in gaps:
+    for gap, number in gaps:
         if gap > min(budget, _WIDEST_GAP):
             break
         budget -= gap
-        bridged.add(place)
+        bridged.add(number)
     together: list[tuple[int, int]] = []
-    for place, (start, end) in enumerate(ranges):
+    for number, (start, end) in enumerate(ranges):
         # A range that is too large for one request is cut.
-        for first in range(start, end, _PIECE):
-            last = min(first + _PIECE, end)
-            if together and (first > start or place - 1 not in bridged or last - together[0][0] > _PIECE):
+        for first in range(start, end, _CHUNK):
+            last = min(first + _CHUNK, end)
+            if together and (first > start or number - 1 not in bridged or last - together[0][0] > _CHUNK):
                 yield together[0][0], together[-1][1], together
                 together = []
             together.append((first, last))
@@ -102,7 +102,7 @@ def _replaced(where: str | Path, problem: str) -> CorruptDataError:
     """The error for a file that is not the one that was indexed."""
     return CorruptDataError(
         f"{where} was replaced after it was indexed: {problem}. Open the dataset again; a run that began with the old file "
-        "can not go on with the new one"
+        "can not continue with the new one"
     )
 
 
@@ -145,15 +145,15 @@ def _fetch(
         if part.version and not same_version(part.version, info.version):
             raise _replaced(store.url_of(part.key), "its ETag or time of change is another") from error
         raise
-    pieces = [data[first - start : last - start] for first, last in wanted]
+    chunks = [data[first - start : last - start] for first, last in wanted]
     if isinstance(into, memoryview):
-        for piece in pieces:
-            into[at : at + len(piece)] = piece
-            at += len(piece)
+        for chunk in chunks:
+            into[at : at + len(chunk)] = chunk
+            at += len(chunk)
         return
     with open(open_own(into), "r+b") as handle:
         handle.seek(at)
-        handle.writelines(pieces)
+        handle.writelines(chunks)
 
 
 def _check_local(store: Store, part: FilePart) -> None:

@@ -75,11 +75,11 @@ def suffixes_of_formats() -> Mapping[str, str]:
 
 
 def detect(given: Files, storage_options: StorageOptions | None = None) -> Detected:
-    """Find out what lies at a URL from its names; nothing is opened.
+    """Detect the format of the files at a URL from their names; nothing is opened.
 
     Args:
         given: a directory or URL prefix, a file, a pattern, or a list of files.
-        storage_options: credentials and settings of a remote place, by obstore's names.
+        storage_options: credentials and settings of a remote store, by obstore's names.
 
     Raises:
         ObjectNotFoundError: nothing is there.
@@ -222,12 +222,12 @@ def _chosen(names: Iterable[str], where: str) -> str:
     chosen = next(iter(found)) if len(found) == 1 else IMAGES
     if beside and (chosen == FILES or not stems[True].isdisjoint(stems[False])):
         raise ConfigError(
-            f"{where} holds {_told(found)} and {_told(beside)} beside them, which may be their labels: say with format= "
+            f"{where} holds {_told(found)} and {_told(beside)} next to them, which may be their labels: say with format= "
             "which files are the dataset. `stoker convert` or a tar of both makes samples of files that belong together"
         )
     if beside:
         logger.warning(
-            "%s is read as %s: %s beside them are taken to describe them, and are no samples; format= says otherwise",
+            "%s is read as %s: %s next to them are taken to describe them, and are no samples; format= says otherwise",
             where,
             chosen,
             _told(beside),

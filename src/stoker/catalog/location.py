@@ -66,7 +66,7 @@ class DatasetLocation:
         return about | describe_version(self.origin.text, self.listed)
 
     def limited(self, limit: int | None) -> DatasetLocation:
-        """The same place with another ``cache_limit``.
+        """The same location with another ``cache_limit``.
 
         Raises:
             ConfigError: a limit, and no remote to fetch evicted shards from again.
@@ -216,7 +216,7 @@ def _load(
         if latest is None or version is None:
             raise
         directory = CacheDirectory(base, latest, version.text)
-        logger.warning("%s; going on with the index in the cache, %s", error, directory.path / INDEX_NAME)
+        logger.warning("%s; using the index in the cache, %s", error, directory.path / INDEX_NAME)
         directory.hold()
         return LoadedIndex(load_index(open_store(directory.path)), version), directory, False
     known = replace(origin, version=loaded.version.as_dict())

@@ -1,4 +1,4 @@
-"""Errors for what is not there: an index, or a split's directory. They say what lies there instead, and how to open that."""
+"""Errors for a missing index or split directory: they name what is there instead, and how to open it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_NAMED: Final = 5
 
 
 def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, error: ObjectNotFoundError) -> str:
-    """The format of the files at a place that has no index.
+    """The format of the files at a URL that has no index.
 
     Args:
         url: the directory or URL.
@@ -83,7 +83,7 @@ def split_explained(given: object, split: str | None, options: StorageOptions | 
 
 
 def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]]:
-    """The first files of a place, and the others; none where it can not be listed."""
+    """The first files at a URL, and the others; none where they can not be listed."""
     with contextlib.suppress(StokerError, OSError):
         rest = store.list()
         return list(islice(rest, _PEEK)), rest
@@ -91,7 +91,7 @@ def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]]:
 
 
 def _told(store: Store, listing: Sequence[ObjectInfo]) -> str:
-    """A description of a place that has no index and holds neither files nor shards; empty where it holds them."""
+    """A description of a directory or URL that has no index and holds neither files nor shards; empty where it holds them."""
     if any(item.key == MARK for item in listing):
         return (
             ": its files are being written, or their writer was stopped before its end. A writer with resume=True goes on; "

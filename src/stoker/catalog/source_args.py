@@ -12,10 +12,10 @@ from stoker.errors import ConfigError
 from stoker.storage import is_local, join_url
 from stoker.types import StorageOptions
 
-__all__ = ["files_asked_for", "files_directory", "side_places"]
+__all__ = ["files_location", "files_directory", "side_directories"]
 
 
-def files_asked_for(
+def files_location(
     remote: Files | None, local: str | os.PathLike[str] | None, split: str | None
 ) -> tuple[FilesLocation, str | None]:
     """The files, and the cache's directory where one is named.
@@ -50,7 +50,9 @@ def files_directory(base: Path, root: str, options: StorageOptions | None) -> Ca
     return CacheDirectory(base, origin_of(root, options), "files")
 
 
-def side_places(root: str, cache_root: str | None, options: StorageOptions | None, *, beside: bool) -> tuple[Path, ...]:
+def side_directories(
+    root: str, cache_root: str | None, options: StorageOptions | None, *, beside: bool
+) -> tuple[Path, ...]:
     """Directories for what was found out about files, the best first.
 
     Args:

@@ -12,7 +12,7 @@ from stoker.catalog.location import DatasetLocation, default_cache
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import MAX_OFFSET
-from stoker.formats.common.file_shards import PieceDetail
+from stoker.formats.common.file_shards import SpanDetail
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.synthetic import SETTINGS, row_bytes, synthetic_spec
 from stoker.index.index import Index
@@ -28,7 +28,7 @@ class _NoFiles(DiskCache):
     """Shards that need no file are always there."""
 
     def describe(self, info: ShardInfo) -> str:
-        return f"synthetic samples from {info.detail.first if isinstance(info.detail, PieceDetail) else 0} on"
+        return f"synthetic samples from {info.detail.first if isinstance(info.detail, SpanDetail) else 0} on"
 
 
 def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) -> DatasetLocation:  # noqa: B008 - frozen
@@ -53,7 +53,7 @@ def open_synthetic(settings: CacheSettings = CacheSettings(), **options: Any) ->
     shards = []
     for first in range(0, samples, most):
         count = min(most, samples - first)
-        detail = PieceDetail(count * width, f"{kind}\0{first}", first)
+        detail = SpanDetail(count * width, f"{kind}\0{first}", first)
         shards.append(ShardInfo(_NAME, count, (), (), None, spec, detail))
     root = default_cache(_NAME, None)
     return DatasetLocation(Index(shards, where=_NAME), _NoFiles(root, None, settings), (root,))

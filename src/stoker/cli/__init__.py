@@ -74,7 +74,7 @@ def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given
         sys.stderr.write(f"stoker {name}: interrupted{''.join(f'; {said}' for said in error.args)}\n")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read has had enough. Python flushes again at exit, which must have somewhere to go.
+        # The reader of the pipe has closed it. Python flushes again at exit, which must have somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = None
     return ExitCode.FINE if code is None else code

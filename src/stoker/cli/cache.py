@@ -1,4 +1,4 @@
-"""``stoker cache``: what lies in the caches of this machine, and what of it may go."""
+"""``stoker cache``: lists the caches of this machine, and removes copies from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""
     parser = commands.add_parser(
         "cache",
-        description="Caches of this machine. Only copies of what lies elsewhere are ever removed, and no file that is "
+        description="Caches of this machine. Only copies of data elsewhere are ever removed, and no file that is "
         "in use.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="{list,prune,clear}")

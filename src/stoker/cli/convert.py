@@ -82,7 +82,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="write in another order: global (default) or block",
     )
     order.add_argument("--seed", type=int, default=9176, help="of the order and the split; default: 9176")
-    order.add_argument("--split", metavar="NAME=SHARE,...", type=_shares, help="such as train=0.9,valid=0.1")
+    order.add_argument("--split", metavar="NAME=SHARE,...", type=_fractions, help="such as train=0.9,valid=0.1")
     shards = parser.add_argument_group("shards")
     shards.add_argument("--size-limit", metavar="SIZE", type=byte_size, default=1 << 26, help="default: 64MB")
     shards.add_argument("--shard-samples", metavar="N", type=count, help="samples of a shard, instead of its size")
@@ -94,7 +94,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     work.add_argument("--processes", type=integer(1), metavar="N", help="default: one a processor")
     work.add_argument("--engine", choices=("local", "ray"), default="local", help="ray: tasks of a Ray cluster")
     work.add_argument(
-        "--restart", dest="resume", action="store_false", help="begin anew instead of going on from an unfinished run"
+        "--restart", dest="resume", action="store_false", help="start again instead of continuing an unfinished run"
     )
     work.add_argument("--allow-unsafe-types", action="store_true", help="decode pickled columns")
     add_storage_options(work)
@@ -110,7 +110,7 @@ def run(chosen: argparse.Namespace) -> None:
     from stoker.conversion import convert
 
     with (
-        on_interrupt("what is done stays, and the index is not written: the same command goes on from there"),
+        on_interrupt("what is done stays, and the index is not written: the same command continues from there"),
         bar(chosen, "converting", unit="samples") as shown,
         contextlib.redirect_stdout(sys.stderr),  # where Ray would tell of workers that died
     ):
@@ -168,15 +168,15 @@ def _columns(text: str) -> dict[str, str]:
     return columns
 
 
-def _shares(text: str) -> dict[str, Any]:
+def _fractions(text: str) -> dict[str, Any]:
     """Shares exactly as they are written."""
     from fractions import Fraction
 
-    shares: dict[str, Any] = {}
+    fractions: dict[str, Any] = {}
     for part in text.split(","):
         name, value = named(part.strip())
         try:
-            shares[name] = Fraction(value)
+            fractions[name] = Fraction(value)
         except (ValueError, ZeroDivisionError):
             raise argparse.ArgumentTypeError(f"must be NAME=SHARE,..., got {text!r}") from None
-    return shares
+    return fractions

@@ -1,4 +1,4 @@
-"""``stoker generate``: synthetic data sets of any format, to any place."""
+"""``stoker generate``: writes synthetic data sets of any format to any directory or URL."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def run(chosen: argparse.Namespace) -> None:
         return
     share = sizes["bytes"] * -(-(spec.files + spec.valid_files) // chosen.host[1]) // (spec.files + spec.valid_files)
     with (
-        on_interrupt("files that are whole stay: the same command goes on with the others"),
+        on_interrupt("files that are whole stay: the same command continues with the others"),
         bar(chosen, f"generating {spec.format}", share) as shown,
     ):
         done = generate(spec, **arguments_of(generate, chosen), progress=shown.advance)
@@ -128,14 +128,14 @@ def _sizes(spec: Any) -> dict[str, Any]:
     total = (spec.files + spec.valid_files) * len(spec.form.suffixes)
     some = range(total) if total <= 64 else [total * k // 64 for k in range(64)]
     if spec.form.suffixes[1:]:
-        some = sorted({place + side for place in some for side in (0, 1) if place % 2 == 0})
+        some = sorted({index + side for index in some for side in (0, 1) if index % 2 == 0})
     found = []
     exact = len(some) == total
-    for place in some:
-        size = file_size(spec, output(spec, place))
+    for index in some:
+        size = file_size(spec, output(spec, index))
         if size is None:
             # Compressed: one file tells about how large all are.
-            making = FileBuilder(spec, output(spec, place))
+            making = FileBuilder(spec, output(spec, index))
             for _ in making.chunks():
                 pass
             found, exact = [making.facts.size], total == 1
@@ -155,7 +155,7 @@ def _sizes(spec: Any) -> dict[str, Any]:
 def _show_plan(chosen: argparse.Namespace, spec: Any, sizes: dict[str, Any]) -> None:
     from stoker.generation.names import output
 
-    names = [output(spec, place).name for place in sorted({0, min(1, sizes["files"] - 1), sizes["files"] - 1})]
+    names = [output(spec, index).name for index in sorted({0, min(1, sizes["files"] - 1), sizes["files"] - 1})]
     columns = {column.name: _type(column) for column in spec.fields}
     if chosen.json:
         print_json({**sizes, "columns": columns, "names": names})

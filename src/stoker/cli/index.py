@@ -86,7 +86,7 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
     if chosen.skip_damaged or chosen.exist_ok:
         raise ConfigError(f"--skip-damaged and --exist-ok are for shards; what is known of {name} files is always anew")
     remote, local = (None, url) if chosen.local is None and is_local(url) is not None else (url, chosen.local)
-    place = open_format(
+    location = open_format(
         name,
         remote,
         local,
@@ -98,7 +98,7 @@ def _build(chosen: argparse.Namespace) -> dict[str, Any]:
         retry=RetryPolicy(),
         stall_timeout=60.0,
     )
-    return _said(place.index, f"{place.keep[0]}/.stoker")
+    return _said(location.index, f"{location.keep[0]}/.stoker")
 
 
 def _said(index: Any, kept: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from stoker.cli.arguments import byte_size, count, integer, seconds
 from stoker.cli.render.advice import advice
 from stoker.cli.render.page import page
 from stoker.cli.render.tables import show
-from stoker.cli.runs import PARTITIONS, Asked, OpenedRun, open_run
+from stoker.cli.runs import PARTITIONS, OpenedRun, RunArgs, open_run
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
@@ -57,7 +57,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     order.add_argument(
         "--resume",
         metavar="STATE.json",
-        help="go on from a saved state_dict(); its settings go before those given here",
+        help="resume from a saved state_dict(); its settings override those given here",
     )
 
     model = parser.add_argument_group("what takes how long")
@@ -76,9 +76,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     output.add_argument(
         "--list-shards", action="store_true", help="with --json: each node's shards and their first use"
     )
-    output.add_argument(
-        "--html", metavar="FILE", help="also write a page with charts, which needs nothing beside itself"
-    )
+    output.add_argument("--html", metavar="FILE", help="also write a page with charts, which needs no other file")
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -87,9 +85,9 @@ def run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: there is no such dataset, or the arguments do not go together.
     """
-    names = Asked.__dataclass_fields__.keys()
-    asked = Asked(**{name: getattr(chosen, name) for name in names})
-    opened = open_run(asked)
+    names = RunArgs.__dataclass_fields__.keys()
+    args = RunArgs(**{name: getattr(chosen, name) for name in names})
+    opened = open_run(args)
     cluster = Cluster(chosen.nodes, chosen.ranks)
     model = CostModel(
         step_time=chosen.step_time,

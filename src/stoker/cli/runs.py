@@ -25,14 +25,14 @@ from stoker.simulate.settings import RankRun
 from stoker.storage import join_url, open_store
 from stoker.streams.streams import Stream, Streams
 
-__all__ = ["PARTITIONS", "Asked", "OpenedRun", "open_run"]
+__all__ = ["PARTITIONS", "RunArgs", "OpenedRun", "open_run"]
 
 PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
 """Partitions that need no more than a name. ``hash`` has a partition for each rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunArgs:
     """The options of a simulated run that choose samples for ranks; names as in :class:`~stoker.StreamingDataset`."""
 
     url: str
@@ -73,40 +73,40 @@ class OpenedRun:
     lookahead: int
 
 
-def open_run(asked: Asked) -> OpenedRun:
+def open_run(args: RunArgs) -> OpenedRun:
     """Read the index and set up the order.
 
     Raises:
         StokerError: there is no index, or the arguments do not go together.
     """
-    url = join_url(asked.url, *([asked.split] if asked.split else []))
+    url = join_url(args.url, *([args.split] if args.split else []))
     store = open_store(url)
     try:
         index = load_index(store)
     except ObjectNotFoundError as error:
         index = open_unindexed(url, format_instead(url, None, error)).index
     # The cache is never looked at, so it can be anywhere.
-    place = DatasetLocation(index, DiskCache(Path("nowhere"), store, CacheSettings()))
-    streams = Streams([Stream(remote=url)], [asked.split or "data"], [place])
+    location = DatasetLocation(index, DiskCache(Path("nowhere"), store, CacheSettings()))
+    streams = Streams([Stream(remote=url)], [args.split or "data"], [location])
     options = OrderOptions(
-        shuffle=asked.shuffle,
-        seed=asked.seed,
-        num_canonical_nodes=asked.canonical_nodes,
-        block_size=asked.block_size,
-        epoch_size=asked.epoch_size,
-        partition=_partition(asked),
-        remainder=asked.remainder,  # type: ignore[arg-type]
+        shuffle=args.shuffle,
+        seed=args.seed,
+        num_canonical_nodes=args.canonical_nodes,
+        block_size=args.block_size,
+        epoch_size=args.epoch_size,
+        partition=_partition(args),
+        remainder=args.remainder,  # type: ignore[arg-type]
     )
-    position = EpochPosition(asked.epoch)
-    if asked.resume is None:
+    position = EpochPosition(args.epoch)
+    if args.resume is None:
         sample_order = make_order(streams, options)
     else:
-        options, sample_order, position = _resumed(asked, streams, options)
+        options, sample_order, position = _resumed(args, streams, options)
 
     def rank_run(rank: int, world_size: int) -> Run:
-        return sample_order.run(position, DataRank(rank, world_size, asked.ranks, asked.batch_size))
+        return sample_order.run(position, DataRank(rank, world_size, args.ranks, args.batch_size))
 
-    lookahead = _lookahead(asked, index)
+    lookahead = _lookahead(args, index)
     known = sample_order.as_dict()
     order = known["order"]
     said = {
@@ -120,42 +120,42 @@ def open_run(asked: Asked) -> OpenedRun:
         **{name: stream[name] for stream in known["streams"].values() for name in ("block_size",) if name in stream},
         "partition": options.partition.name if isinstance(order["partition"], Mapping) else order["partition"],
         "remainder": options.remainder,
-        "nodes": asked.nodes,
-        "ranks_per_node": asked.ranks,
-        "workers": asked.workers,
-        "batch_size": asked.batch_size,
+        "nodes": args.nodes,
+        "ranks_per_node": args.ranks,
+        "workers": args.workers,
+        "batch_size": args.batch_size,
         "predownload": lookahead,
     }
-    canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or asked.nodes)
+    canonical = 0 if options.partition.static else int(order.get("num_canonical_nodes") or args.nodes)
     return OpenedRun(Shards.of(index), rank_run, said, canonical, lookahead)
 
 
-def _partition(asked: Asked) -> Partition:
+def _partition(args: RunArgs) -> Partition:
     kinds: dict[str, Partition] = {
         "elastic": Elastic(),
         "round_robin": RoundRobin(),
         "contiguous": Contiguous(),
-        "hash": HashBased(asked.nodes * asked.ranks),
+        "hash": HashBased(args.nodes * args.ranks),
     }
-    return kinds[asked.partition]
+    return kinds[args.partition]
 
 
-def _lookahead(asked: Asked, index: Index) -> int:
+def _lookahead(args: RunArgs, index: Index) -> int:
     """Samples of a rank, over all of its workers, as the loader would have it with a remote."""
-    workers = max(1, asked.workers)
+    workers = max(1, args.workers)
     sizing = EpochReaderSettings(
         sample_bytes=index.total_bytes // max(1, index.samples),
         shard_bytes=index.total_bytes // max(1, len(index)),
-        limit=asked.cache_limit,
-        sharers=workers * asked.ranks,
-        predownload=asked.predownload,
+        limit=args.cache_limit,
+        sharers=workers * args.ranks,
+        predownload=args.predownload,
     )
-    return sizing.lookahead(asked.batch_size) * workers
+    return sizing.lookahead(args.batch_size) * workers
 
 
-def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, EpochPosition]:
+def _resumed(args: RunArgs, streams: Streams, options: OrderOptions) -> tuple[OrderOptions, SampleOrder, EpochPosition]:
     """Read a state: options, sample order, and the position to resume at. Its settings override ``options``."""
-    path = asked.resume or ""
+    path = args.resume or ""
     try:
         state = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -165,7 +165,7 @@ def _resumed(asked: Asked, streams: Streams, options: OrderOptions) -> tuple[Ord
     try:
         if isinstance(state, Mapping) and isinstance(state.get("order"), Mapping):
             options = _as_saved(options, state)
-        data_rank = DataRank(0, asked.nodes * asked.ranks, asked.ranks, asked.batch_size)
+        data_rank = DataRank(0, args.nodes * args.ranks, args.ranks, args.batch_size)
         point, sample_order = read_state(state, make_order(streams, options), data_rank)
     except StateError as error:
         raise StateError(f"{path}: {error}") from None

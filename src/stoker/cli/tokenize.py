@@ -55,7 +55,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--replace-bad-bytes", dest="strict", action="store_false", help="plain text that is not UTF-8 is no error"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from what a killed run left")
+    parser.add_argument("--resume", action="store_true", help="continue what a killed run left")
     parser.add_argument("--exist-ok", action="store_true", help="replace what is at DST")
     add_storage_options(parser)
     add_json(parser)
@@ -67,7 +67,7 @@ def run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: see :func:`stoker.tokens.tokenize.tokenize`.
     """
-    with on_interrupt("what is done stays, without looking like a dataset: go on with --resume"):
+    with on_interrupt("what is done stays, without looking like a dataset: continue with --resume"):
         done = tokenize(**arguments_of(tokenize, chosen), progress_bar=shows_progress(chosen))
     if chosen.json:
         print_json(asdict(done))

@@ -106,7 +106,7 @@ class Mesh:
         """Number of data-parallel ranks."""
         return int(self._numbers.max()) + 1
 
-    def place(self, world: World) -> World:
+    def data_world(self, world: World) -> World:
         """The data-parallel world that ``world``, this process among all processes, has a part in.
 
         Returns:

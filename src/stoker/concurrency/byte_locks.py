@@ -20,45 +20,45 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type,
 _KINDS: Final = {"shared": fcntl.F_RDLCK, "exclusive": fcntl.F_WRLCK}
 
 
-def lock_byte(descriptor: int, place: int, kind: Literal["shared", "exclusive"]) -> bool:
-    """Lock the byte at offset ``place``, without waiting; whether it is locked now.
+def lock_byte(descriptor: int, offset: int, kind: Literal["shared", "exclusive"]) -> bool:
+    """Lock the byte at ``offset``, without waiting; whether it is locked now.
 
     Args:
         descriptor: of the file; open for reading if ``shared``, for writing if ``exclusive``.
-        place: offset in the file; the file need not be that long.
+        offset: in bytes; the file need not be that long.
         kind: ``shared`` locks exclude ``exclusive`` ones, ``exclusive`` locks exclude all.
 
     Raises:
         OSError: the descriptor is closed, or not open for what ``kind`` needs.
     """
     try:
-        return _ask(descriptor, fcntl.F_OFD_SETLK, _KINDS[kind], place) != fcntl.F_UNLCK
+        return _ask(descriptor, fcntl.F_OFD_SETLK, _KINDS[kind], offset) != fcntl.F_UNLCK
     except (BlockingIOError, PermissionError):  # EAGAIN and EACCES, as the file system likes
         return False
 
 
-def unlock_byte(descriptor: int, place: int) -> None:
-    """Unlock the byte at offset ``place``, if the description has a lock there.
+def unlock_byte(descriptor: int, offset: int) -> None:
+    """Unlock the byte at ``offset``, if the description has a lock there.
 
     Raises:
         OSError: the descriptor is closed.
     """
-    _ask(descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
+    _ask(descriptor, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, offset)
 
 
-def is_byte_locked(descriptor: int, place: int) -> bool:
-    """Whether another open file description has any lock on the byte at offset ``place``.
+def is_byte_locked(descriptor: int, offset: int) -> bool:
+    """Whether another open file description has any lock on the byte at ``offset``.
 
     Raises:
         OSError: the descriptor is closed.
     """
-    return _ask(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, place) != fcntl.F_UNLCK
+    return _ask(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, offset) != fcntl.F_UNLCK
 
 
-def _ask(descriptor: int, command: int, kind: int, place: int) -> int:
+def _ask(descriptor: int, command: int, kind: int, offset: int) -> int:
     """Have the kernel carry out a command; the kind of lock in its answer, ``F_UNLCK`` where there are no locks."""
     try:
-        found = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+        found = fcntl.fcntl(descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return fcntl.F_UNLCK

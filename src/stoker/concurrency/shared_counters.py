@@ -57,7 +57,7 @@ class Count(IntEnum):
     BUFFER_WAIT = 23
     COMMITS_REFUSED = 24
     TOKENS = 25
-    TOKEN_PLACES = 26
+    TOKEN_SLOTS = 26
     CUT_DOCUMENTS = 27
     CUT_TOKENS = 28
 
@@ -132,13 +132,13 @@ class Counts:
             row[_FIRST_COUNT + Count.SHARDS_AWAITED] += awaited
             row[_FIRST_BUCKET + bucket_of(nanoseconds)] += 1
 
-    def token_batch(self, tokens: int, places: int, cut_documents: int, cut_tokens: int) -> None:
+    def token_batch(self, tokens: int, slots: int, cut_documents: int, cut_tokens: int) -> None:
         """Count a batch of tokens that was delivered; see :class:`~stoker.pipeline.stats.stats.StreamStats`."""
         row = self._mine()
         with self._lock:
             row[_FIRST_COUNT + Count.BATCHES] += 1
             row[_FIRST_COUNT + Count.TOKENS] += tokens
-            row[_FIRST_COUNT + Count.TOKEN_PLACES] += places
+            row[_FIRST_COUNT + Count.TOKEN_SLOTS] += slots
             row[_FIRST_COUNT + Count.CUT_DOCUMENTS] += cut_documents
             row[_FIRST_COUNT + Count.CUT_TOKENS] += cut_tokens
 

@@ -1,4 +1,4 @@
-"""A conversion, cut into tasks: a pure function of the source and the settings, whichever process does them."""
+"""A conversion, cut into tasks: a pure function of the source and the settings, in any process."""
 
 from __future__ import annotations
 

@@ -103,13 +103,13 @@ def open_source(
     fetched = default_cache(os.fspath(root), storage_options, f"convert\n{job}")
     if fresh:
         shutil.rmtree(fetched, ignore_errors=True)
-    place, cache = _open(found, fetched, whole=whole, storage_options=storage_options, format_options=format_options)
-    types = _declared(place)
-    place, encodings = verbatim_images(place)
+    location, cache = _open(found, fetched, whole=whole, storage_options=storage_options, format_options=format_options)
+    types = _declared(location)
+    location, encodings = verbatim_images(location)
     if found.kind == INDEX:
         types.update({name: ColumnType(_WORDS.get(kind, kind)) for name, kind in encodings.items()})
     folder = is_local(_first(found.given)) if found.kind == HUGGING_FACE else None
-    shards = ShardSource(name, place, ReadOptions(allow_unsafe_types=allow_unsafe_types))
+    shards = ShardSource(name, location, ReadOptions(allow_unsafe_types=allow_unsafe_types))
     return OpenedSource(shards, found.kind, types, shards.versions(), os.fspath(folder.parent) if folder else "", cache)
 
 
@@ -195,11 +195,11 @@ def _open(
             raise ConfigError(
                 f"format_options={dict(format_options)}: a dataset with an index.json says all of that itself"
             )
-        place = open_indexed(first, local, None, settings=settings, storage_options=options)
-        if not remote and place.cache.store is not None:  # compressed: decompressed elsewhere, for a while
-            place, local = open_indexed(first, cache, None, settings=settings), cache
-        return place, local
-    place = open_unindexed(
+        location = open_indexed(first, local, None, settings=settings, storage_options=options)
+        if not remote and location.cache.store is not None:  # compressed: decompressed elsewhere, for a while
+            location, local = open_indexed(first, cache, None, settings=settings), cache
+        return location, local
+    location = open_unindexed(
         found.given,
         "arrow" if found.kind == HUGGING_FACE else found.kind,
         local,
@@ -208,18 +208,18 @@ def _open(
         unpack_into=cache,
         storage_options=options,
     )
-    return place, None if place.cache.store is None else cache
+    return location, None if location.cache.store is None else cache
 
 
-def _declared(place: DatasetLocation) -> dict[str, ColumnType]:
+def _declared(location: DatasetLocation) -> dict[str, ColumnType]:
     """Types of columns that the source itself tells."""
-    shards = place.index.shards
+    shards = location.index.shards
     if not shards or "columns" not in shards[0].spec:
         return {}
     words: Mapping[str, str] = shards[0].spec["columns"]
     form = shards[0].format
     if form in ("parquet", "arrow"):
-        return _of_schema(_arrow_schema(place, shards[0]), place.index.columns, arrays=form == "parquet")
+        return _of_schema(_arrow_schema(location, shards[0]), location.index.columns, arrays=form == "parquet")
     if get_format(form).text:
         return {name: ColumnType(_WORDS[word]) for name, word in words.items() if word in _WORDS}
     if form == "tfrecord":
@@ -256,11 +256,11 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _arrow_schema(place: DatasetLocation, shard: ShardInfo) -> Any:
+def _arrow_schema(location: DatasetLocation, shard: ShardInfo) -> Any:
     """The schema of the first file."""
     import pyarrow as pa
 
-    store = place.cache.store or open_store(place.cache.root)
+    store = location.cache.store or open_store(location.cache.root)
     key = shard.raw[0].part.key if shard.raw[0].part is not None else shard.raw[0].basename
     source = StoreSource(store, key, store.head(key).size, store.url_of(key))
     file = ByteSourceFile(source)

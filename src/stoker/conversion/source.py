@@ -76,7 +76,7 @@ class ConversionSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
         ...
 
 
@@ -85,28 +85,28 @@ class ShardSource(ConversionSource):
 
     Args:
         name: what messages call it.
-        place: the dataset.
+        location: the dataset.
         options: how samples are handed out.
     """
 
-    def __init__(self, name: str, place: DatasetLocation, options: ReadOptions) -> None:
+    def __init__(self, name: str, location: DatasetLocation, options: ReadOptions) -> None:
         self.name = name
-        self.sizes: Ids = place.index.sizes
-        self.columns = place.index.columns
-        self.bytes = place.index.total_bytes
-        self.identity = place.index.fingerprint
-        self.place = place
+        self.sizes: Ids = location.index.sizes
+        self.columns = location.index.columns
+        self.bytes = location.index.total_bytes
+        self.identity = location.index.fingerprint
+        self.location = location
         self._needed: set[int] = set()
-        self._pool = ShardPool(place.index, place.cache, threads=_THREADS, most_open=64, options=options)
+        self._pool = ShardPool(location.index, location.cache, threads=_THREADS, most_open=64, options=options)
 
     def files(self, shards: Ids) -> set[str]:
-        stored = [file for shard in shards.tolist() for file in self.place.index.shards[shard].stored]
+        stored = [file for shard in shards.tolist() for file in self.location.index.shards[shard].stored]
         names = {file.part.key if file.part is not None else file.basename for file in stored}
         return names | {INDEX_NAME} if any(file.part is None for file in stored) else names
 
     def versions(self) -> dict[str, str]:
         keys = self.files(np.arange(len(self.sizes)))
-        cache = self.place.cache
+        cache = self.location.cache
         return file_versions(cache.store or open_store(cache.root), sorted(keys))
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
@@ -126,7 +126,7 @@ class ShardSource(ConversionSource):
         self._pool.prefetch(soon)
 
     def where(self, shard: int, row: int) -> str:
-        info = self.place.index.shards[shard]
+        info = self.location.index.shards[shard]
         number = int(self.sizes[:shard].sum()) + row
         file = info.raw[-1].part.key if info.raw[-1].part is not None else info.raw[0].basename
         return f"{self.name}: sample {number} (row {row} of {file})"
@@ -217,11 +217,11 @@ def _read_local(path: str, store: Store, key: str) -> bytes:
     return data if 0 < len(data) < _SMALL else store.get(key, max_bytes=_MOST_BYTES)
 
 
-def verbatim_images(place: DatasetLocation) -> tuple[DatasetLocation, dict[str, str]]:
+def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[str, str]]:
     """A dataset whose images are handed out as the bytes of their files, so that they are not encoded a second time.
 
     Returns:
-        The place, and the encodings of all columns that the index tells, as they are.
+        The location of these shards, and the encodings of all columns that the index names, unchanged.
 
     Raises:
         ConfigError: shards of the dataset differ in a column's encoding.
@@ -229,7 +229,7 @@ def verbatim_images(place: DatasetLocation) -> tuple[DatasetLocation, dict[str, 
     encodings: dict[str, str] = {}
     specs: dict[int, Mapping[str, Any]] = {}
     shards: list[ShardInfo] = []
-    for info in place.index.shards:
+    for info in location.index.shards:
         kinds = info.spec.get("column_encodings")
         if kinds is None:
             shards.append(info)
@@ -238,20 +238,20 @@ def verbatim_images(place: DatasetLocation) -> tuple[DatasetLocation, dict[str, 
             for name, kind in zip(info.spec["column_names"], kinds, strict=True):
                 if encodings.setdefault(name, kind) != kind:
                     raise ConfigError(
-                        f"{place.cache.root}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
+                        f"{location.cache.root}: column {name!r} is {encodings[name]} in one shard and {kind} in another: "
                         "leave it out with select="
                     )
         specs[id(info.spec)] = info.spec
         if {"jpeg", "png"} & set(kinds):
             entry = json.loads(json.dumps(entry_of(info)))  # lists, as an index has them
             entry["column_encodings"] = ["bytes" if kind in ("jpeg", "png") else kind for kind in kinds]
-            shards.append(get_format(info.format).parse_shard(entry, os.fspath(place.cache.root)))
+            shards.append(get_format(info.format).parse_shard(entry, os.fspath(location.cache.root)))
         else:
             shards.append(info)
-    names = set(place.index.columns)
-    index = Index(shards, extra=place.index.extra)
-    changed = any(new is not old for new, old in zip(shards, place.index.shards, strict=True))
+    names = set(location.index.columns)
+    index = Index(shards, extra=location.index.extra)
+    changed = any(new is not old for new, old in zip(shards, location.index.shards, strict=True))
     return (
-        (DatasetLocation(index, place.cache, place.keep) if changed else place),
+        (DatasetLocation(index, location.cache, location.keep) if changed else location),
         {name: encodings[name] for name in compress(encodings, [name in names for name in encodings])},
     )

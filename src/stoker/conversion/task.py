@@ -22,8 +22,8 @@ from stoker.types import Batch, Column, Ids, Sample
 
 __all__ = ["items", "run_task", "totals"]
 
-_PIECE_BYTES: Final = 8 << 20
-_PIECE_SAMPLES: Final = 1 << 13
+_CHUNK_BYTES: Final = 8 << 20
+_CHUNK_SAMPLES: Final = 1 << 13
 _SAMPLE: Final = re.compile(r"(?:the batch from )?sample ([0-9]+)")
 
 
@@ -47,7 +47,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
     shards, rows = job.arrangement.located(first, stop)
     split = job.arrangement.split_of(shards, rows)
     name = None if job.tasks == 1 else number
-    step = max(1, min(_PIECE_SAMPLES, _PIECE_BYTES * job.arrangement.total // max(1, job.source.bytes)))
+    step = max(1, min(_CHUNK_SAMPLES, _CHUNK_BYTES * job.arrangement.total // max(1, job.source.bytes)))
     sinks: list[SampleSink] = []
     with ExitStack() as stack:
         for split_name, _, _ in job.arrangement.splits:
@@ -57,7 +57,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
         for start in range(0, stop - first, step):
             here = slice(start, min(start + step, stop - first))
             job.source.expect(shards[start:], here.stop - start)
-            _piece(job, shards[here], rows[here], split[here], sinks)
+            _convert_chunk(job, shards[here], rows[here], split[here], sinks)
             advance(here.stop - start)
         made = [
             {"name": split_name, "entries": sink.finish(), "samples": sink.samples}
@@ -68,7 +68,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
     return note
 
 
-def _piece(job: ConversionJob, shards: Ids, rows: Ids, split: Ids, sinks: list[SampleSink]) -> None:
+def _convert_chunk(job: ConversionJob, shards: Ids, rows: Ids, split: Ids, sinks: list[SampleSink]) -> None:
     """Read, map and write some samples."""
 
     def where(row: int) -> str:
@@ -169,9 +169,9 @@ def _named(error: EncodingError, before: int, origin: Ids, where: Callable[[int]
     match = _SAMPLE.search(text)
     if match is None or not 0 <= int(match[1]) - before < len(origin):
         return EncodingError(f"{where(int(origin[0]))}, or one of the {len(origin) - 1} samples after it: {text}")
-    place = where(int(origin[int(match[1]) - before]))
+    origin_text = where(int(origin[int(match[1]) - before]))
     hint = "" if "columns=" in text else "; say another type with columns=, or make the value fit with transform="
-    return EncodingError(f"{place}: {text.replace(match[0], 'it')}{hint}")
+    return EncodingError(f"{origin_text}: {text.replace(match[0], 'it')}{hint}")
 
 
 def totals(notes: Mapping[int, Mapping[str, Any]]) -> tuple[int, dict[str, int]]:

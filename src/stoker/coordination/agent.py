@@ -71,8 +71,8 @@ class Agent:
         self._home_empty = False
         self._commit_at = self._glance_at = self._quiet_until = clock.now
         # Not all at once: the first to look publishes a summary, which the others need only read.
-        place = mix(member.rank, 0) % epoch.world_size
-        self._look_at = clock.now + min(0.02 * place, epoch.settings.lease)
+        offset = mix(member.rank, 0) % epoch.world_size
+        self._look_at = clock.now + min(0.02 * offset, epoch.settings.lease)
         self._idle_looks = 0
         self._failures = 0
 
@@ -182,10 +182,10 @@ class Agent:
         total = sum(self.watch.open.values())
         if not total:
             return None
-        place = mix(self.member.rank, self.held.leases) % total
+        offset = mix(self.member.rank, self.held.leases) % total
         for number, count in self.watch.open.items():
-            place -= count
-            if place < 0:
+            offset -= count
+            if offset < 0:
                 return number
         return None
 
@@ -305,7 +305,7 @@ class Agent:
         lane: Lane = entry.value
         settings = self.epoch.settings
         after = cleared(lane, rank, incarnation)
-        asked: list[tuple[Holding, int, bool]] = []
+        requested: list[tuple[Holding, int, bool]] = []
         for holding in self.held.in_lane(number):
             cursor, back = holding.wanted, bool(holding.given_up) or self.stopping
             if cursor <= holding.committed and not back:
@@ -329,22 +329,22 @@ class Agent:
                     record=settings.record,
                 )
             after = done
-            asked.append((holding, cursor, back))
+            requested.append((holding, cursor, back))
         fresh: list[SplitRecord] = []
         if self._may_lease(number):
             after, fresh = self._lease(after)
             if not fresh:
                 self._found_empty(number)
-        if not fresh and not asked and number not in self._doubts:
+        if not fresh and not requested and number not in self._doubts:
             return
-        yield from self._write(number, entry, after, asked, fresh)
+        yield from self._write(number, entry, after, requested, fresh)
 
     def _write(
         self,
         number: int,
         entry: Versioned,
         after: Lane,
-        asked: list[tuple[Holding, int, bool]],
+        requested: list[tuple[Holding, int, bool]],
         fresh: list[SplitRecord],
     ) -> Steps:
         rest, chunk = spilled(after)
@@ -368,7 +368,7 @@ class Agent:
         self._doubts.pop(number, None)
         self.watch.lanes[number] = Versioned(rest, version)
         self._tokens[number] = rest.token
-        for holding, cursor, back in asked:
+        for holding, cursor, back in requested:
             self.held.acknowledge(holding, cursor)
             if back:
                 self.held.returned(holding)

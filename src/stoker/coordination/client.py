@@ -419,10 +419,10 @@ class Coordination:
     def _raise_if_stalled(self) -> None:
         agent = self._current()
         lanes: list[Lane] = [entry.value for entry in agent.watch.lanes.values()]
-        pieces = sorted([piece for lane in lanes for piece in lane.aside])
-        if pieces:
-            listed = "; ".join([f"[{p.begin}, {p.end}): {p.reason}" for p in pieces[:8]])
-            more = f"; and {len(pieces) - 8} more" if len(pieces) > 8 else ""
+        stalled = sorted([one for lane in lanes for one in lane.aside])
+        if stalled:
+            listed = "; ".join([f"[{p.begin}, {p.end}): {p.reason}" for p in stalled[:8]])
+            more = f"; and {len(stalled) - 8} more" if len(stalled) > 8 else ""
             raise StalledError(
                 f"epoch {agent.epoch.number} of run {self._records.keys.run!r} can not be finished: after "
                 f"{self.settings.attempts} attempts each were set aside {listed}{more}"

@@ -50,8 +50,8 @@ def first_lane(epoch: Epoch, number: int) -> Lane:
     if not ranges:
         return Lane(number, begin, end, end, end, token)
     longest = max(ranges, key=lambda part: part[1] - part[0])
-    pieces = tuple([ReturnedRange(a, b, 0, "") for a, b in ranges if (a, b) != longest])
-    return Lane(number, begin, end, *longest, token, free=pieces)
+    returned = tuple([ReturnedRange(a, b, 0, "") for a, b in ranges if (a, b) != longest])
+    return Lane(number, begin, end, *longest, token, free=returned)
 
 
 def lease(
@@ -77,13 +77,13 @@ def lease(
     token = lane.token + 1
     if lane.free:
         which = min(range(len(lane.free)), key=lambda k: (lane.free[k].attempts, lane.free[k].begin))
-        piece = lane.free[which]
-        if piece.attempts < 2 or lane.front == lane.back:
-            length = piece.end - piece.begin
-            most = length if piece.attempts < 2 else max(1, length >> (piece.attempts - 1))
-            end = piece.begin + min(size, most)
-            split = SplitRecord(piece.begin, end, piece.begin, rank, incarnation, turn, token, piece.attempts)
-            rest = () if end == piece.end else (piece._replace(begin=end),)
+        returned = lane.free[which]
+        if returned.attempts < 2 or lane.front == lane.back:
+            length = returned.end - returned.begin
+            most = length if returned.attempts < 2 else max(1, length >> (returned.attempts - 1))
+            end = returned.begin + min(size, most)
+            split = SplitRecord(returned.begin, end, returned.begin, rank, incarnation, turn, token, returned.attempts)
+            rest = () if end == returned.end else (returned._replace(begin=end),)
             free = lane.free[:which] + rest + lane.free[which + 1 :]
             return lane._replace(token=token, splits=(*lane.splits, split), free=free), split
     if lane.front == lane.back:
@@ -108,10 +108,10 @@ def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, 
     Raises:
         ConfigError: the position is not of the split.
     """
-    place = next((k for k, split in enumerate(lane.splits) if split.token == token), None)
-    if place is None:
+    index = next((k for k, split in enumerate(lane.splits) if split.token == token), None)
+    if index is None:
         return None
-    split = lane.splits[place]
+    split = lane.splits[index]
     if split.rank != rank or split.incarnation != incarnation:
         return None
     if cursor <= split.cursor:
@@ -119,7 +119,7 @@ def commit(lane: Lane, rank: int, incarnation: int, token: int, cursor: int, *, 
     if cursor > split.end:
         raise ConfigError(f"position {cursor} is not of the split [{split.begin}, {split.end})")
     moved = split._replace(cursor=cursor)
-    splits = (*lane.splits[:place], moved, *lane.splits[place + 1 :])
+    splits = (*lane.splits[:index], moved, *lane.splits[index + 1 :])
     if cursor == split.end and record:
         return lane._replace(splits=splits, log=_noted(lane.log, moved))
     return lane._replace(splits=splits)
@@ -164,7 +164,7 @@ def give_back(
         return lane._replace(splits=splits)
     moved = split.cursor > split.begin
     failures = (0 if moved else split.attempts) + (1 if blame else 0)
-    piece = ReturnedRange(split.cursor, split.end, failures, reason[:200])
+    returned = ReturnedRange(split.cursor, split.end, failures, reason[:200])
     known = max(0, min(delivered, split.end) - split.cursor)
     lane = lane._replace(
         splits=splits,
@@ -173,13 +173,13 @@ def give_back(
         exposed=lane.exposed + (split.end - split.cursor if lost else known),
     )
     if failures >= attempts:
-        return lane._replace(aside=(*lane.aside, piece))
+        return lane._replace(aside=(*lane.aside, returned))
     if failures == 0:
-        if piece.end == lane.front:
-            return lane._replace(front=piece.begin)
-        if piece.begin == lane.back:
-            return lane._replace(back=piece.end)
-    return lane._replace(free=(*lane.free, piece))
+        if returned.end == lane.front:
+            return lane._replace(front=returned.begin)
+        if returned.begin == lane.back:
+            return lane._replace(back=returned.end)
+    return lane._replace(free=(*lane.free, returned))
 
 
 def spilled(lane: Lane) -> tuple[Lane, LogChunk | None]:
@@ -195,12 +195,12 @@ def spilled(lane: Lane) -> tuple[Lane, LogChunk | None]:
 
 def leasable(lane: Lane) -> int:
     """Samples that can be leased now."""
-    return lane.back - lane.front + sum([piece.end - piece.begin for piece in lane.free])
+    return lane.back - lane.front + sum([returned.end - returned.begin for returned in lane.free])
 
 
 def set_aside(lane: Lane) -> int:
     """Samples that failed too often."""
-    return sum([piece.end - piece.begin for piece in lane.aside])
+    return sum([returned.end - returned.begin for returned in lane.aside])
 
 
 def remaining(lane: Lane) -> int:

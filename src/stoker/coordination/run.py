@@ -160,7 +160,7 @@ class RunRecords:
             exposed=sum([lane.exposed for lane in lanes]),
             variation=-1.0 if summary is None else summary.value.variation,
             finished=left == 0,
-            stalled=tuple(sorted([(*piece[:2], piece.reason) for lane in lanes for piece in lane.aside]))
+            stalled=tuple(sorted([(*returned[:2], returned.reason) for lane in lanes for returned in lane.aside]))
             if over
             else (),
         )
@@ -237,7 +237,7 @@ class RunRecords:
         owners = [Owner(entry.begin, entry.end, entry.rank, committed=True) for entry in committed]
         for lane in self.lanes(epoch):
             owners += [Owner(split.cursor, split.end, split.rank, committed=False) for split in lane.splits]
-            left = [(lane.front, lane.back), *[piece[:2] for piece in (*lane.free, *lane.aside)]]
+            left = [(lane.front, lane.back), *[returned[:2] for returned in (*lane.free, *lane.aside)]]
             owners += [Owner(first, last, None, committed=False) for first, last in left]
         cut = [one._replace(begin=max(one.begin, begin), end=min(one.end, end)) for one in owners]
         return tuple(sorted([one for one in cut if one.begin < one.end], key=lambda one: one.begin))

@@ -69,8 +69,8 @@ class Watch:
             return True
         quiet = self._observer.quiet("summary")
         # Not all at once: a few milliseconds for each worker lie between the first and the last to notice.
-        place = mix(self._member.rank, self.summary.counter) % self._epoch.world_size
-        return quiet is not None and quiet >= self._epoch.settings.lease + place * _APART
+        turn = mix(self._member.rank, self.summary.counter) % self._epoch.world_size
+        return quiet is not None and quiet >= self._epoch.settings.lease + turn * _APART
 
     def glance(self) -> Steps:
         """Read the epoch's record and the summary; returns the former.

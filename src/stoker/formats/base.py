@@ -35,7 +35,7 @@ class FilePart:
         ends: where each range ends.
         in_place: whether the file is mapped where it lies. Then what is opened is a window of it: all from the first
             range's start, less one, rounded down to :data:`mmap.ALLOCATIONGRANULARITY`, to the last range's end.
-            Otherwise it is a file of the cache that holds the ranges one after the other. Of a compressed file, the place
+            Otherwise it is a file of the cache that holds the ranges one after the other. Of a compressed file, the range
             is in the cache, where it is decompressed whole, and all else is said of what comes out.
         head: bytes that come before the ranges in such a file of the cache.
     """

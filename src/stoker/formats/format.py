@@ -138,7 +138,7 @@ class Format(ABC):
 
         Args:
             shards: readers that :meth:`open` returned, of equal ``layout``.
-            which: for each sample, its shard's place in ``shards``; int64, shape ``(n,)``.
+            which: for each sample, its shard's index in ``shards``; int64, shape ``(n,)``.
             rows: for each sample, its row in that shard; int64, shape ``(n,)``.
             columns: names to read, default all.
         """

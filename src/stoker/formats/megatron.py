@@ -1,7 +1,7 @@
-"""Megatron's indexed datasets: a ``.bin`` of tokens, and an ``.idx`` that says what lies where in it.
+"""Megatron's indexed datasets: a ``.bin`` of tokens, and an ``.idx`` of the sequences' lengths and offsets in it.
 
 The ``.idx``, all little-endian: 9 bytes ``MMIDIDX\\0\\0``, u64 version 1, u8 code of the dtype, u64 number of sequences, u64
-number of document borders, i32 lengths of the sequences, i64 places of their first bytes in the ``.bin``, i64 document
+number of document borders, i32 lengths of the sequences, i64 offsets of their first bytes in the ``.bin``, i64 document
 borders (numbers of sequences, from 0 to their number), and sometimes an i8 mode for each sequence.
 """
 
@@ -19,7 +19,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource, whole
 from stoker.formats.common.container import PackedFormat, PackedShard
-from stoker.formats.common.file_shards import PieceDetail, piece_of
+from stoker.formats.common.file_shards import SpanDetail, span_bytes
 from stoker.formats.common.inspect_header import (
     HeaderFacts,
     ShardSpan,
@@ -38,7 +38,7 @@ DTYPES: Final[Mapping[int, str]] = {1: "uint8", 2: "int8", 3: "int16", 4: "int32
 _FLOATS: Final = {6: "float64", 7: "float32"}
 _MAGIC: Final = b"MMIDIDX\x00\x00"
 _HEAD: Final = struct.Struct("<9sQBQQ")
-_PIECE: Final = 64 << 20
+_SPAN: Final = 64 << 20
 _FARTHEST: Final = 1 << 56
 _UNITS: Final = ("sequence", "document")
 
@@ -50,19 +50,19 @@ class MegatronIndex:
     Attributes:
         dtype: of the tokens.
         lengths: tokens in each sequence; int64, shape ``(sequences,)``.
-        places: first byte of each sequence in the ``.bin``, a multiple of the dtype's width; int64, shape ``(sequences,)``.
+        byte_offsets: of each sequence in the ``.bin``, multiples of the dtype's width; int64, shape ``(sequences,)``.
         borders: sequence with which each document begins, and their number; int64, shape ``(documents + 1,)``.
     """
 
     dtype: np.dtype[Any]
     lengths: Ids
-    places: Ids
+    byte_offsets: Ids
     borders: Ids
 
     @property
     def ends(self) -> Ids:
         """The byte after the last of each sequence; int64, shape ``(sequences,)``."""
-        ends: Ids = self.places + self.lengths * self.dtype.itemsize
+        ends: Ids = self.byte_offsets + self.lengths * self.dtype.itemsize
         return ends
 
 
@@ -90,9 +90,9 @@ def _layout(data: NDArray[np.uint8], where: str) -> tuple[np.dtype[Any], Array, 
         )
     at = _HEAD.size
     lengths = np.frombuffer(data, "<i4", sequences, at)
-    places = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
+    byte_offsets = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
     found = np.frombuffer(data, "<i8", borders, at + 12 * sequences)
-    return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, places, found
+    return np.dtype(DTYPES[code]).newbyteorder("<"), lengths, byte_offsets, found
 
 
 def read_index(data: NDArray[np.uint8], where: str) -> MegatronIndex:
@@ -105,8 +105,8 @@ def read_index(data: NDArray[np.uint8], where: str) -> MegatronIndex:
     Raises:
         CorruptDataError: it is not what the format says.
     """
-    dtype, raw_lengths, raw_places, raw_borders = _layout(data, where)
-    lengths, places = _checked(dtype, raw_lengths, raw_places, 0, where)
+    dtype, raw_lengths, raw_offsets, raw_borders = _layout(data, where)
+    lengths, byte_offsets = _checked(dtype, raw_lengths, raw_offsets, 0, where)
     found: Ids = raw_borders.astype(np.int64)
     sequences = lengths.size
     if found.size and (found[0] != 0 or found[-1] != sequences or bool((found[1:] < found[:-1]).any())):
@@ -115,18 +115,18 @@ def read_index(data: NDArray[np.uint8], where: str) -> MegatronIndex:
         if sequences:
             raise CorruptDataError(f"{where} has no document borders")
         found = np.zeros(1, dtype=np.int64)
-    return MegatronIndex(dtype, lengths, places, found)
+    return MegatronIndex(dtype, lengths, byte_offsets, found)
 
 
-def _checked(dtype: np.dtype[Any], lengths: Array, places: Array, first: int, where: str) -> tuple[Ids, Ids]:
-    """Lengths and places that can be; ``first`` is the number of the first of them."""
-    wrong = (lengths < 0) | (places < 0) | (places % dtype.itemsize != 0) | (places > _FARTHEST)
+def _checked(dtype: np.dtype[Any], lengths: Array, byte_offsets: Array, first: int, where: str) -> tuple[Ids, Ids]:
+    """Lengths and byte offsets, checked; ``first`` is the number of the first of them."""
+    wrong = (lengths < 0) | (byte_offsets < 0) | (byte_offsets % dtype.itemsize != 0) | (byte_offsets > _FARTHEST)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise CorruptDataError(
-            f"{where} says that sequence {first + row} of {int(lengths[row])} tokens begins at byte {int(places[row])}"
+            f"{where} says that sequence {first + row} of {int(lengths[row])} tokens begins at byte {int(byte_offsets[row])}"
         )
-    return lengths.astype(np.int64), places.astype(np.int64)
+    return lengths.astype(np.int64), byte_offsets.astype(np.int64)
 
 
 def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, where: str) -> MegatronIndex:
@@ -135,7 +135,7 @@ def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, 
     Raises:
         CorruptDataError: it is not what the format says.
     """
-    dtype, lengths, places, found = _layout(data, where)
+    dtype, lengths, byte_offsets, found = _layout(data, where)
     low, high = first, first + count
     borders: Ids = np.zeros(1, np.int64)
     if document:
@@ -145,11 +145,11 @@ def _read_part(data: NDArray[np.uint8], document: bool, first: int, count: int, 
         low, high = int(borders[0]), int(borders[-1])
     if not 0 <= low <= high <= len(lengths):
         raise CorruptDataError(f"{where} has {len(lengths)} sequences, and had {high} or more when its header was read")
-    return MegatronIndex(dtype, *_checked(dtype, lengths[low:high], places[low:high], low, where), borders - low)
+    return MegatronIndex(dtype, *_checked(dtype, lengths[low:high], byte_offsets[low:high], low, where), borders - low)
 
 
 def index_bytes(dtype: np.dtype[Any], lengths: Ids, borders: Ids) -> list[bytes]:
-    """An ``.idx`` of sequences that lie end to end, as pieces.
+    """An ``.idx`` of sequences that lie end to end, as spans.
 
     Args:
         dtype: of the tokens, one of :data:`DTYPES`.
@@ -157,8 +157,8 @@ def index_bytes(dtype: np.dtype[Any], lengths: Ids, borders: Ids) -> list[bytes]
         borders: sequence with which each document begins, and their number.
     """
     code = next(code for code, name in DTYPES.items() if name == dtype.name)
-    places = (np.cumsum(lengths) - lengths) * dtype.itemsize
-    arrays = lengths.astype("<i4"), places.astype("<i8"), borders.astype("<i8")
+    byte_offsets = (np.cumsum(lengths) - lengths) * dtype.itemsize
+    arrays = lengths.astype("<i4"), byte_offsets.astype("<i8"), borders.astype("<i8")
     head = _HEAD.pack(_MAGIC, 1, code, lengths.size, borders.size)
     return [head, *(array.tobytes() for array in arrays)]
 
@@ -171,20 +171,20 @@ def _samples_of(index: MegatronIndex, document: bool, where: str, start: int = 0
     """
     ends = index.ends
     if not document:
-        return index.places, ends
+        return index.byte_offsets, ends
     low, high = index.borders[:-1], index.borders[1:]
     inner = np.ones(max(0, len(ends) - 1), np.bool_)
     starts = low[(low > 0) & (low < len(ends))]
     inner[starts - 1] = False
-    if (inner & (ends[:-1] != index.places[1:])).any():
-        row = int(np.argmax(inner & (ends[:-1] != index.places[1:])))
+    if (inner & (ends[:-1] != index.byte_offsets[1:])).any():
+        row = int(np.argmax(inner & (ends[:-1] != index.byte_offsets[1:])))
         raise CorruptDataError(
             f"{where}: sequences {row} and {row + 1} are of one document but do not follow each other: read them with "
             'format_options={"unit": "sequence"}'
         )
     filled = high > low
     begins, stops = np.full(len(low), start, np.int64), np.full(len(low), start, np.int64)
-    begins[filled], stops[filled] = index.places[low[filled]], ends[high[filled] - 1]
+    begins[filled], stops[filled] = index.byte_offsets[low[filled]], ends[high[filled] - 1]
     if not filled.all():  # empty documents begin where the one before ended
         np.maximum.accumulate(stops, out=stops)
         begins[~filled] = stops[~filled]
@@ -192,15 +192,15 @@ def _samples_of(index: MegatronIndex, document: bool, where: str, start: int = 0
 
 
 class MegatronShard(PackedShard):
-    """An open pair of files, or a piece of their data."""
+    """An open pair of files, or a span of their data."""
 
     __slots__ = ("_begins", "_dtype", "_ends", "_tokens")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
-        data = piece_of(info, np.frombuffer(files[-1], np.uint8), where)
+        data = span_bytes(info, np.frombuffer(files[-1], np.uint8), where)
         detail, part = info.detail, info.raw[-1].part
-        first: int = detail.first if isinstance(detail, PieceDetail) else 0
+        first: int = detail.first if isinstance(detail, SpanDetail) else 0
         start = part.starts[0] if detail is not None and part is not None else 0
         document = info.spec["unit"] == "document"
         there = f"{where}: its .idx"
@@ -230,7 +230,7 @@ class MegatronShard(PackedShard):
 
 
 class MegatronFormat(PackedFormat):
-    """A pair of files, in pieces of about 64 MiB of tokens."""
+    """A pair of files, in spans of about 64 MiB of tokens."""
 
     name = "megatron"
     shard = "64 MiB of an indexed dataset's tokens"
@@ -264,17 +264,17 @@ class MegatronFormat(PackedFormat):
         begins, ends = _samples_of(index, unit == "document", source.where)
         count = check_count(len(begins), source.where)
         spec = {"columns": {str(settings.get("column", "tokens")): f"tokens:{index.dtype.name}"}, "unit": unit}
-        return HeaderFacts(count, spec, _pieces(begins, ends, piece_bytes(settings, _PIECE)))
+        return HeaderFacts(count, spec, _spans(begins, ends, piece_bytes(settings, _SPAN)))
 
 
-def _pieces(begins: Ids, ends: Ids, size: int) -> list[ShardSpan]:
-    """Samples in pieces, where they lie in their order; else none, for one shard."""
+def _spans(begins: Ids, ends: Ids, size: int) -> list[ShardSpan]:
+    """Samples in spans, where they lie in their order; else none, for one shard."""
     if not len(begins) or (begins[1:] < ends[:-1]).any() or (ends < begins).any():
         return []
-    pieces: list[ShardSpan] = []
+    spans: list[ShardSpan] = []
     first = 0
     while first < len(begins):
         stop = max(first + 1, int(np.searchsorted(ends, int(begins[first]) + size, side="right")))
-        pieces.append(ShardSpan(int(begins[first]), int(ends[stop - 1]), stop - first))
+        spans.append(ShardSpan(int(begins[first]), int(ends[stop - 1]), stop - first))
         first = stop
-    return pieces
+    return spans

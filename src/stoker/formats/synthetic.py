@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
-from stoker.formats.common.file_shards import PieceDetail
+from stoker.formats.common.file_shards import SpanDetail
 from stoker.formats.common.gather import address_of, gather_rows
 from stoker.formats.common.read_checks import check_rows, check_rows_of_shards, wanted_columns
 from stoker.formats.format import Format
@@ -145,7 +145,7 @@ class SyntheticShard:
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         self._spec = info.spec
         self.columns: tuple[str, ...] = tuple(info.spec["columns"])
-        self.first: int = info.detail.first if isinstance(info.detail, PieceDetail) else 0
+        self.first: int = info.detail.first if isinstance(info.detail, SpanDetail) else 0
         self.format = info.format
         self.layout: Hashable = (info.format, repr(info.spec))
         self.options = options
@@ -162,29 +162,29 @@ class SyntheticShard:
         chosen = wanted_columns(columns, self.columns, self.where)
         seed, distinct = self._spec["seed"], self._spec["distinct"]
         return {
-            name: _values(_kind(self._spec["columns"][name]), numbers, seed, place, distinct, self.options.views)
-            for place, name in enumerate(self.columns)
+            name: _values(_kind(self._spec["columns"][name]), numbers, seed, number, distinct, self.options.views)
+            for number, name in enumerate(self.columns)
             if name in chosen
         }
 
 
-def _values(kind: _Kind, numbers: Ids, seed: int, place: int, distinct: bool, views: bool) -> Column:
+def _values(kind: _Kind, numbers: Ids, seed: int, number: int, distinct: bool, views: bool) -> Column:
     if kind.number:
         return numbers
     count = len(numbers)
-    salt = (seed * 1_000_003 + place * 7_919 + 1) & ((1 << 64) - 1)
+    salt = (seed * 1_000_003 + number * 7_919 + 1) & ((1 << 64) - 1)
     spots = _mixed(numbers if distinct else np.zeros(1, np.int64), salt)
     if kind.classes:
         labels: Ids = (spots % np.uint64(kind.classes)).astype(np.int64)
         return labels if distinct else np.broadcast_to(labels, count)
-    # As many places to begin at as the block has room for; a wide value's block is larger.
+    # As many offsets to begin at as the block has space for; a wide value's block is larger.
     block = _block(kind.dtype.str, _BLOCK + -(-kind.width // _STEP) * _STEP, seed)
     begins = (spots % np.uint64(_BLOCK // _STEP)).astype(np.int64) * _STEP
     if kind.text:
         begins = begins if distinct else np.broadcast_to(begins, count)
         data = memoryview(block)  # type: ignore[arg-type]
-        pieces = [data[begin : begin + kind.width] for begin in begins.tolist()]
-        return pieces if views else [bytes(piece) for piece in pieces]
+        values = [data[begin : begin + kind.width] for begin in begins.tolist()]
+        return values if views else [bytes(value) for value in values]
     if not distinct:
         at = int(begins[0]) // kind.dtype.itemsize
         row = block[at : at + math.prod(kind.shape)].reshape(kind.shape)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.generation.columns import Column
 from stoker.generation.noise import BLOCK, noise_of
-from stoker.generation.pieces import Finish, StreamBytes
+from stoker.generation.segments import Finish, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.generation.streams import ByteStream, noise_stream, text_stream, token_stream
 from stoker.types import Ids
@@ -64,7 +64,7 @@ class FileContent:
         self._noise = noise_of(spec.seed)
         self._tokens: dict[str, ByteStream] = {}
         ragged = [column for column in spec.fields if column.width is None] or spec.fields
-        self._place = {column.name: place for place, column in enumerate(ragged)}
+        self._ragged_number = {column.name: turn for turn, column in enumerate(ragged)}
 
     @cached_property
     def noise(self) -> ByteStream:
@@ -125,11 +125,11 @@ class FileContent:
             first, count: of which values.
             each: numbers for a value, a multiple of 4.
         """
-        stream = _DRAWN + self._place[column.name]
+        stream = _DRAWN + self._ragged_number[column.name]
         draws = np.empty(2 * each * count, np.uint8)
-        place, done = 2 * each * first, 0
+        offset, done = 2 * each * first, 0
         while done < len(draws):
-            block, inside = divmod(place + done, BLOCK)
+            block, inside = divmod(offset + done, BLOCK)
             part = draws[done : done + BLOCK - inside]
             self._noise.fill(part, self.number, stream, block, inside)
             done += len(part)

@@ -20,10 +20,10 @@ from stoker.generation.making import FileBuilder, GeneratedFile, file_size
 from stoker.generation.marker import (
     check_destination,
     mark_unfinished,
-    read_shares,
-    remove_shares,
+    read_host_manifests,
+    remove_host_manifests,
+    write_host_manifest,
     write_manifest,
-    write_share,
 )
 from stoker.generation.names import Output, outputs
 from stoker.generation.spec import DatasetSpec
@@ -127,7 +127,7 @@ def generate(
     else:
         complete = _finish(spec, store, made, host, processes, threads)
     if complete and host[1] > 1:
-        remove_shares(store)
+        remove_host_manifests(store)
     written = sum(facts.size for facts in made.values())
     kept = len(share) - len(missing)
     total = (spec.files + spec.valid_files) * len(spec.form.suffixes)
@@ -146,11 +146,11 @@ def _finish(
 ) -> bool:
     """Write what tells of the dataset, if all of it is there."""
     if host[1] > 1:
-        write_share(store, host, made)
+        write_host_manifest(store, host, made)
         there = {item.key: item.size for item in store.list()}
         if not all(_is_there(spec, out, there) for out in outputs(spec)):
             return False
-        made = {**read_shares(store), **made}
+        made = {**read_host_manifests(store), **made}
     unknown = [out for out in outputs(spec) if out.name not in made]
     if unknown:
         # What was made before has the same bytes as what would be made now.

@@ -13,7 +13,7 @@ from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.hashing import _HASHES
 from stoker.generation.formats.base import layout_of
 from stoker.generation.names import Output, output
-from stoker.generation.pieces import assemble
+from stoker.generation.segments import assemble
 from stoker.generation.spec import DatasetSpec
 
 __all__ = ["GeneratedFile", "FileBuilder", "file_size", "iterate_file", "library_versions"]
@@ -72,7 +72,7 @@ class FileBuilder:
         """The file's bytes, from its begin; each chunk is valid until the next is asked for."""
         spec = self._spec
         self._raw = self._stored = _Tally(spec.hashes)
-        chunks: Iterator[memoryview] = assemble(layout_of(spec).pieces(self._out.place))
+        chunks: Iterator[memoryview] = assemble(layout_of(spec).segments(self._out.index))
         if spec.compression is None or not spec.form.compressed_whole:
             return self._stored.watch(chunks)
         self._stored = _Tally(spec.hashes)
@@ -89,7 +89,7 @@ def iterate_file(spec: DatasetSpec, number: int) -> Iterator[memoryview]:
 
     Args:
         spec: the dataset.
-        number: place of the file in :func:`~stoker.generation.file_names`.
+        number: index of the file in :func:`~stoker.generation.file_names`.
 
     Yields:
         Chunks of about 1 MiB. Each is valid until the next is asked for.
@@ -99,7 +99,7 @@ def iterate_file(spec: DatasetSpec, number: int) -> Iterator[memoryview]:
 
 def file_size(spec: DatasetSpec, out: Output) -> int | None:
     """Bytes of a file; ``None`` where only making it tells, because it is compressed."""
-    return None if spec.compression is not None and spec.form.compressed_whole else layout_of(spec).size(out.place)
+    return None if spec.compression is not None and spec.form.compressed_whole else layout_of(spec).size(out.index)
 
 
 def library_versions(spec: DatasetSpec) -> dict[str, str]:

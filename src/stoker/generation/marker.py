@@ -20,21 +20,21 @@ __all__ = [
     "MANIFEST",
     "check_destination",
     "mark_unfinished",
-    "read_shares",
-    "remove_shares",
+    "read_host_manifests",
+    "remove_host_manifests",
     "write_manifest",
-    "write_share",
+    "write_host_manifest",
 ]
 
 MANIFEST: Final = "_generated.json"
 """Hidden from readers of directories, as its name begins with an underscore."""
 
-_SHARES: Final = "_generated.shares"
+_HOST_MANIFESTS: Final = "_generated.shares"
 _MOST_BYTES: Final = 1 << 30
 
 
 def check_destination(store: Store, spec: DatasetSpec, *, resume: bool) -> bool:
-    """See that the place is empty, or holds this dataset or the beginning of it.
+    """Check that the destination is empty, or holds this dataset or the beginning of it.
 
     Returns:
         Whether the dataset is complete already.
@@ -103,16 +103,16 @@ def _described(spec: DatasetSpec) -> dict[str, Any]:
     return {"spec": spec.identity(), "libraries": library_versions(spec)}
 
 
-def write_share(store: Store, host: tuple[int, int], made: Mapping[str, GeneratedFile]) -> None:
+def write_host_manifest(store: Store, host: tuple[int, int], made: Mapping[str, GeneratedFile]) -> None:
     """Keep what a host knows of the files that it made, for the one that is done last."""
     told = {name: [one.size, one.hashes, one.raw_size, one.raw_hashes] for name, one in made.items()}
-    store.put(f"{_SHARES}/{host[0]}-of-{host[1]}.json", json.dumps(told).encode())
+    store.put(f"{_HOST_MANIFESTS}/{host[0]}-of-{host[1]}.json", json.dumps(told).encode())
 
 
-def read_shares(store: Store) -> dict[str, GeneratedFile]:
+def read_host_manifests(store: Store) -> dict[str, GeneratedFile]:
     """The facts that all hosts have stored."""
     found: dict[str, GeneratedFile] = {}
-    for item in store.list(_SHARES):
+    for item in store.list(_HOST_MANIFESTS):
         try:
             told = json.loads(store.get(item.key, max_bytes=_MOST_BYTES))
             found.update({name: GeneratedFile(*facts) for name, facts in told.items()})
@@ -121,9 +121,9 @@ def read_shares(store: Store) -> dict[str, GeneratedFile]:
     return found
 
 
-def remove_shares(store: Store) -> None:
+def remove_host_manifests(store: Store) -> None:
     """Remove what hosts have told."""
-    for item in list(store.list(_SHARES)):
+    for item in list(store.list(_HOST_MANIFESTS)):
         store.delete(item.key)
 
 

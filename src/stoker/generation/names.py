@@ -19,13 +19,13 @@ class Output:
 
     Attributes:
         name: its path below the root.
-        place: among all files, in order.
+        index: among all files, in order.
         number: of the file, or of the pair of files, counted over training and validation: what its bytes depend on.
         split: ``train``, ``valid``, or empty where there is no validation.
     """
 
     name: str
-    place: int
+    index: int
     number: int
     split: str
 
@@ -37,13 +37,13 @@ def file_names(spec: DatasetSpec) -> list[str]:
 
 def outputs(spec: DatasetSpec) -> Iterator[Output]:
     """All files, in order."""
-    for place in range((spec.files + spec.valid_files) * len(spec.form.suffixes)):
-        yield output(spec, place)
+    for index in range((spec.files + spec.valid_files) * len(spec.form.suffixes)):
+        yield output(spec, index)
 
 
-def output(spec: DatasetSpec, place: int) -> Output:
-    """The file at this place in :func:`file_names`."""
-    number, part = divmod(place, len(spec.form.suffixes))
+def output(spec: DatasetSpec, index: int) -> Output:
+    """The file at this index of :func:`file_names`."""
+    number, part = divmod(index, len(spec.form.suffixes))
     split, inside, count = "", number, spec.files
     if spec.valid_files:
         split = SPLITS[number >= spec.files]
@@ -61,4 +61,4 @@ def output(spec: DatasetSpec, place: int) -> Output:
     if spec.subfolders:
         width = max(2, len(str(spec.subfolders - 1)))
         folder = f"{inside % spec.subfolders:0{width}}/"
-    return Output(f"{split}/{folder}{base}" if split else f"{folder}{base}", place, number, split)
+    return Output(f"{split}/{folder}{base}" if split else f"{folder}{base}", index, number, split)

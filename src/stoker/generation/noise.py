@@ -1,10 +1,10 @@
-"""Random bytes by address: what lies where depends on a seed, a file, a stream and a block, and on nothing else.
+"""Random bytes by address: they depend on a seed, a file, a stream and a block, and on nothing else.
 
 Two pools of random words are drawn once for a seed, by NumPy's SFC64. A block is the exclusive or of a piece of the one, a
 piece of the other, and a word of its own: three reads of memory that the processor's cache holds, about four times as fast as
 SFC64, and without a state that would tie a block to the ones before it.
 
-No two blocks are alike, and no two runs of words in them: let the words of two blocks at places ``i`` and ``j`` be
+No two blocks are alike, and no two runs of words in them: let the words of two blocks at indices ``i`` and ``j`` be
 ``A[i+a] ^ B[i+b] ^ k`` and ``A[j+c] ^ B[j+d] ^ l``. Where both pieces are shifted by the same, that is ``i+a = j+c`` and
 ``i+b = j+d``, the words differ by ``k ^ l``, which is not 0, for a one-to-one mixing function makes ``k`` of the block's
 address. Elsewhere words of the pools meet that are independent, and are equal with a chance of 2**-64. So neither
@@ -64,8 +64,8 @@ class Noise:
         Raises:
             ConfigError: an address out of these bounds.
         """
-        place, one, other = self._place(file, stream, block)
-        key = np.uint64(place & bits)
+        word, one, other = self._block_key(file, stream, block)
+        key = np.uint64(word & bits)
         first_pool, other_pool = self._masked(bits)
         begin, count = first // 8, len(out) // 8
         words = out[: 8 * count].view(np.uint64)
@@ -83,7 +83,7 @@ class Noise:
             found = self._pools[bits] = one & np.uint64(bits), other & np.uint64(bits)
         return found
 
-    def _place(self, file: int, stream: int, block: int) -> tuple[int, int, int]:
+    def _block_key(self, file: int, stream: int, block: int) -> tuple[int, int, int]:
         """A block's own word, and by how much its pieces are shifted."""
         address = 0
         for (name, bits), value in zip(_BITS.items(), (file, stream, block), strict=True):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.images import Strips, draws_per_image, strips_of
-from stoker.generation.pieces import Piece, StreamBytes
+from stoker.generation.segments import Segment, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.types import Ids
 
@@ -28,11 +28,11 @@ class Cell:
 
     Attributes:
         size: its bytes.
-        pieces: what they are.
+        segments: what they are.
     """
 
     size: int
-    pieces: list[Piece]
+    segments: list[Segment]
 
 
 def column_sizes(content: FileContent, column: Column, first: int, count: int) -> Ids:
@@ -46,7 +46,7 @@ def column_sizes(content: FileContent, column: Column, first: int, count: int) -
 
 
 def column_cells(content: FileContent, column: Column, first: int, count: int) -> Iterator[Cell]:
-    """Values ``[first, first + count)`` of a column. The streams that they are read from go on from call to call."""
+    """Values ``[first, first + count)`` of a column. Its streams continue from call to call."""
     if column.dtype in ("jpeg", "png"):
         strips = _strips(content.spec, column)
         plan = strips.plan(_draws(content, column, first, count))

@@ -92,18 +92,18 @@ def noise_stream(
         duplication: how often each piece of 64 KiB comes; its copies are as far from it as can be, in the same file.
     """
     kept = UNIT if compressibility == 1 else max(0, round(UNIT / compressibility) - 8)
-    pieces = -(-size // REPEATED)
-    different = max(1, -int(-pieces // duplication))
+    units = -(-size // REPEATED)
+    different = max(1, -int(-units // duplication))
 
     def make(number: int, first: int, out: NDArray[np.uint8], bits: int) -> None:
-        if different >= pieces:
+        if different >= units:
             noise.fill(out, file, stream, number, first, bits)
         else:
             at = 0
             while at < len(out):
-                piece, inside = divmod(number * BLOCK + first + at, REPEATED)
+                unit, inside = divmod(number * BLOCK + first + at, REPEATED)
                 count = min(REPEATED - inside, len(out) - at)
-                block, begin = divmod(piece % different * REPEATED + inside, BLOCK)
+                block, begin = divmod(unit % different * REPEATED + inside, BLOCK)
                 noise.fill(out[at : at + count], file, stream, block, begin, bits)
                 at += count
         if kept < UNIT:
@@ -121,9 +121,9 @@ def token_stream(noise: Noise, file: int, stream: int, dtype: np.dtype[Any], voc
     def make(number: int, first: int, out: NDArray[np.uint8], _: int) -> None:
         begin, count = first // dtype.itemsize, len(out) // dtype.itemsize
         words = np.empty(4 * count, np.uint8)
-        place, done = 4 * (number * share + begin), 0
+        offset, done = 4 * (number * share + begin), 0
         while done < len(words):
-            block, inside = divmod(place + done, BLOCK)
+            block, inside = divmod(offset + done, BLOCK)
             part = words[done : done + BLOCK - inside]
             noise.fill(part, file, stream, block, inside)
             done += len(part)

@@ -52,7 +52,7 @@ def merge_index(
         out: the root that the merged index goes to; a ``(local, remote)`` pair gets it twice.
         keep_local: with a pair as root, also write the index to the local one.
         download_timeout: seconds without progress after which reading an index fails.
-        storage_options: credentials and settings of remote places, by obstore's names.
+        storage_options: credentials and settings of remote stores, by obstore's names.
 
     Returns:
         The merged index.
@@ -84,12 +84,12 @@ def merge_index(
 
 
 def _stores(out: UrlOrPair, options: StorageOptions | None, timeout: float) -> list[Store]:
-    places = out if isinstance(out, tuple) else (out,)
-    return [_open(place, options, timeout) for place in places]
+    urls = out if isinstance(out, tuple) else (out,)
+    return [_open(url, options, timeout) for url in urls]
 
 
-def _open(place: Url, options: StorageOptions | None, timeout: float) -> Store:
-    return open_store(place, None if is_local(place) is not None else options, stall_timeout=timeout)
+def _open(url: Url, options: StorageOptions | None, timeout: float) -> Store:
+    return open_store(url, None if is_local(url) is not None else options, stall_timeout=timeout)
 
 
 _Part = tuple[str, Store, str]
@@ -102,7 +102,7 @@ def _found(roots: list[Store]) -> list[_Part]:
     keys = [item.key for item in store.list() if item.key.endswith(f"/{INDEX_NAME}")]
     folders: list[str] = []
     for folder in sorted(key.removesuffix(f"/{INDEX_NAME}") for key in keys):
-        # What lies inside a sub-dataset is merged there already. Its folder need not come just before.
+        # Files inside a sub-dataset are merged there already. Its folder need not come just before.
         if not any(folder.startswith(f"{outer}/") for outer in folders):
             folders.append(folder)
     return [(folder, store, f"{folder}/{INDEX_NAME}") for folder in folders]

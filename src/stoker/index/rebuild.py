@@ -37,7 +37,7 @@ def rebuild_index(
         url: the dataset's root.
         skip_damaged: leave out torn shards and go past missing numbers, instead of failing.
         exist_ok: replace an index that is there.
-        storage_options: credentials and settings of a remote place, by obstore's names.
+        storage_options: credentials and settings of a remote store, by obstore's names.
 
     Returns:
         The index that was written.

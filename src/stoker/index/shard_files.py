@@ -80,8 +80,8 @@ def find_shards(listing: Iterable[ObjectInfo]) -> dict[tuple[str, int, str], Sha
         match = _NAME.fullmatch(item.key)
         if match is None or (match["meta"] and "meta" not in get_format(match["format"]).roles):
             continue
-        place = (match["folder"], int(match["number"]), match["format"])
-        shard = found.setdefault(place, ShardFiles(*place))
+        key = (match["folder"], int(match["number"]), match["format"])
+        shard = found.setdefault(key, ShardFiles(*key))
         shard.sizes["meta" if match["meta"] else "data", match["codec"]] = item.size
     return dict(sorted(found.items()))
 

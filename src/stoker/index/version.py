@@ -263,7 +263,7 @@ class VersionWatch:
         """
         raise DatasetChangedError(
             f"{self._store.url_of('')} changed after it was opened: {what}. Its shards can not be told from those of the "
-            "version that was opened. Open the dataset again; a run that began with the old version can not go on with "
+            "version that was opened. Open the dataset again; a run that began with the old version can not continue with "
             "the new one"
         ) from cause
 

@@ -50,7 +50,7 @@ def verify_cache(
         local: the cache.
         format_name: of files without an index.
         settings: of that format.
-        options: of the remote place.
+        options: of the remote store.
         checker_of: makes a checker of files below a root.
         check: carries a plan out.
         repair: fetch again what is wrong.
@@ -96,8 +96,8 @@ def _open(
         directory.hold()
         watch = VersionWatch(store, loaded.version, opened)
         return index, make_cache(directory, store, CacheSettings(), index.file_sizes, watch), formats or None
-    place = open_unindexed(url, name, root, options=settings, storage_options=options)
-    return place.index, place.cache, name
+    location = open_unindexed(url, name, root, options=settings, storage_options=options)
+    return location.index, location.cache, name
 
 
 def _check(checker: Checker, root: Path, group: _Group, out: Outcome) -> None:

@@ -1,6 +1,6 @@
 """The caches of this machine: what they hold, of what, who uses them, and what of them may go.
 
-Only what lies in a directory that stoker made and marked is ever removed (see :mod:`stoker.cache.directory`): copies
+Only files in a directory that stoker made and marked is ever removed (see :mod:`stoker.cache.directory`): copies
 of a dataset's files, and what was computed from one. Files that a process uses stay; see :mod:`stoker.cache.in_use`.
 """
 
@@ -96,7 +96,7 @@ class _File:
 
 @checked
 def list_caches(directories: Sequence[str | os.PathLike[str]] = ()) -> list[CacheFacts]:
-    """The caches in the default place, or in the directories given: each a cache, or a directory of caches.
+    """The caches in the default directory, or in the directories given: each a cache, or a directory of caches.
 
     Raises:
         CacheError: a directory is not there.

@@ -52,7 +52,7 @@ def inspect(
         samples: how many of the first samples to show.
         count: read whole files where only that tells how many samples they hold.
         format_options: what the format's reader of others' files understands.
-        storage_options: credentials and settings of a remote place, by obstore's names.
+        storage_options: credentials and settings of a remote store, by obstore's names.
 
     Raises:
         ObjectNotFoundError: nothing is there.

@@ -20,7 +20,7 @@ from stoker.types import Buffer
 __all__ = ["LARGEST", "preview_files", "preview_shard"]
 
 LARGEST: Final = 256 << 20
-"""More bytes of a remote place than these are not fetched to show samples."""
+"""More bytes of a remote dataset than these are not fetched to show samples."""
 
 _Preview = tuple[list[Mapping[str, Shown]], list[str]]
 

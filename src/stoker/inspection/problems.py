@@ -24,7 +24,7 @@ class Problem:
         message: what is wrong, in a sentence.
         key: the file, relative to the dataset's root.
         shard: number of the shard, or ``None`` where it is not of one.
-        row: the sample's place in its shard, where it is of one sample.
+        row: the sample's row in its shard, where it is of one sample.
         sample: the sample's number in the dataset, where that is known.
         column: the column, where it is of one.
     """

@@ -22,7 +22,7 @@ __all__ = ["fetch_again", "rebuild"]
 
 
 def rebuild(store: Store, options: StorageOptions | None) -> tuple[str, ...]:
-    """Make a dataset's index anew from its shards. One that is there is kept beside it, under another name.
+    """Rebuild a dataset's index from its shards. An existing index is renamed and stays next to the new one.
 
     Returns:
         What was done.

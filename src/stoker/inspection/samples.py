@@ -13,7 +13,7 @@ from stoker.types import Ids
 
 __all__ = ["bad_samples"]
 
-_PIECE_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 4096
 
 
@@ -32,7 +32,7 @@ def bad_samples(
         MissingPackageError: a decoder is not installed.
     """
     count = reader.samples
-    step = min(_MOST_ROWS, max(1, _PIECE_BYTES * count // max(size, 1)))
+    step = min(_MOST_ROWS, max(1, _CHUNK_BYTES * count // max(size, 1)))
     for begin in range(0, count, step):
         if stopped():
             return

@@ -73,18 +73,18 @@ def verify(
         repair: make a lost or damaged index anew from its shards; with ``local``, fetch again what differs. What is replaced
             is moved aside until what replaces it is whole and verified; an index stays aside.
         max_problems: stop after so many.
-        threads: how many files are checked at once; default 8 for remote places, else one a processor.
+        threads: how many files are checked at once; default 8 for remote stores, else one a processor.
         memory: bytes that decompressed shards take together. One that is larger is checked alone.
         allow_unsafe_types: decode columns of pickles, which can run code from the data.
         format_options: what the format's reader of others' files understands, such as ``{"encodings": {"jpg": "jpeg"}}``.
-        storage_options: credentials and settings of a remote place, by obstore's names.
+        storage_options: credentials and settings of a remote store, by obstore's names.
         progress: called with bytes done since the last call, and bytes in all.
 
     Raises:
         ConfigError: arguments that do not go together, or it is not clear what the files are.
         ObjectNotFoundError: nothing is there.
         MissingPackageError: what reads the format, or decodes a column, is not installed.
-        AccessDeniedError, StorageTimeoutError: the place can not be listed.
+        AccessDeniedError, StorageTimeoutError: the files can not be listed.
 
     >>> import tempfile
     >>> from stoker import MDSWriter

@@ -231,7 +231,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         """
         if self._interleaved:
             raise StateError(
-                "two iterations over this loader take turns, and a state is of one: go on with one of them alone, or use a "
+                "two iterations over this loader take turns, and a state is of one: continue one of them alone, or use a "
                 "dataset and a loader for each"
             )
         if self._pass is None:
@@ -239,7 +239,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         return self._stream.state_after(self._pass.start, self._pass.yielded, ended=self._pass.ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken, with the next iteration.
+        """Resume where ``state`` was taken, with the next iteration.
 
         Raises:
             StateError: it belongs to another dataset, or to other order settings, or was taken inside a batch.

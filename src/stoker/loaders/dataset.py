@@ -425,7 +425,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         self._epoch_reader.check_alone()
 
     def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
-        """Make the next iteration go on where ``state`` was taken.
+        """Make the next iteration resume where ``state`` was taken.
 
         Args:
             state: of :meth:`state_dict`; with an order of mosaicml-streaming, also a state of its dataset or loader.
@@ -433,7 +433,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
                 that were there before go on after what the state's epoch took of them.
 
         Raises:
-            StateError: it belongs to another dataset, or to other order settings, or this world can not go on from there;
+            StateError: it belongs to another dataset, or to other order settings, or this world can not resume from there;
                 says what differs.
         """
         self._epoch_reader.load(state, self.batch_size, change_streams=change_streams)
@@ -474,7 +474,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
             )
 
     def close(self) -> None:
-        """Stop fetching and let go of all files. Iterating again opens them anew."""
+        """Stop fetching and close all files. Iterating again opens them anew."""
         self._epoch_reader.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -68,11 +68,11 @@ class _Mark:
 class LMStream(CloseOnExit):
     """Batches for language models from a dataset: of token columns, or of text through a tokenizer.
 
-    Documents come in the dataset's order, and are joined or packed as they come. How many batches they make shows only in
+    Documents come in the dataset's order, and are joined or packed in this order. How many batches they make shows only in
     the end, and may differ from rank to rank: ranks that must step together should take equally many of an ``endless``
     stream. (:class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` knows it before.)
 
-    A state is this rank's, and goes on with exactly the batches that would have come, in a world of the same size. It holds
+    A state is this rank's; a resumed stream gives exactly the batches that were left, in a world of the same size. It holds
     numbers, not tokens: documents that were read but not delivered are read again.
 
     Args:
@@ -83,7 +83,7 @@ class LMStream(CloseOnExit):
         layout: as for the loader. ``"pad"`` and ``"truncate"`` make a row of each document.
         tokenizer: for text: a function from texts to lists of ids, or a ``tokenizers.Tokenizer``.
         token_dtype: what ``bytes`` hold, such as ``"uint16"``.
-        endless: go on with the next epoch's documents where one ends; otherwise an iteration is an epoch.
+        endless: continue with the next epoch's documents where one ends; otherwise an iteration is an epoch.
         too_long: as for the loader.
         lookahead: documents that are packed together.
         **options: labels, padding and dtype: as for the loader.
@@ -150,7 +150,7 @@ class LMStream(CloseOnExit):
             yield batch
             if self._current is not current:
                 raise ConfigError(
-                    "another iteration over this LMStream has begun, or a state was loaded: go on with that one, or make a "
+                    "another iteration over this LMStream has begun, or a state was loaded: continue that one, or make a "
                     "stream with a dataset of its own"
                 )
 
@@ -194,7 +194,7 @@ class LMStream(CloseOnExit):
             StateError: such workers iterate, which run ahead of what was yielded.
         """
         if LoaderWorker.detect().token is not None:
-            raise ConfigError("a DataLoader's worker has no state to go on from: iterate in the main process")
+            raise ConfigError("a DataLoader's worker has no state to resume from: iterate in the main process")
         world = self._dataset.world
         state: dict[str, Any] = {
             "version": 1,
@@ -217,7 +217,7 @@ class LMStream(CloseOnExit):
         return {**state, "dataset": dataset, "document": mark.document, "maker": maker}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration go on where ``state`` was taken.
+        """Make the next iteration resume where ``state`` was taken.
 
         Raises:
             StateError: it belongs to another rank or world, to other settings, or to another dataset; says what differs.

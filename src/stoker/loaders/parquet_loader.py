@@ -31,7 +31,7 @@ from stoker.tokens.epoch_batches import epoch_batches
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.layouts.registry import LayoutName, make_layout
-from stoker.tokens.order.division import FileShares, Granularity, TokenDivision
+from stoker.tokens.order.division import Granularity, PartFiles, TokenDivision
 from stoker.tokens.order.token_order import TokenSampleOrder
 from stoker.tokens.settings import LMOptions, LMSettings, ShardConfig
 from stoker.tokens.sources.open_source import open_source
@@ -157,7 +157,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         )
         self._resume = ResumeState(self._sample_order, "begin the next one with reset_epoch()")
         self._warned: set[int] = set()
-        self._known_shares: dict[tuple[int, int], FileShares] = {}
+        self._known_files: dict[tuple[int, int], PartFiles] = {}
         self._reset()
         self._division()
 
@@ -193,12 +193,12 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     def my_files(self) -> tuple[str, ...]:
         """The files of this rank: all, where rows are divided; else those of which it has something."""
         names = self._source.groups.files
-        return tuple(names[number] for number in self._shares().files.tolist())
+        return tuple(names[number] for number in self._part_files().files.tolist())
 
     @property
     def num_files(self) -> int:
         """Number of :attr:`my_files`."""
-        return self._shares().files.size
+        return self._part_files().files.size
 
     @property
     def granularity(self) -> Granularity:
@@ -233,7 +233,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     def next_batches(self) -> list[LMBatch] | None:
         """The batches of the next file, or ``None`` at the epoch's end, until :meth:`reset_epoch`.
 
-        Files are mixed, and rows go on from file to file: so these are a file's share of the epoch, and only without
+        Files are mixed, and batches cross from file to file: so these are a file's share of the epoch, and only without
         shuffling the file's own. All of them are in memory at once.
         """
         if self._exhausted is not None:
@@ -288,13 +288,13 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
         Call it on all ranks. Where their files differ in size they are out of step then; states are the better way.
         """
-        epoch, data_rank, shares = self.current_epoch, self._data_rank(), self._shares()
-        if file_index >= shares.files.size:
+        epoch, data_rank, part = self.current_epoch, self._data_rank(), self._part_files()
+        if file_index >= part.files.size:
             self._go_to(EpochPosition(epoch + 1))
             self._exhausted = epoch
             return
         rounds = self._division().rounds
-        row = shares.begin(file_index, rounds.size(data_rank.rank))
+        row = part.begin(file_index, rounds.size(data_rank.rank))
         self._go_to(EpochPosition(epoch, rounds.position_of_round(row // data_rank.batch_size * data_rank.batch_size)))
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         return self._resume.state_after(start, batches, self._data_rank(), ended=ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration go on where ``state`` was taken, with any number of ranks and rows a batch.
+        """Make the next iteration resume where ``state`` was taken, with any number of ranks and rows a batch.
 
         Raises:
             StateError: it belongs to other data, or to other settings of the order; says what differs.
@@ -374,12 +374,12 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
                 )
         return division
 
-    def _shares(self) -> FileShares:
+    def _part_files(self) -> PartFiles:
         data_rank = self._data_rank()
-        found = self._known_shares.get((data_rank.world_size, data_rank.rank))
+        found = self._known_files.get((data_rank.world_size, data_rank.rank))
         if found is None:
-            found = FileShares.of(self._sample_order.cells, self._division(), data_rank.rank)
-            self._known_shares = {(data_rank.world_size, data_rank.rank): found}
+            found = PartFiles.of(self._sample_order.cells, self._division(), data_rank.rank)
+            self._known_files = {(data_rank.world_size, data_rank.rank): found}
         return found
 
     def _files_done(self, progress: _EpochProgress, batches: int) -> int:
@@ -391,7 +391,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             done, whole = plan.start_round + batches * plan.batch_size, plan.rounds.size(plan.rank)
         else:
             done, whole = progress.position.position + batches * plan.batch_size * plan.world_size, plan.end
-        return self._shares().ended(done, whole)
+        return self._part_files().ended(done, whole)
 
     def _warn(self, run: Run, position: EpochPosition) -> None:
         plan = run.plan

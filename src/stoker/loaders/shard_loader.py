@@ -79,26 +79,28 @@ class StreamingShardLoader(CloseOnExit):
         if isinstance(dataset, Stream):
             dataset = [dataset]
         batch_size = config.batch_size or 1
-        rows: SampleSource
+        sample_source: SampleSource
         if isinstance(dataset, StreamingDataset):
             if transform is not None:
                 raise ConfigError("give transform= to the StreamingDataset")
-            rows, sample_order = _of_dataset(dataset, config)
+            sample_source, sample_order = _of_dataset(dataset, config)
             batch_size = config.batch_size or dataset.batch_size or 1
         elif isinstance(dataset, Mapping):
-            rows = ArraySource(dataset, transform)
-            sample_order = order_of_arrays(rows, config)
+            sample_source = ArraySource(dataset, transform)
+            sample_order = order_of_arrays(sample_source, config)
         elif isinstance(dataset, Sequence) and all(isinstance(one, Stream) for one in dataset):
-            rows, sample_order = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
+            sample_source, sample_order = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
         else:
             raise ConfigError(
                 f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
             )
-        self._rows = rows
-        self._worker = WorkerReader(_source_of(rows, sample_order, config, batch_size), config, rows.counts)
+        self._sample_source = sample_source
+        self._worker = WorkerReader(
+            _source_of(sample_source, sample_order, config, batch_size), config, sample_source.counts
+        )
         self._folder: CheckpointFolder | None = None
         if config.checkpoint_url is not None:
-            self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, rows.counts)
+            self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, sample_source.counts)
         self._saved_at = 0
         self._due = config.checkpoint_interval if self._folder is not None else None
 
@@ -360,7 +362,7 @@ class StreamingShardLoader(CloseOnExit):
 
     def stats(self) -> StreamStats:
         """Statistics of loading; cheap, at any time, from any thread."""
-        return StreamStats.of(self._rows.counts, buffered=True)
+        return StreamStats.of(self._sample_source.counts, buffered=True)
 
     def get_stats(self) -> StreamStats:
         """The same as :meth:`stats`."""
@@ -373,7 +375,7 @@ class StreamingShardLoader(CloseOnExit):
                 self._folder.close()
         finally:
             self._worker.close()
-            self._rows.close()
+            self._sample_source.close()
 
     def __del__(self) -> None:
         # A forgotten worker must not keep its leases. Giving them back takes time and locks, which must not be those of
@@ -384,14 +386,16 @@ class StreamingShardLoader(CloseOnExit):
             threading.Thread(target=_forget, args=(worker,), name="stoker-forgotten", daemon=True).start()
 
 
-def _source_of(rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int) -> RangeSource:
+def _source_of(
+    sample_source: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int
+) -> RangeSource:
     """The ranges that a worker of this config reads."""
     if config.global_batch_size is not None:
-        return PlannedSource(rows, planned_order(sample_order), config)
+        return PlannedSource(sample_source, planned_order(sample_order), config)
     if config.adaptive is None:
-        return LockstepSource(rows, sample_order, config, batch_size)
+        return LockstepSource(sample_source, sample_order, config, batch_size)
     return (LeasedSource if config.leased else ReplayedSource)(
-        rows, adaptive_order(sample_order, config.adaptive), config
+        sample_source, adaptive_order(sample_order, config.adaptive), config
     )
 
 

@@ -36,7 +36,7 @@ class BatchPlan:
         remainder: what becomes of the last, partial global batch. Its samples are spread evenly over the ranks;
             if there are fewer than ranks, ``"pad"`` repeats its samples so that every rank has one and all ranks take
             the same number of steps, and ``"uneven"`` leaves the last ranks without. ``"drop"`` leaves a partial
-            batch out altogether.
+            batch out entirely.
     """
 
     start: int

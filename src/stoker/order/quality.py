@@ -56,7 +56,7 @@ def window_correlation(ids: Ids, window: int) -> float:
 def neighbour_distance(ids: Ids, total: int, lag: int = 1) -> tuple[float, float]:
     """Distance in storage of samples delivered ``lag`` positions apart: mean and median of ``|id[p + lag] - id[p]|``.
 
-    Both relative to those of random places among ``total``, a third and 0.293 of it: 1.0 in a random order, next to 0 in
+    Both relative to those of random positions among ``total``, a third and 0.293 of it: 1.0 in a random order, next to 0 in
     id order. With C canonical nodes interleaved, a lag of C compares samples of the same node.
     """
     distances = np.abs(ids[lag:] - ids[:-lag])
@@ -209,7 +209,7 @@ def _lives(shards: Ids, count: int) -> tuple[Ids, Ids]:
     positions = np.arange(shards.size, dtype=np.int64)
     first = np.full(count, -1, dtype=np.int64)
     last = first.copy()
-    # Of several values assigned to one place the last stays.
+    # Of several values assigned to one index the last stays.
     first[shards[::-1]] = positions[::-1]
     last[shards] = positions
     return first, last

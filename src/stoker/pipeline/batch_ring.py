@@ -113,13 +113,13 @@ class RingBlock:
     Attributes:
         ring: number of the ring.
         region: number of the region.
-        place: number of the block in the region.
+        slot: number of the block in the region.
         generation: how often the block has been taken.
     """
 
     ring: int
     region: int
-    place: int
+    slot: int
     generation: int
 
 
@@ -145,9 +145,9 @@ class Region:
         with self._lock:
             taken = self._take(size)
             if taken is not None:
-                place = taken[0].place
-                self._kept.add(place)
-                weakref.finalize(taken[1], self._kept.discard, place).atexit = False
+                slot = taken[0].slot
+                self._kept.add(slot)
+                weakref.finalize(taken[1], self._kept.discard, slot).atexit = False
             return taken
 
     def _take(self, size: int) -> tuple[RingBlock, NDArray[np.uint8]] | None:
@@ -158,26 +158,26 @@ class Region:
         free[list(self._kept)] = False
         fitting = np.flatnonzero(free)
         if fitting.size:
-            place = int(fitting[np.argmin(capacity[fitting])])
+            slot = int(fitting[np.argmin(capacity[fitting])])
         else:
             used = int((capacity > 0).sum())
             begin = int((table[:used, _OFFSET] + capacity[:used]).max()) if used else 0
-            room = -(-size // _ALIGNMENT) * _ALIGNMENT
-            if used == _BLOCKS or begin + room > _REGION_BYTES or not size:
+            needed = -(-size // _ALIGNMENT) * _ALIGNMENT
+            if used == _BLOCKS or begin + needed > _REGION_BYTES or not size:
                 return None
-            place = used
-            table[place, _OFFSET] = begin
-            table[place, _CAPACITY] = room
-        row = table[place]
+            slot = used
+            table[slot, _OFFSET] = begin
+            table[slot, _CAPACITY] = needed
+        row = table[slot]
         row[_GENERATION] += 1
         row[_STATE] = FILLED
         begin = int(row[_OFFSET])
-        block = RingBlock(self._ring.number, self._number, place, int(row[_GENERATION]))
+        block = RingBlock(self._ring.number, self._number, slot, int(row[_GENERATION]))
         return block, self._memory[begin : begin + size]
 
     def drop(self, block: RingBlock) -> None:
         """Give back a block that is not handed over after all."""
-        row = self._table[block.place]
+        row = self._table[block.slot]
         if (int(row[_GENERATION]), int(row[_STATE])) == (block.generation, FILLED):
             row[_STATE] = FREE
 
@@ -191,7 +191,7 @@ def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
     ring = _rings.get(block.ring)
     if ring is None:
         raise RuntimeError("a batch in shared memory reached a process that does not hold its data set")
-    row = ring.table[block.region, block.place]
+    row = ring.table[block.region, block.slot]
     if (int(row[_GENERATION]), int(row[_STATE])) != (block.generation, FILLED):
         raise RuntimeError("a batch in shared memory came after its worker was replaced")
     row[_STATE] = IN_USE

@@ -71,7 +71,7 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
             )
     weights = [StreamWeight(stream.proportion, stream.repeat, stream.choose) for stream in streams.streams]
     mixture = Mixture.resolve(
-        [place.index.sizes for place in streams.places], weights, options.epoch_size, options.seed
+        [location.index.sizes for location in streams.locations], weights, options.epoch_size, options.seed
     )
     shuffle: dict[str, Any] = {"shuffle": options.shuffle != "none"}
     # Without shuffling too, the algorithm decides the reference's default number of canonical nodes.
@@ -79,8 +79,8 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     if named in MOSAICML_SHUFFLES:
         shuffle["shuffle_algo"] = named
     about = [
-        (name, {**place.about, "samples": place.index.samples})
-        for name, place in zip(streams.names, streams.places, strict=True)
+        (name, {**location.about, "samples": location.index.samples})
+        for name, location in zip(streams.names, streams.locations, strict=True)
     ]
     return MosaicmlOrder(
         mixture,
@@ -95,5 +95,5 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
             "batching_method": options.batching_method,
             "partition_algo": options.partition_algo or "relaxed",
         },
-        {name: place.url for name, place in zip(streams.names, streams.places, strict=True)},
+        {name: location.url for name, location in zip(streams.names, streams.locations, strict=True)},
     )

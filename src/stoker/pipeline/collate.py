@@ -260,6 +260,6 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return torch.from_numpy(data).view(kind).reshape(shape)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=kind)
-    # As default_collate does: what lies in shared memory already is passed on without a copy.
+    # As default_collate does: what is in shared memory already is passed on without a copy.
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=kind).set_(storage, 0, shape)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""From this process's place in the world to its data rank: who reads the same samples counts as one reader."""
+"""Computes this process's data rank from its world: ranks that read the same samples count as one reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataRankFinder:
     """Finds the data rank, each time that it is asked for.
 
     Args:
-        world: this process's place; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
+        world: rank and world size; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
         replication: which ranks read the same samples: so many consecutive ones, or those that a mesh says.
 
     Raises:
@@ -47,7 +47,7 @@ class DataRankFinder:
         """
         world = self.world
         if self._mesh is not None:
-            readers = self._mesh.place(world)
+            readers = self._mesh.data_world(world)
             return DataRank(readers.rank, readers.world_size, readers.local_world_size, batch_size)
         readers = world if self._replication == 1 else world.replicate(self._replication)
         return DataRank(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)

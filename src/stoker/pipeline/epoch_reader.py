@@ -196,7 +196,7 @@ class EpochReader:
             self._resume.load(state, LoaderWorker.detect(), self.data_rank(batch_size or 1), check=known)
 
     def close(self) -> None:
-        """Stop fetching and let go of all files."""
+        """Stop fetching and close all files."""
         self.pool.close()
 
 

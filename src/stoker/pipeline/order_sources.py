@@ -58,11 +58,13 @@ def make_sources(
                 f"subset: id {int(subset.ids[-1])} is not in this dataset, which has {int(offsets[-1])} samples"
             )
     sources = []
-    for number, (stream, name, place) in enumerate(zip(streams.streams, streams.names, streams.places, strict=True)):
+    for number, (stream, name, location) in enumerate(
+        zip(streams.streams, streams.names, streams.locations, strict=True)
+    ):
         first, end = int(offsets[number]), int(offsets[number + 1])
         chosen = [*stream.subsets, *(_of_stream(subset, first, end) for subset in subsets)]
-        table = ShardTable(place.index.sizes)
-        about: dict[str, Any] = {**place.about, "samples": table.total}
+        table = ShardTable(location.index.sizes)
+        about: dict[str, Any] = {**location.about, "samples": table.total}
         # As they are in this stream, whatever streams come before it.
         described = [subset.as_dict() for subset in chosen]
         if described:
@@ -71,21 +73,21 @@ def make_sources(
             StreamSource(
                 name=name,
                 table=table,
-                selection=_selection(table, place, chosen, name, options),
+                selection=_selection(table, location, chosen, name, options),
                 weight=StreamWeight(stream.proportion, stream.repeat, stream.choose),
                 about=about,
-                labels=_labels(place, partition, options),
-                url=place.url,
+                labels=_labels(location, partition, options),
+                url=location.url,
             )
         )
     return tuple(sources)
 
 
-def _labels(place: DatasetLocation, partition: Partition, options: ReadOptions) -> Any:
+def _labels(location: DatasetLocation, partition: Partition, options: ReadOptions) -> Any:
     if partition.column is None:
         return None
     kind: LabelKind = "classes" if isinstance(partition, Stratified) else "hashes"
-    return column_labels(place, partition.column, kind, nulls=nulls_of(partition), options=options)
+    return column_labels(location, partition.column, kind, nulls=nulls_of(partition), options=options)
 
 
 def nulls_of(partition: Partition) -> Nulls:
@@ -102,13 +104,13 @@ def _of_stream(subset: Subset, first: int, end: int) -> Subset:
 
 
 def _selection(
-    table: ShardTable, place: DatasetLocation, subsets: Sequence[Subset], name: str, options: ReadOptions
+    table: ShardTable, location: DatasetLocation, subsets: Sequence[Subset], name: str, options: ReadOptions
 ) -> Selection:
     splits = [subset for subset in subsets if isinstance(subset, HashSplit)]
     if len(splits) > 1:
         raise ConfigError(f"stream {name!r} has {len(splits)} hash splits: give one, with the bounds of what is wanted")
     base = Split(table, splits[0].low, splits[0].high, splits[0].seed) if splits else Everything(table)
-    kept = [_sorted_ids(subset, place, options) for subset in subsets if isinstance(subset, KeepIds | Condition)]
+    kept = [_sorted_ids(subset, location, options) for subset in subsets if isinstance(subset, KeepIds | Condition)]
     skipped = [subset.ids for subset in subsets if isinstance(subset, SkipIds)]
     if not kept:
         if not skipped:
@@ -122,5 +124,5 @@ def _selection(
     return Listed(base, ids, checked=True)  # sorted and different, as all subsets' ids are
 
 
-def _sorted_ids(subset: KeepIds | Condition, place: DatasetLocation, options: ReadOptions) -> Ids:
-    return subset.ids if isinstance(subset, KeepIds) else chosen_ids(place, subset, options=options)
+def _sorted_ids(subset: KeepIds | Condition, location: DatasetLocation, options: ReadOptions) -> Ids:
+    return subset.ids if isinstance(subset, KeepIds) else chosen_ids(location, subset, options=options)

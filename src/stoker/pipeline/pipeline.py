@@ -27,7 +27,7 @@ __all__ = ["Pipeline"]
 _T = TypeVar("_T")
 
 _LOCATE_SAMPLES = 4096
-# The first batch waits until so much of what lies ahead is located: samples of so many shards, or so many samples.
+# The first batch waits until so much of what follows is located: samples of so many shards, or so many samples.
 _FIRST_SAMPLES = 1 << 14
 _FIRST_SHARDS = 16
 _FIRST_SAMPLES_OF_FEW_SHARDS = 1 << 16

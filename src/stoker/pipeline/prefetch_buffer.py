@@ -28,17 +28,17 @@ class NothingYet(Exception):  # noqa: N818 - it is no error, but an answer
 class _Shared(Generic[_T]):
     """State shared by the thread and the consumer. The thread refers to nothing else, so a forgotten buffer ends it."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, capacity: int) -> None:
         self.changed = threading.Condition()
         self.items: deque[tuple[_T, int, int]] = deque()
         self.samples = self.filled = 0
-        self.room = room
+        self.capacity = capacity
         self.closed = self.done = False
         self.error: BaseException | None = None
 
     @property
     def resting(self) -> bool:
-        return self.done or self.closed or self.filled >= self.room
+        return self.done or self.closed or self.filled >= self.capacity
 
 
 class PrefetchBuffer(Generic[_T]):
@@ -59,7 +59,7 @@ class PrefetchBuffer(Generic[_T]):
         self,
         items: Iterator[_T],
         size: Callable[[_T], int],
-        room: int,
+        capacity: int,
         counts: Counts,
         cost: Callable[[_T], int] | None = None,
     ) -> None:
@@ -67,9 +67,9 @@ class PrefetchBuffer(Generic[_T]):
         self._size = size
         self._items = items
         self._pid = os.getpid()
-        self._shared: _Shared[_T] = _Shared(room)
+        self._shared: _Shared[_T] = _Shared(capacity)
         self._thread: threading.Thread | None = None
-        if room:
+        if capacity:
             self._thread = threading.Thread(
                 target=_fill, args=(self._shared, items, size, cost or size), name="stoker-ahead", daemon=True
             )
@@ -160,7 +160,7 @@ def _fill(shared: _Shared[_T], items: Iterator[_T], size: Callable[[_T], int], c
     try:
         while True:
             with shared.changed:
-                while shared.filled >= shared.room and not shared.closed:
+                while shared.filled >= shared.capacity and not shared.closed:
                     shared.changed.wait(1.0)
                 if shared.closed:
                     return

@@ -174,13 +174,13 @@ def _failure(
 def _message(origin: SampleLocation, column: str | None, why: Exception) -> str:
     text = str(why)
     if isinstance(why, CorruptDataError) and text.startswith(str(origin.url)):
-        return f"{text} ({_place(origin, column)})"
-    return f"{origin.url}, {_place(origin, column)}: {_told(why)}"
+        return f"{text} ({_origin_text(origin, column)})"
+    return f"{origin.url}, {_origin_text(origin, column)}: {_told(why)}"
 
 
-def _place(origin: SampleLocation, column: str | None) -> str:
-    place = f"row {origin.row}, sample {origin.sample}"
-    return place if column is None else f"{place}, column {column!r}"
+def _origin_text(origin: SampleLocation, column: str | None) -> str:
+    text = f"row {origin.row}, sample {origin.sample}"
+    return text if column is None else f"{text}, column {column!r}"
 
 
 def _told(error: BaseException) -> str:

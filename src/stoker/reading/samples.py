@@ -1,4 +1,4 @@
-"""Samples by place: from any shards, in the order asked for, as columns or one by one."""
+"""Reads samples by shard and row: from any shards, in the order asked for, as columns or one by one."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | N
         samples: list[Sample | None] = [None] * len(rows)
         for here, chosen, which_of_them in _kinds(readers, which):
             part = get_format(chosen[0].format).iterate_many(chosen, which_of_them, rows[here], columns)
-            for place, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
-                samples[place] = sample
+            for number, sample in zip(here.tolist(), _dicts(part, iter(range(len(here)))), strict=True):
+                samples[number] = sample
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
         named, cause = failed(0, error)
         raise named from cause
@@ -111,7 +111,7 @@ def _iterate(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str] | N
 
 
 def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:
-    """The different shard numbers, rising, and for each entry of ``shards`` the place of its number among them.
+    """The different shard numbers, rising, and for each entry of ``shards`` the index of its number among them.
 
     Args:
         shards: shard numbers in ``[0, count)``, shape ``(n,)``.
@@ -123,13 +123,13 @@ def distinct(shards: Ids, count: int) -> tuple[Ids, Ids]:
     present = np.zeros(count, dtype=np.bool_)
     present[shards] = True
     numbers = np.flatnonzero(present)
-    place = np.empty(count, dtype=np.int64)
-    place[numbers] = np.arange(len(numbers))
-    return numbers, place[shards]
+    index = np.empty(count, dtype=np.int64)
+    index[numbers] = np.arange(len(numbers))
+    return numbers, index[shards]
 
 
 def _open(pool: ShardPool, shards: Ids) -> tuple[list[ShardReader], Ids]:
-    """Readers of the distinct shards, and for each sample the place of its reader."""
+    """Readers of the distinct shards, and for each sample the index of its reader."""
     numbers, which = distinct(shards, len(pool.index))
     return [pool.get(number) for number in numbers.tolist()], which
 
@@ -140,15 +140,15 @@ def _alike(readers: Sequence[ShardReader]) -> bool:
 
 
 def _kinds(readers: Sequence[ShardReader], which: Ids) -> Iterator[tuple[Ids, list[ShardReader], Ids]]:
-    """Shards of different schemas or formats under one index: places, readers and numbers of each kind."""
+    """Group samples by schema and format: indices of a group's samples, its readers, and the reader of each sample."""
     groups: dict[object, list[int]] = {}
-    for place, reader in enumerate(readers):
-        groups.setdefault(reader.layout, []).append(place)
-    for places in groups.values():
+    for turn, reader in enumerate(readers):
+        groups.setdefault(reader.layout, []).append(turn)
+    for members in groups.values():
         number = np.full(len(readers), -1, dtype=np.int64)
-        number[places] = np.arange(len(places))
+        number[members] = np.arange(len(members))
         here = np.flatnonzero(number[which] >= 0)
-        yield here, [readers[place] for place in places], number[which[here]]
+        yield here, [readers[turn] for turn in members], number[which[here]]
 
 
 def _dicts(

@@ -104,26 +104,26 @@ def run_clock(caches: Sequence[NodeCache], stored: Ids, steps: int, model: CostM
     lasts = np.diff(first) * model.step_time
     ahead = np.array([cache.lookahead for cache in caches], dtype=np.int64)
     begin = np.zeros(len(ticks))
-    asked = np.zeros(len(ticks))
+    requested = np.zeros(len(ticks))
     fetched = np.zeros(busy.shape)
     link = np.zeros(len(caches))
     for tick, seconds in enumerate(busy):
         if tick:
-            asked[tick] = begin[tick - 1] + lasts[tick - 1]
+            requested[tick] = begin[tick - 1] + lasts[tick - 1]
         if not seconds.any():
-            fetched[tick], begin[tick] = link, asked[tick]
+            fetched[tick], begin[tick] = link, requested[tick]
             continue
         # Each node may begin with these shards when the batch of step `since` is asked for.
         since = np.maximum(first[tick] - ahead, 0)
         at = ticks.of_steps(since)
         inside = since - first[at]
-        released = np.where(inside == 0, asked[at], begin[at] + inside * model.step_time)
+        released = np.where(inside == 0, requested[at], begin[at] + inside * model.step_time)
         needed = seconds > 0
         link = np.where(needed, np.maximum(link, released) + seconds, link)
         fetched[tick] = link
         arrived = float((link + model.latency)[needed].max(initial=0.0))
-        begin[tick] = max(asked[tick], arrived)
-    return StepClock(ticks, begin, begin - asked, fetched, busy, float(begin[-1] + lasts[-1]))
+        begin[tick] = max(requested[tick], arrived)
+    return StepClock(ticks, begin, begin - requested, fetched, busy, float(begin[-1] + lasts[-1]))
 
 
 def first_batches(own: Sequence[Ids], stored: Ids, model: CostModel) -> Floats:

@@ -27,7 +27,7 @@ class StepQuality:
     Attributes:
         samples: how many samples were looked at.
         steps: in how many steps.
-        position_correlation: absolute Pearson correlation of a sample's place in the run with its id: 1 in id order, about
+        position_correlation: absolute Pearson correlation of a sample's position in the run with its id: 1 in id order, about
             ``1 / sqrt(samples)`` in a random order.
         neighbour_distance: mean distance of the ids of samples that follow each other in a global batch, as a part of
             what it is in a random order (a third of the ids): 1 in a random order, about 0 in id order.
@@ -59,7 +59,7 @@ def measure_quality(runs: Sequence[Run], table: ShardTable) -> StepQuality:
     starts = np.unique(np.linspace(0, steps - width, windows).astype(np.int64))
     batches = [batch for start in starts.tolist() for batch in _window(runs, table, start, width)]
     ids = np.concatenate(batches)
-    places = np.concatenate(
+    positions = np.concatenate(
         [np.arange(len(batch)) + (int(starts[k // width]) + k % width) * together for k, batch in enumerate(batches)]
     )
     distances = [np.abs(np.diff(batch)).sum() for batch in batches]
@@ -70,7 +70,7 @@ def measure_quality(runs: Sequence[Run], table: ShardTable) -> StepQuality:
     return StepQuality(
         samples=len(ids),
         steps=len(batches),
-        position_correlation=_correlation(places, ids),
+        position_correlation=_correlation(positions, ids),
         neighbour_distance=float(sum(distances)) / max(1, neighbours) / max(1.0, table.total / 3),
         shards_a_batch=float(np.mean(shards)),
         shards_if_random=float((1 - (1 - share) ** len(full[0])).sum()),
@@ -92,8 +92,8 @@ def _window(runs: Sequence[Run], table: ShardTable, start: int, width: int) -> l
     return [np.concatenate(part) for part in parts if part]
 
 
-def _correlation(places: Ids, ids: Ids) -> float:
-    x = places - places.mean()
+def _correlation(positions: Ids, ids: Ids) -> float:
+    x = positions - positions.mean()
     y = ids - ids.mean()
     scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
     return abs(float((x * y).sum())) / scale if scale else 0.0

@@ -86,8 +86,8 @@ def node_uses(runs: list[Run], sampling: Sampling, shards: Shards) -> NodeUses:
     first_batches: list[Ids] = []
     for number, run in enumerate(runs):
         mine: Ids = np.zeros(0, dtype=np.int64)
-        for places, steps in _batches(run.plan, sampling, number * sampling.stride // len(runs)):
-            found = _distinct(run.order, places, steps, sampling.steps, len(shards))
+        for positions, steps in _batches(run.plan, sampling, number * sampling.stride // len(runs)):
+            found = _distinct(run.order, positions, steps, sampling.steps, len(shards))
             if steps[0] == 0:
                 mine = found[found % sampling.steps == 0] // sampling.steps
             keys.append(found)
@@ -99,7 +99,7 @@ def node_uses(runs: list[Run], sampling: Sampling, shards: Shards) -> NodeUses:
 
 
 def _batches(plan: Plan, sampling: Sampling, phase: int) -> Iterator[tuple[list[Ids], Ids]]:
-    """Lists of batches of places, with the step of each."""
+    """Lists of batches of positions, with the step of each."""
     chunks = plan.chunks
     if sampling.exact:
         yield from _numbered(chunks(_TOGETHER), 0, 1)
@@ -123,14 +123,14 @@ def _numbered(chunks: Iterator[list[Ids]], first: int, stride: int) -> Iterator[
         yield batches, steps
 
 
-def _distinct(order: Order, places: list[Ids], steps: Ids, all_steps: int, shards: int) -> Ids:
+def _distinct(order: Order, positions: list[Ids], steps: Ids, all_steps: int, shards: int) -> Ids:
     """``shard * all_steps + step`` of the different shards of each batch."""
-    numbers, _ = order.locate(places[0] if len(places) == 1 else np.concatenate(places))
+    numbers, _ = order.locate(positions[0] if len(positions) == 1 else np.concatenate(positions))
     # Only the last batch of a rank may be shorter than the others.
-    width = len(places[0])
-    whole = len(places) - (len(places[-1]) != width)
+    width = len(positions[0])
+    whole = len(positions) - (len(positions[-1]) != width)
     found = [_distinct_rows(numbers[: whole * width].reshape(whole, width), steps[:whole], all_steps, shards)]
-    if whole < len(places):
+    if whole < len(positions):
         found.append(_distinct_rows(numbers[None, whole * width :], steps[whole:], all_steps, shards))
     return found[0] if len(found) == 1 else np.concatenate(found)
 

@@ -37,7 +37,7 @@ def fill(fd: int, into: memoryview, start: int, digest: Any = None) -> None:
 
 
 def copy_part(source: int, target: int, start: int, end: int, at: int) -> None:
-    """Copy a part of a file to a place in another, by way of this process's memory."""
+    """Copy a part of a file to an offset in another, by way of this process's memory."""
     while start < end:
         data = os.pread(source, min(1 << 20, end - start), start)
         if not data:

@@ -141,7 +141,7 @@ def read_record(store: Store, key: str) -> JobRecord | None:
     good = version == _VERSION and isinstance(identity, str) and isinstance(about, dict)
     if not good or not isinstance(done, dict | None):
         raise CorruptDataError(
-            f"{store.url_of(key)} is damaged: it says of which job the files beside it are. Write to another place, or "
+            f"{store.url_of(key)} is damaged: it says to which job the files next to it belong. Write elsewhere, or "
             "remove what is there"
         )
     return JobRecord(identity, about, done)

@@ -1,8 +1,8 @@
 """Versions of streams in states, by which data that was rewritten in place since a state was taken is refused.
 
 A fingerprint holds no times of change, as a copy of a dataset must have the same. So a state's description of a stream also
-has ``versions``: a hash of the place that it was read from, and a hash of the version that was there. Only versions of one
-place are compared. Streams whose files all have hashes in the index have no such entry: ``content`` tells more there.
+has ``versions``: a hash of the URL that it was read from, and a hash of the version that was there. Only versions of one
+URL are compared. Streams whose files all have hashes in the index have no such entry: ``content`` tells more there.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def version_of_files(files: Iterable[tuple[str, int, str]]) -> str:
     return _digest("\n".join([f"{name}\0{size}\0{written_version(version)}" for name, size, version in files]))
 
 
-def describe_version(place: str, version: str) -> dict[str, Any]:
-    """The entry for the description of a stream: ``{"versions": {place: version}}``, as 12 hex digits each.
+def describe_version(url: str, version: str) -> dict[str, Any]:
+    """The entry for the description of a stream: ``{"versions": {URL: version}}``, as 12 hex digits each.
 
     Args:
-        place: URL and endpoint, or the real path.
+        url: URL and endpoint, or the real path.
         version: text that is another for another version; empty where there is none, which gives no entry.
     """
-    return {VERSIONS: {_digest(place): _digest(version)}} if version else {}
+    return {VERSIONS: {_digest(url): _digest(version)}} if version else {}
 
 
 def rewritten_streams(theirs: Any, ours: Any) -> list[tuple[str, str]]:
-    """Streams that were read from the same place in another version: their names there and here.
+    """Streams that were read from the same URL in another version: their names there and here.
 
     Args:
         theirs: ``streams`` of a state or of a run: descriptions by name; anything else has none.
@@ -61,13 +61,13 @@ def rewritten_streams(theirs: Any, ours: Any) -> list[tuple[str, str]]:
 
 
 def is_rewritten(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether two descriptions of a stream are of one place, of one fingerprint, and of two versions."""
+    """Whether two descriptions of a stream are of one URL, of one fingerprint, and of two versions."""
     before, now = theirs.get(VERSIONS), ours.get(VERSIONS)
     if theirs.get("fingerprint") != ours.get("fingerprint"):
         return False
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return False
-    return any(before[place] != now[place] for place in before.keys() & now.keys())
+    return any(before[key] != now[key] for key in before.keys() & now.keys())
 
 
 def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def host_versions(described: Mapping[str, Any], urls: Mapping[str, str]) -> dict
         streams[name] = dict(about)
         if VERSIONS in about and "://" not in urls.get(name, ""):
             host = socket.gethostname()
-            streams[name][VERSIONS] = {_digest(f"{place}\n{host}"): one for place, one in about[VERSIONS].items()}
+            streams[name][VERSIONS] = {_digest(f"{key}\n{host}"): one for key, one in about[VERSIONS].items()}
     return {**described, "streams": streams}
 
 

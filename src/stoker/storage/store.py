@@ -27,7 +27,7 @@ def open_store(
     retry: RetryPolicy | None = None,
     stall_timeout: float = 60.0,
 ) -> Store:
-    """Open the place that ``url`` names; nothing is connected, or checked to exist, before the first use.
+    """Open the store that ``url`` names; nothing is connected, or checked to exist, before the first use.
 
     Args:
         url: ``s3://``, ``gs://``, ``az://`` (``abfs://``), ``http(s)://`` (reading only), ``file://``,
@@ -256,7 +256,7 @@ class Store:
                 raise StorageError(message, url=self.url)
             from stoker.storage.fork_proxy.proxy import ProxyStore
 
-            return ProxyStore(self.url, self)
+            return ProxyStore(self.url, self, self.stall_timeout)
         from stoker.storage.remote.remote_store import RemoteStore
 
         return RemoteStore(self._location, self._options, self._retry, self.stall_timeout)

@@ -2,7 +2,7 @@
 
 Every writer and every job stores the mark before its first file and removes it when all files are there, after the index of
 formats that have one. While the mark lies there, stoker finds by listing only the files that it names: those of before, where
-a writer adds to a dataset. A dataset with an index is read by that, whatever lies beside it.
+a writer adds to a dataset. A dataset with an index is read by that index, whatever else is there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class UnfinishedOutput:
 
 
 def read_mark(store: Store, key: str = MARK) -> UnfinishedOutput | None:
-    """The mark of a place; ``None`` where there is none, as its files are all there.
+    """The mark of a store; ``None`` where there is none, as its files are all there.
 
     Raises:
         CorruptDataError: it is damaged.

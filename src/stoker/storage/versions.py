@@ -32,7 +32,7 @@ def stable_version(version: str) -> str:
 
 
 def written_version(version: str) -> str:
-    """A version without what copying a file with its time of writing changes, for states, which a copy must go on from."""
+    """A version without what changes when a file is copied with its time of writing: a state must resume from a copy, too."""
     found = _LOCAL.fullmatch(version)
     return version if found is None else found["time"]
 

@@ -61,10 +61,10 @@ class _Kinds:
 
 def _different(streams: Streams) -> Iterator[_Kinds]:
     """The different sets of columns of shards that hold samples."""
-    for name, place in zip(streams.names, streams.places, strict=True):
+    for name, location in zip(streams.names, streams.locations, strict=True):
         seen: set[int] = set()
         found: list[dict[str, ColumnKind]] = []
-        for info in place.index.shards:
+        for info in location.index.shards:
             if id(info.spec) in seen or not info.samples:
                 continue
             seen.add(id(info.spec))

@@ -249,13 +249,13 @@ class _Not(Condition):
         return ~holds if unknown is None else ~(holds | unknown), unknown
 
 
-def chosen_ids(place: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
+def chosen_ids(location: DatasetLocation, where: Condition, *, options: ReadOptions = ReadOptions()) -> Ids:
     """Ids of the samples that a condition holds for.
 
     The first call reads the condition's columns of all samples; later ones, in any process, map the file.
 
     Args:
-        place: the dataset.
+        location: the dataset.
         where: the condition.
         options: how values are handed to a function.
 
@@ -269,25 +269,25 @@ def chosen_ids(place: DatasetLocation, where: Condition, *, options: ReadOptions
         StorageError, CorruptDataError: a shard can not be read.
     """
     for column in where.columns:
-        check_column(place, column)
+        check_column(location, column)
     description = where.as_dict()
 
     def make(sink: ArraySink) -> tuple[DTypeLike, bytes]:
         logger.info(
             "reading %s of all %d samples of %s, once, for a filter: %s",
             ", ".join(where.columns),
-            place.index.samples,
-            place.cache.root,
+            location.index.samples,
+            location.cache.root,
             description,
         )
-        for first, count, batch in scan(place, where.columns, options):
+        for first, count, batch in scan(location, where.columns, options):
             try:
                 mask, _ = where.evaluate(batch, count)
             except ConfigError as error:
-                raise ConfigError(f"{place.cache.root}: {error}") from error
+                raise ConfigError(f"{location.cache.root}: {error}") from error
             except TransformError as error:
                 last = first + count - 1
-                raise TransformError(f"{place.cache.root}, samples {first} to {last}: {error}") from error.__cause__
+                raise TransformError(f"{location.cache.root}, samples {first} to {last}: {error}") from error.__cause__
             sink.append((np.flatnonzero(mask) + first).astype(_ID))
             sink.beat()
         return _ID, b""
@@ -295,7 +295,7 @@ def chosen_ids(place: DatasetLocation, where: Condition, *, options: ReadOptions
     recipe: dict[str, Any] = {"condition": description, "nulls": _NULLS}
     if where.functions:
         recipe["functions"] = where.functions
-    array: Ids = derived_array(place, "where", "+".join(where.columns), recipe, make).array
+    array: Ids = derived_array(location, "where", "+".join(where.columns), recipe, make).array
     return array
 
 

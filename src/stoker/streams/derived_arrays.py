@@ -103,7 +103,7 @@ class ArraySink:
 
 
 def derived_array(
-    place: DatasetLocation,
+    location: DatasetLocation,
     kind: str,
     label: str,
     recipe: Mapping[str, Any],
@@ -112,7 +112,7 @@ def derived_array(
     """The derived array of a recipe; it is computed first where no file has it.
 
     Args:
-        place: the dataset that it is computed from.
+        location: the dataset that it is computed from.
         kind: what it is, for the file's name.
         label: what it is of (columns), for the file's name.
         recipe: what decides its content besides the dataset; JSON-serialisable.
@@ -120,40 +120,40 @@ def derived_array(
             that process makes no progress for the cache's stall time.
 
     Raises:
-        CacheError: none of the place's directories can be written to.
+        CacheError: none of the location's directories can be written to.
         StorageFullError: no space left.
     """
-    digest = _digest(place, kind, recipe)
+    digest = _digest(location, kind, recipe)
     name = f"{kind}.{quote(label, safe='')[:80]}.{digest}"
-    url = place.cache.store.url if place.cache.store is not None else os.path.realpath(place.cache.root)
-    for directory in place.keep:
+    url = location.cache.store.url if location.cache.store is not None else os.path.realpath(location.cache.root)
+    for directory in location.keep:
         found = _load(directory / PRIVATE / name, digest)
         if found is not None:
             return found
-    for directory in place.keep:
+    for directory in location.keep:
         private = directory / PRIVATE
         if _writable(directory, url):
-            return _make(private, name, digest, place.cache.settings.stall_timeout, make)
+            return _make(private, name, digest, location.cache.settings.stall_timeout, make)
     raise CacheError(
-        f"what is computed from {place.cache.root} can be saved in none of {', '.join(map(str, place.keep))}: "
+        f"what is computed from {location.cache.root} can be saved in none of {', '.join(map(str, location.keep))}: "
         "set STOKER_CACHE to a directory that can be written to"
     )
 
 
-def _digest(place: DatasetLocation, kind: str, recipe: Mapping[str, Any]) -> str:
+def _digest(location: DatasetLocation, kind: str, recipe: Mapping[str, Any]) -> str:
     """The origin of a derived array: its recipe, and the dataset as far as its index tells.
 
     The fingerprint knows names and sizes, not contents. So the files' hashes are added where the index has any, and the
     version that was opened.
     """
     hashes = xxhash.xxh3_128()
-    for shard in place.index.shards:
+    for shard in location.index.shards:
         for file in shard.raw:
             if file.hashes:
                 hashes.update(repr(sorted(file.hashes.items())).encode())
             if file.part is not None:
                 hashes.update(stable_version(file.part.version).encode())
-    text = json.dumps([kind, recipe, place.index.fingerprint, hashes.hexdigest(), place.version], sort_keys=True)
+    text = json.dumps([kind, recipe, location.index.fingerprint, hashes.hexdigest(), location.version], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 

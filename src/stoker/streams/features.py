@@ -96,7 +96,7 @@ def class_names(
 
     Args:
         remote: a directory of ``save_to_disk``, or Parquet files that ``datasets`` wrote: as for ``StreamingDataset``.
-        storage_options: credentials and settings of a remote place, by obstore's names.
+        storage_options: credentials and settings of a remote store, by obstore's names.
 
     Raises:
         ConfigError: nothing there tells features.
@@ -151,8 +151,8 @@ def _object(value: Any, key: str, where: str) -> Mapping[str, Any]:
 def warn_of_stored_files(streams: Streams, columns: tuple[str, ...] | None) -> None:
     """Log which columns hold files as ``datasets`` stores them, which it would decode and stoker does not."""
     named: dict[str, None] = {}
-    for place in streams.places:
-        for info in {id(shard.spec): shard for shard in place.index.shards}.values():
+    for location in streams.locations:
+        for info in {id(shard.spec): shard for shard in location.index.shards}.values():
             if info.format in ("arrow", "parquet"):
                 kinds = column_kinds(info)
                 named.update({name: None for name, kind in kinds.items() if _FILE.search(kind.word)})

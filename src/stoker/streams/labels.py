@@ -50,7 +50,7 @@ _WORKS: Final = {
 
 
 def column_labels(
-    place: DatasetLocation,
+    location: DatasetLocation,
     column: str,
     kind: LabelKind,
     *,
@@ -63,10 +63,10 @@ def column_labels(
     several processes that want it at once, one makes it and the others wait.
 
     Args:
-        place: the dataset.
+        location: the dataset.
         column: its column.
         kind: ``"classes"``: the integers of an integer column in the narrowest type that holds them all; for a column of
-            text or bytes, the place of the value among the column's different values, sorted (:func:`label_values` gives
+            text or bytes, the index of the value among the column's different values, sorted (:func:`label_values` gives
             these). ``"hashes"``: uint64, see :func:`hash_values`.
         nulls: what samples without a value (null, NaN) are: an error, or ``"group"``, one group of their own: the class
             after all others, or a hash that no value is made for.
@@ -80,12 +80,12 @@ def column_labels(
         CacheError, StorageFullError: the labels can not be saved.
         StorageError, CorruptDataError: a shard can not be read.
     """
-    array: NDArray[np.integer[Any]] = _labels(place, column, kind, nulls, options).array
+    array: NDArray[np.integer[Any]] = _labels(location, column, kind, nulls, options).array
     return array
 
 
 def label_values(
-    place: DatasetLocation, column: str, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
+    location: DatasetLocation, column: str, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
 ) -> tuple[Any, ...] | None:
     """The values that ``"classes"`` of a column of text or bytes number, sorted, and ``None`` last where nulls are a group.
 
@@ -94,7 +94,7 @@ def label_values(
     Returns:
         ``None`` for integers, which are their own labels.
     """
-    extra = _labels(place, column, "classes", nulls, options).extra()
+    extra = _labels(location, column, "classes", nulls, options).extra()
     if not extra:
         return None
     found = json.loads(extra)
@@ -102,14 +102,14 @@ def label_values(
     return (*names, None) if found.get("null") else names
 
 
-def hash_column(values: Column, where: str, nulls: Nulls, place_of: Callable[[int], str]) -> U64:
+def hash_column(values: Column, where: str, nulls: Nulls, describe_sample: Callable[[int], str]) -> U64:
     """:func:`hash_values` of a column that may have nulls.
 
     Args:
         values: an array of shape ``(n,)`` or a list of n values.
         where: names the column in errors.
         nulls: see :func:`column_labels`.
-        place_of: says which sample the value at a place of ``values`` is of.
+        describe_sample: names the sample of the value at an index of ``values``.
 
     Raises:
         ConfigError: as :func:`hash_values`, or there is a null and ``nulls`` is ``"error"``.
@@ -118,7 +118,7 @@ def hash_column(values: Column, where: str, nulls: Nulls, place_of: Callable[[in
     if null is None:
         return hash_values(values, where)
     if nulls == "error":
-        raise null_error(where, place_of(int(np.argmax(null))))
+        raise null_error(where, describe_sample(int(np.argmax(null))))
     hashes = np.full(len(values), _NULL_HASH, np.uint64)
     if not null.all():
         hashes[~null] = hash_values(without_nulls(values, null), where)
@@ -173,52 +173,54 @@ def _rotate(words: U64, bits: int) -> U64:
     return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
-def _labels(place: DatasetLocation, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions) -> DerivedArray:
+def _labels(
+    location: DatasetLocation, column: str, kind: LabelKind, nulls: Nulls, options: ReadOptions
+) -> DerivedArray:
     if kind not in get_args(LabelKind):
         raise ConfigError(f"kind={kind!r}: expected {' or '.join(map(repr, get_args(LabelKind)))}")
-    check_column(place, column)
-    where = f"{place.cache.root}: column {column!r}"
+    check_column(location, column)
+    where = f"{location.cache.root}: column {column!r}"
 
     def make(sink: ArraySink) -> tuple[DTypeLike, bytes]:
         logger.info(
             "reading column %r of all %d samples of %s, once, for its %s",
             column,
-            place.index.samples,
-            place.cache.root,
+            location.index.samples,
+            location.cache.root,
             kind,
         )
-        pieces = ((first, batch[column]) for first, _, batch in scan(place, [column], options))
+        chunks = ((first, batch[column]) for first, _, batch in scan(location, [column], options))
         make_labels = _make_hashes if kind == "hashes" else _make_classes
-        return make_labels(pieces, sink, where, nulls, partial(_sample, place))
+        return make_labels(chunks, sink, where, nulls, partial(_sample, location))
 
-    return derived_array(place, kind, column, {"column": column, "nulls": nulls}, make)
+    return derived_array(location, kind, column, {"column": column, "nulls": nulls}, make)
 
 
-def _sample(place: DatasetLocation, number: int) -> str:
+def _sample(location: DatasetLocation, number: int) -> str:
     """A sample by its number, its row and its shard."""
-    starts = np.cumsum([0, *place.index.sizes])
+    starts = np.cumsum([0, *location.index.sizes])
     shard = int(np.searchsorted(starts, number, side="right")) - 1
-    return f"sample {number} (row {number - starts[shard]} of {place.cache.describe(place.index.shards[shard])})"
+    return f"sample {number} (row {number - starts[shard]} of {location.cache.describe(location.index.shards[shard])})"
 
 
 def _make_hashes(
-    pieces: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
+    chunks: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
 ) -> tuple[DTypeLike, bytes]:
-    for first, values in pieces:
+    for first, values in chunks:
         hashes = hash_column(values, where, nulls, lambda at, first=first: sample(first + at))  # type: ignore[misc]
         sink.append(hashes.astype("<u8", copy=False))
     return "<u8", b""
 
 
 def _make_classes(
-    pieces: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
+    chunks: Iterator[tuple[int, Column]], sink: ArraySink, where: str, nulls: Nulls, sample: Callable[[int], str]
 ) -> tuple[DTypeLike, bytes]:
     """Two passes, as the final type and codes are known only at the end; the first goes to a file without a name."""
     codes: defaultdict[str | bytes, int] = defaultdict(itertools.count().__next__)
     text: type | None = None
     with tempfile.TemporaryFile(dir=sink.directory) as file:
         spool = _Spool(file)
-        for first, values in pieces:
+        for first, values in chunks:
             null = null_mask(values)
             if null is not None and nulls == "error":
                 raise null_error(where, sample(first + int(np.argmax(null))))
@@ -249,7 +251,7 @@ def _make_classes(
         if spool.nulls and of_null > np.iinfo(np.int64).max:
             raise ConfigError(f"{where} has the largest integer, {high}, which leaves no class for nulls")
         dtype = _narrowest(low, of_null if spool.nulls else high)
-        for integers, null in spool.pieces():
+        for integers, null in spool.chunks():
             labels = (rank[integers] if names else integers).astype(dtype)
             if null is not None:
                 whole = np.full(len(null), of_null, dtype)
@@ -280,7 +282,7 @@ class _Spool:
         self.nulls = False
 
     def append(self, integers: Array, null: NDArray[np.bool_] | None) -> None:
-        """Add integers, and of all places, with those of the integers, which are null; ``None`` for no null."""
+        """Add integers, and for each row, those of the integers included, whether it is null; ``None`` for no null."""
         low, high = (int(integers.min()), int(integers.max())) if len(integers) else (0, -1)
         part = integers.astype(_narrowest(low, high))
         if len(integers):
@@ -292,13 +294,13 @@ class _Spool:
         if null is not None:
             self._file.write(np.packbits(null).tobytes())
 
-    def pieces(self) -> Iterator[tuple[Array, NDArray[np.bool_] | None]]:
+    def chunks(self) -> Iterator[tuple[Array, NDArray[np.bool_] | None]]:
         """The labels that were added, once more."""
         self._file.seek(0)
-        for dtype, count, places in self._parts:
+        for dtype, count, rows in self._parts:
             integers = np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
-            bits = np.frombuffer(self._file.read(-(-places // 8)), np.uint8)
-            yield integers, np.unpackbits(bits, count=places).astype(np.bool_) if places else None
+            bits = np.frombuffer(self._file.read(-(-rows // 8)), np.uint8)
+            yield integers, np.unpackbits(bits, count=rows).astype(np.bool_) if rows else None
 
 
 def _narrowest(low: int, high: int) -> np.dtype[Any]:

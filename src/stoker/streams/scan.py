@@ -16,43 +16,43 @@ from stoker.types import Batch
 
 __all__ = ["check_column", "scan"]
 
-# Samples are read in pieces of about so many bytes, all columns counted, and at most so many rows.
-_PIECE_BYTES: Final = 16 << 20
-_PIECE_ROWS: Final = 1 << 16
+# Samples are read in chunks of about so many bytes, all columns counted, and at most so many rows.
+_CHUNK_BYTES: Final = 16 << 20
+_CHUNK_ROWS: Final = 1 << 16
 _THREADS: Final = 8
 
 
-def check_column(place: DatasetLocation, column: str) -> None:
+def check_column(location: DatasetLocation, column: str) -> None:
     """See that every shard has the column.
 
     Raises:
         ConfigError: one lacks it; says which columns there are.
     """
-    names = place.index.columns
-    if column not in names and place.index.samples:
-        raise ConfigError(f"there is no column {column!r} in all of {place.cache.root}: it has {', '.join(names)}")
+    names = location.index.columns
+    if column not in names and location.index.samples:
+        raise ConfigError(f"there is no column {column!r} in all of {location.cache.root}: it has {', '.join(names)}")
 
 
 def scan(
-    place: DatasetLocation, columns: Sequence[str], options: ReadOptions = ReadOptions()
+    location: DatasetLocation, columns: Sequence[str], options: ReadOptions = ReadOptions()
 ) -> Iterator[tuple[int, int, Batch]]:
     """All samples of a dataset in the order of their ids.
 
     Args:
-        place: the dataset.
+        location: the dataset.
         columns: names of the columns to read.
         options: how they are handed out.
 
     Yields:
-        Id of the first sample of a piece, number of its samples (at least 1), and its columns.
+        Id of the first sample of a chunk, number of its samples (at least 1), and its columns.
     """
     for column in columns:
-        check_column(place, column)
-    sizes = place.index.sizes.tolist()
+        check_column(location, column)
+    sizes = location.index.sizes.tolist()
     ahead = _THREADS
-    if (limit := place.cache.settings.limit) is not None:
-        ahead = max(1, min(ahead, limit // 2 // max(1, place.index.largest_shard)))
-    pool = ShardPool(place.index, place.cache, threads=_THREADS, most_open=2 * ahead, options=options)
+    if (limit := location.cache.settings.limit) is not None:
+        ahead = max(1, min(ahead, limit // 2 // max(1, location.index.largest_shard)))
+    pool = ShardPool(location.index, location.cache, threads=_THREADS, most_open=2 * ahead, options=options)
     full = [number for number, size in enumerate(sizes) if size]
     needed: set[int] = set()
     pool.expect(needed)
@@ -63,8 +63,8 @@ def scan(
             needed.update(coming)
             pool.prefetch(coming)
             size = sizes[number]
-            raw = place.index.shards[number].size
-            step = max(1, min(_PIECE_ROWS, _PIECE_BYTES * size // max(1, raw)))
+            raw = location.index.shards[number].size
+            step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * size // max(1, raw)))
             for start in range(0, size, step):
                 rows = np.arange(start, min(start + step, size), dtype=np.int64)
                 yield first + start, len(rows), read_samples(pool, np.full_like(rows, number), rows, columns)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from stoker.arguments import checked
 from stoker.cache.base import CacheSettings
 from stoker.cache.open_cache import check_memory
-from stoker.cache.quota import share_limit
+from stoker.cache.quota import divide_limit
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.open_format import check_format, is_made, open_format
 from stoker.catalog.unindexed.files_location import Files
@@ -25,7 +27,6 @@ from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import RetryPolicy
-from stoker.streams.stream_names import stream_names
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Ids, StorageOptions
 
@@ -132,7 +133,7 @@ class StreamDefaults:
         columns: all columns that will be read; ``None`` for all.
         in_memory: shards of a remote are held in memory.
         cache_limit: bytes that all streams' caches together may take. It is divided among the cache directories: see
-            :func:`~stoker.cache.quota.share_limit`. Streams that are read where they lie take none of it.
+            :func:`~stoker.cache.quota.divide_limit`. Streams that are read where they lie take none of it.
 
     Raises:
         ConfigError: a number out of range.
@@ -157,7 +158,7 @@ class Streams:
     Attributes:
         streams: their arguments.
         names: their names, all different.
-        places: the index and the cache of each.
+        locations: the index and the cache of each.
         index: all shards; a single stream's own index.
         limit: bytes that all caches together may take, or ``None``.
     """
@@ -166,14 +167,14 @@ class Streams:
         self,
         streams: Sequence[Stream],
         names: Sequence[str],
-        places: Sequence[DatasetLocation],
+        locations: Sequence[DatasetLocation],
         limit: int | None = None,
     ) -> None:
         self.streams = tuple(streams)
         self.names = tuple(names)
-        self.places = tuple(places)
+        self.locations = tuple(locations)
         self.limit = limit
-        indexes = [place.index for place in places]
+        indexes = [location.index for location in locations]
         self.index: Index | JoinedIndex = indexes[0] if len(indexes) == 1 else JoinedIndex(indexes)
 
     def __len__(self) -> int:
@@ -183,39 +184,89 @@ class Streams:
     @property
     def shard_offsets(self) -> Ids:
         """Number of each stream's first shard; int64, shape ``(streams + 1,)``."""
-        return np.cumsum([0, *(len(place.index) for place in self.places)], dtype=np.int64)
+        return np.cumsum([0, *(len(location.index) for location in self.locations)], dtype=np.int64)
 
     @property
     def sample_offsets(self) -> Ids:
         """Id of each stream's first sample; int64, shape ``(streams + 1,)``."""
-        return np.cumsum([0, *(place.index.samples for place in self.places)], dtype=np.int64)
+        return np.cumsum([0, *(location.index.samples for location in self.locations)], dtype=np.int64)
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """Stream name to a hash of what its samples are."""
-        return {name: place.index.fingerprint for name, place in zip(self.names, self.places, strict=True)}
+        return {name: location.index.fingerprint for name, location in zip(self.names, self.locations, strict=True)}
 
     @property
     def near(self) -> bool:
         """Whether all shards are read where they are, with nothing to fetch or decompress."""
-        return all(place.cache.store is None and not place.index.compressed for place in self.places)
+        return all(location.cache.store is None and not location.index.compressed for location in self.locations)
 
     @property
     def where(self) -> str:
         """The directories that shards are read from, for messages."""
-        return ", ".join(dict.fromkeys(str(place.cache.root) for place in self.places))
+        return ", ".join(dict.fromkeys(str(location.cache.root) for location in self.locations))
 
     def pool(self, options: ReadOptions = ReadOptions()) -> ShardPool:
         """A pool of all streams' shards."""
-        caches = [place.cache for place in self.places]
+        caches = [location.cache for location in self.locations]
         return ShardPool(self.index, caches, threads=options.download_threads, options=options)
 
     def __repr__(self) -> str:
         return f"<Streams {', '.join(self.names)}: {self.index.samples} samples in {len(self.index)} shards>"
 
 
+def stream_names(streams: Sequence[Stream]) -> tuple[str, ...]:
+    """The streams' names, those that are not given made of the ends of their paths.
+
+    Raises:
+        ConfigError: two streams were given the same name.
+    """
+    given = Counter(stream.name for stream in streams if stream.name is not None)
+    for name, count in given.items():
+        if count > 1:
+            raise ConfigError(f"{count} streams are called {name!r}: give each a name of its own")
+    paths = [_path_parts(stream) for stream in streams]
+    # Streams of one path get the same name first, and numbers then.
+    length = {path: _shortest(stream) for path, stream in zip(paths, streams, strict=True) if stream.name is None}
+    while True:
+        chosen = {path: "/".join(path[-count:]) for path, count in length.items()}
+        taken = Counter([*chosen.values(), *given])
+        longer = [path for path, name in chosen.items() if taken[name] > 1 and length[path] < len(path)]
+        if not longer:
+            break
+        for path in longer:
+            length[path] += 1
+    names: list[str] = []
+    for path, stream in zip(paths, streams, strict=True):
+        name = base = stream.name if stream.name is not None else chosen[path]
+        if stream.name is None:
+            count = 1
+            while name in names or name in given:
+                count += 1
+                name = f"{base}#{count}"
+        names.append(name)
+    return tuple(names)
+
+
+def _path_parts(stream: Stream) -> tuple[str, ...]:
+    given = stream.remote if stream.remote is not None else stream.local or ""
+    # Of a list of files, the first stands for all.
+    base = os.fspath(given if isinstance(given, str | os.PathLike) else next(iter(given), ""))
+    path = base.partition("://")[2] or (base if "://" in base else os.path.abspath(os.path.expanduser(base)))
+    parts = (*PurePosixPath(path).parts, *_split_parts(stream))
+    return tuple(part for part in parts if part != "/") or ("stream",)
+
+
+def _split_parts(stream: Stream) -> tuple[str, ...]:
+    return tuple(part for part in (stream.split or "").split("/") if part)
+
+
+def _shortest(stream: Stream) -> int:
+    return max(1, len(_split_parts(stream)))
+
+
 def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = None) -> Streams:
-    """Open streams, their indexes fetched side by side. Streams of one place share it.
+    """Open streams, their indexes fetched side by side. Streams of one location share it.
 
     Args:
         streams: at least one.
@@ -238,18 +289,18 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
     keys = [repr(opening) for opening in openings]
     different = dict(zip(keys, openings, strict=True))
     if len(different) == 1:
-        places = [open_format(**openings[0])]
+        locations = [open_format(**openings[0])]
     else:
         with ThreadPoolExecutor(min(_THREADS, len(different)), thread_name_prefix="stoker-open") as threads:
-            places = list(threads.map(lambda opening: open_format(**opening), different.values()))
+            locations = list(threads.map(lambda opening: open_format(**opening), different.values()))
     if defaults.cache_limit is not None:
-        places = _limited(places, defaults.cache_limit)
-    opened = dict(zip(different, places, strict=True))
+        locations = _limited(locations, defaults.cache_limit)
+    opened = dict(zip(different, locations, strict=True))
     return Streams(streams, names, [opened[key] for key in keys], defaults.cache_limit)
 
 
 def _opening(one: Stream, defaults: StreamDefaults) -> dict[str, Any]:
-    """Arguments of :func:`~stoker.catalog.open_format.open_format` for a stream; the same for streams that share a place."""
+    """Arguments of :func:`~stoker.catalog.open_format.open_format` of a stream: the same for streams of one location."""
     retry, timeout, validate, keep_zip, options = (
         getattr(defaults if getattr(one, name) is None else one, name) for name in _INHERITED
     )
@@ -283,33 +334,33 @@ def _check_downloads(given: Stream | StreamDefaults, where: str) -> None:
         raise ConfigError(f"{where}download_timeout is seconds above 0, got {timeout}")
 
 
-def _limited(places: Sequence[DatasetLocation], limit: int) -> list[DatasetLocation]:
-    """The places, each cache directory with its part of the limit."""
+def _limited(locations: Sequence[DatasetLocation], limit: int) -> list[DatasetLocation]:
+    """The locations, each cache directory with its part of the limit."""
     roots: dict[str, DatasetLocation] = {}
-    for place in places:
-        if place.cache.store is not None:
-            roots.setdefault(os.path.realpath(place.cache.root), place)
+    for location in locations:
+        if location.cache.store is not None:
+            roots.setdefault(os.path.realpath(location.cache.root), location)
     if not roots:
-        return [place.limited(limit) for place in places]  # tells why that can not be
+        return [location.limited(limit) for location in locations]  # tells why that can not be
     if len(roots) == 1:
-        shares = [limit]
+        quotas = [limit]
     else:
-        shares = share_limit(
+        quotas = divide_limit(
             limit,
-            [_stored_bytes(place) for place in roots.values()],
-            [str(place.cache.root) for place in roots.values()],
+            [_stored_bytes(location) for location in roots.values()],
+            [str(location.cache.root) for location in roots.values()],
         )
-    share_of = dict(zip(roots, shares, strict=True))
+    quota_of = dict(zip(roots, quotas, strict=True))
     return [
-        place if place.cache.store is None else place.limited(share_of[os.path.realpath(place.cache.root)])
-        for place in places
+        location if location.cache.store is None else location.limited(quota_of[os.path.realpath(location.cache.root)])
+        for location in locations
     ]
 
 
-def _stored_bytes(place: DatasetLocation) -> Ids:
+def _stored_bytes(location: DatasetLocation) -> Ids:
     """Bytes that each shard may take in the cache."""
-    zipped = place.cache.settings.keep_zip
+    zipped = location.cache.settings.keep_zip
     return np.array(
-        [sum(file.bytes for file in (*shard.raw, *(shard.zip if zipped else ()))) for shard in place.index.shards],
+        [sum(file.bytes for file in (*shard.raw, *(shard.zip if zipped else ()))) for shard in location.index.shards],
         dtype=np.int64,
     )

@@ -197,7 +197,7 @@ def _integers(ids: Any, where: str) -> NDArray[Any]:
 
 
 def _rising(ids: Ids) -> bool:
-    """In pieces: the ids may be more than memory holds."""
+    """In chunks: the ids may be more than memory holds."""
     return all((np.diff(ids[at : at + _CHUNK + 1]) > 0).all() for at in range(0, len(ids), _CHUNK))
 
 

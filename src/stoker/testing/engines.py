@@ -64,7 +64,7 @@ class EngineTests:
         store.create(key, b"last")
         assert all(store.swap(key, b"x", version) is None for version in seen), "an old version was taken for a new one"
 
-    def test_records_come_in_the_order_asked(self) -> None:
+    def test_records_come_in_the_requested_order(self) -> None:
         store, base = self.open(), _fresh()
         for name in "abc":
             store.create(base + name, name.encode())

@@ -1,4 +1,4 @@
-"""Tests of a shard format: what it reads, in whichever way it is asked, and what it makes of damaged files."""
+"""Tests of a shard format: all ways of reading agree, and damaged files give errors."""
 
 from __future__ import annotations
 
@@ -165,9 +165,9 @@ class FormatTests:
             whole = reader.read(np.arange(reader.samples))
             rows = np.random.default_rng(1).integers(0, max(1, reader.samples), 3 * reader.samples)
             batch = self.open(shard).read(rows)
-            for place, row in enumerate(rows.tolist()):
+            for index, row in enumerate(rows.tolist()):
                 for name in reader.columns:
-                    assert self.same(batch[name][place], whole[name][row]), f"row {row}, column {name!r}"
+                    assert self.same(batch[name][index], whole[name][row]), f"row {row}, column {name!r}"
 
     def test_columns_alone_are_the_same(self) -> None:
         shard = self.shards()[0]
@@ -198,11 +198,11 @@ class FormatTests:
         batch = self.descriptor.read_many(readers, which, rows)
         singles = {name: list(column) for name, column in self.descriptor.iterate_many(readers, which, rows).items()}
         assert tuple(batch) == tuple(singles) == readers[0].columns
-        for place, (shard, row) in enumerate(zip(which.tolist(), rows.tolist(), strict=True)):
+        for index, (shard, row) in enumerate(zip(which.tolist(), rows.tolist(), strict=True)):
             for name in batch:
                 expected = alone[shard][name][row]
-                assert self.same(batch[name][place], expected), f"shard {shard}, row {row}, column {name!r}"
-                assert self.same(singles[name][place], expected), f"shard {shard}, row {row}, column {name!r}"
+                assert self.same(batch[name][index], expected), f"shard {shard}, row {row}, column {name!r}"
+                assert self.same(singles[name][index], expected), f"shard {shard}, row {row}, column {name!r}"
 
     def test_no_rows_are_read_as_empty_columns(self) -> None:
         nothing: Ids = np.zeros(0, np.int64)
@@ -259,10 +259,10 @@ class FormatTests:
         for shard in self.shards()[:2]:
             good = self._read(shard)
             for turn, data in enumerate(shard.files):
-                places: Ids = np.random.default_rng(turn).integers(0, max(1, len(data)), _FLIPS if data else 0)
-                for place in [*range(min(len(data), 16)), *places.tolist()]:
+                offsets: Ids = np.random.default_rng(turn).integers(0, max(1, len(data)), _FLIPS if data else 0)
+                for offset in [*range(min(len(data), 16)), *offsets.tolist()]:
                     bad = bytearray(data)
-                    bad[place] ^= 1 << place % 8
+                    bad[offset] ^= 1 << offset % 8
                     files = [*shard.files[:turn], bytes(bad), *shard.files[turn + 1 :]]
                     damaged = ShardOnDisk(shard.info, files, shard.header)
                     try:
@@ -273,7 +273,7 @@ class FormatTests:
                     except StokerError:
                         continue  # any other exception is what this test looks for
                     same = all(self.same(a, b) for name in good for a, b in zip(good[name], found[name], strict=True))
-                    assert same or told or not self.checksums, f"byte {place} of file {turn}: a wrong sample"
+                    assert same or told or not self.checksums, f"byte {offset} of file {turn}: a wrong sample"
 
     def test_checksums_of_whole_files_hold(self) -> None:
         for shard in self.shards():
@@ -302,7 +302,7 @@ class FormatTests:
     def test_threads_read_the_same(self) -> None:
         with self.written() as folder:
             dataset = self.dataset(folder)
-            expected = [self.number(dataset[place]) for place in range(dataset.size)]
+            expected = [self.number(dataset[index]) for index in range(dataset.size)]
             failures: list[object] = []
 
             def read(seed: int) -> None:
@@ -310,7 +310,7 @@ class FormatTests:
                     for _ in range(5):
                         ids = np.random.default_rng(seed).integers(0, dataset.size, 20)
                         found = [self.number(sample) for sample in dataset[ids]]
-                        assert found == [expected[place] for place in ids.tolist()]
+                        assert found == [expected[index] for index in ids.tolist()]
                 except BaseException as error:  # noqa: BLE001 - told below, by the thread of the test
                     failures.append(error)
 

@@ -33,7 +33,7 @@ class ReadOnlyStoreTests:
     """
 
     def open(self, path: str) -> Store:
-        """The store below a path, which each test chooses anew, of a place for tests."""
+        """The store to test, below a path that each test chooses anew."""
         raise NotImplementedError(f"{type(self).__name__} needs a method open(path) that opens a store below the path")
 
     def fill(self, path: str, objects: Mapping[str, bytes]) -> None:
@@ -75,7 +75,7 @@ class ReadOnlyStoreTests:
         for starts, ends in (([5], [4]), ([-1], [4]), ([1, 2], [3])):
             _raised(ConfigError, store.get_ranges, "a", starts, ends)
 
-    def test_a_range_is_downloaded_to_its_place_in_a_file(self) -> None:
+    def test_a_range_is_downloaded_to_its_offset_in_a_file(self) -> None:
         data = secrets.token_bytes(3_000_000)
         store = self.filled({"a": data})
         with _folder() as folder:
@@ -159,7 +159,7 @@ class ReadOnlyStoreTests:
         if Path("/dev/full").exists():
             assert "/dev/full" in str(_raised(StorageError, lambda: store.download("a", Path("/dev/full"))))
 
-    def test_a_pickled_store_is_the_same_place(self) -> None:
+    def test_a_pickled_store_has_the_same_url(self) -> None:
         store = self.filled({"a": b"x"})
         again = pickle.loads(pickle.dumps(store))  # noqa: S301 - of our own
         assert again.url == store.url

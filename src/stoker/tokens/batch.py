@@ -30,12 +30,12 @@ FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """Positions of documents' tokens in a batch. A *piece* is a run of tokens of one document in one row.
+    """Positions of documents' tokens in a batch. A *span* is a run of tokens of one document in one row.
 
     Attributes:
-        starts: places where pieces begin, ``row * s + column``; int64, shape ``(k,)``, rising.
-        lengths: tokens in each piece, at least 1; int64, shape ``(k,)``.
-        documents: number of each piece's document; int64, shape ``(k,)``.
+        starts: slots where spans begin, ``row * s + column``; int64, shape ``(k,)``, rising.
+        lengths: tokens in each span, at least 1; int64, shape ``(k,)``.
+        documents: number of each span's document; int64, shape ``(k,)``.
     """
 
     starts: Ids
@@ -51,10 +51,10 @@ class LMBatch:
         input_ids: shape ``(b, s)``.
         given_labels: see :attr:`labels`; ``None`` if they were not asked for.
         label_kind: ``"shifted"``, ``"unshifted"`` or ``"none"``.
-        num_tokens: places that are not padding; those of eos count.
+        num_tokens: slots that are not padding; those of eos count.
         made: where tokens of documents lie, or the function that works it out when it is first needed.
         ignore_index: the label of what is not to be learnt.
-        reset_positions: positions count from each piece's beginning, not from each row's.
+        reset_positions: positions count from each span's beginning, not from each row's.
         cut_documents: documents of which the layout cut something off.
         cut_tokens: tokens that were cut off. The first of those of each document may still be a label.
     """
@@ -74,7 +74,7 @@ class LMBatch:
         """The rows of all batches, of which there is at least one, of one width and made with the same settings."""
         if len(parts) == 1:
             return parts[0]
-        places = np.cumsum([0, *(part.input_ids.size for part in parts)])
+        offsets = np.cumsum([0, *(part.input_ids.size for part in parts)])
         one = parts[0]
         return cls(
             np.concatenate([part.input_ids for part in parts]),
@@ -82,7 +82,7 @@ class LMBatch:
             one.label_kind,
             sum(part.num_tokens for part in parts),
             Extents(
-                np.concatenate([part.extents.starts + place for part, place in zip(parts, places, strict=False)]),
+                np.concatenate([part.extents.starts + offset for part, offset in zip(parts, offsets, strict=False)]),
                 np.concatenate([part.extents.lengths for part in parts]),
                 np.concatenate([part.extents.documents for part in parts]),
             ),
@@ -145,12 +145,12 @@ class LMBatch:
 
     @cached_property
     def extents(self) -> Extents:
-        """Positions of documents' tokens. Pieces cover all positions but padding."""
+        """Positions of documents' tokens. Spans cover all positions but padding."""
         return self.made if isinstance(self.made, Extents) else self.made()
 
     @property
     def padding_waste(self) -> float:
-        """The part of all places that is padding, 0 to 1."""
+        """The fraction of all slots that is padding, 0 to 1."""
         return 1 - self.num_tokens / self.input_ids.size if self.input_ids.size else 0.0
 
     @cached_property
@@ -162,9 +162,9 @@ class LMBatch:
     @cached_property
     def attention_mask(self) -> NDArray[np.bool_]:
         """True where a token is, False on padding; shape ``(b, s)``. It does not keep documents apart."""
-        flags = np.zeros(self._runs.size, dtype=bool)
+        flags = np.zeros(self._gaps_and_spans.size, dtype=bool)
         flags[1::2] = True
-        return np.repeat(flags, self._runs).reshape(self.shape)
+        return np.repeat(flags, self._gaps_and_spans).reshape(self.shape)
 
     @cached_property
     def position_ids(self) -> Array:
@@ -177,21 +177,21 @@ class LMBatch:
             row = np.tile(np.arange(self.shape[1], dtype=dtype), (self.shape[0], 1))
             row *= self.attention_mask
             return row
-        # In padding, every place is its own beginning.
-        first = np.zeros(self._runs.size, dtype=np.int64)
+        # In padding, every slot is its own beginning.
+        first = np.zeros(self._gaps_and_spans.size, dtype=np.int64)
         first[1::2] = self.extents.starts
-        places = np.arange(size, dtype=np.int64)
-        places -= np.repeat(first, self._runs)
+        positions = np.arange(size, dtype=np.int64)
+        positions -= np.repeat(first, self._gaps_and_spans)
         if self.num_tokens < size:
-            places *= self.attention_mask.reshape(-1)
-        return places.astype(dtype, copy=False).reshape(self.shape)
+            positions *= self.attention_mask.reshape(-1)
+        return positions.astype(dtype, copy=False).reshape(self.shape)
 
     @cached_property
     def document_ids(self) -> Ids:
         """Number of each token's document, int64, shape ``(b, s)``; -1 on padding."""
-        numbers = np.full(self._runs.size, -1, dtype=np.int64)
+        numbers = np.full(self._gaps_and_spans.size, -1, dtype=np.int64)
         numbers[1::2] = self.extents.documents
-        return np.repeat(numbers, self._runs).reshape(self.shape)
+        return np.repeat(numbers, self._gaps_and_spans).reshape(self.shape)
 
     @cached_property
     def cu_seqlens(self) -> NDArray[np.int32]:
@@ -277,7 +277,7 @@ class LMBatch:
 
     @cached_property
     def unshifted_labels(self) -> Array:
-        """Labels for a model that shifts. From shifted ones, the last of each row is lost, as no place predicts it."""
+        """Labels for a model that shifts. From shifted ones, the last of each row is lost, as no slot predicts it."""
         if self.label_kind == "unshifted":
             return self.labels
         unshifted = np.empty_like(self.labels)
@@ -336,9 +336,9 @@ class LMBatch:
         )
 
     @cached_property
-    def _runs(self) -> Ids:
-        """Lengths of padding, piece, padding, piece, ..., padding; int64, shape ``(2k + 1,)``."""
-        return runs_of(self.extents.starts, self.extents.lengths, self.input_ids.size)
+    def _gaps_and_spans(self) -> Ids:
+        """Lengths of padding, span, padding, span, ..., padding; int64, shape ``(2k + 1,)``."""
+        return gaps_and_spans(self.extents.starts, self.extents.lengths, self.input_ids.size)
 
 
 def _rows_of(batch: LMBatch, first: int, stop: int) -> Extents:
@@ -349,16 +349,16 @@ def _rows_of(batch: LMBatch, first: int, stop: int) -> Extents:
     return Extents(whole.starts[part] - first * width, whole.lengths[part], whole.documents[part])
 
 
-def runs_of(starts: Ids, lengths: Ids, size: int) -> Ids:
-    """Lengths of the gap before each piece and of the piece, by turns, and of the gap behind the last."""
-    runs = np.empty(2 * starts.size + 1, dtype=np.int64)
+def gaps_and_spans(starts: Ids, lengths: Ids, size: int) -> Ids:
+    """Lengths of the gap before each span and of the span, by turns, and of the gap behind the last."""
+    lengths = np.empty(2 * starts.size + 1, dtype=np.int64)
     ends = starts + lengths
-    runs[1::2] = lengths
-    runs[2:-1:2] = starts[1:] - ends[:-1]
-    runs[0] = starts[0] if starts.size else size
+    lengths[1::2] = lengths
+    lengths[2:-1:2] = starts[1:] - ends[:-1]
+    lengths[0] = starts[0] if starts.size else size
     if starts.size:
-        runs[-1] = size - ends[-1]
-    return runs
+        lengths[-1] = size - ends[-1]
+    return lengths
 
 
 def _as_torch(arrays: dict[str, Any]) -> dict[str, Any]:

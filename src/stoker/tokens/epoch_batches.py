@@ -61,6 +61,6 @@ def _last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
     size = plan.rounds.size(plan.rank)
     if not size:
         return {}
-    place = np.array([order.place(plan.rank, size - 1)], dtype=np.int64)
-    sequence, block = order.split(order.last_block(place))
+    position = np.array([order.part_position(plan.rank, size - 1)], dtype=np.int64)
+    sequence, block = order.split(order.last_block(position))
     return {int(sequence[0]): int(block[0])}

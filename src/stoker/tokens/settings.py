@@ -114,8 +114,8 @@ class LMSettings:
     @property
     def limit(self) -> int:
         """One more than the largest id that is allowed."""
-        room = int(np.iinfo(self.output).max) + 1
-        return room if self.vocab_size is None else min(room, self.vocab_size)
+        most = int(np.iinfo(self.output).max) + 1
+        return most if self.vocab_size is None else min(most, self.vocab_size)
 
     def padding(self, why: str) -> int:
         """``pad_id``, which is needed.

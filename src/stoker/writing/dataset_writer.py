@@ -48,7 +48,7 @@ class DatasetWriter(Writer):
         self._stopped = False
         super().__init__(out, remote, ShardOutput(self._encoder.settings), options, on_failed=self._fail)
         self._limit = min(size_limit or MAX_OFFSET, self._encoder.largest)
-        self._before = [kept.shard for kept in self._begun.kept if kept.shard is not None]
+        self._before = [written.shard for written in self._begun.written if written.shard is not None]
         self._written = sum(shard.samples for shard in self._before)
         self._number = len(self._before)
         self._shards = ShardUploader(
@@ -85,7 +85,7 @@ class DatasetWriter(Writer):
         except Exception as error:
             raise self._encoder.explain(sample, self.samples_written, error) from error
         if type(data) is list:
-            at = end = self._room_for(sum(map(len, data)))
+            at = end = self._reserve(sum(map(len, data)))
             view = self._view
             for part in data:
                 end = at + len(part)
@@ -95,7 +95,7 @@ class DatasetWriter(Writer):
             at = self._at
             end = at + len(data)
             if end > self._bound:
-                at = self._room_for(len(data))
+                at = self._reserve(len(data))
                 end = at + len(data)
             self._view[at:end] = data
         self._at = end
@@ -170,7 +170,7 @@ class DatasetWriter(Writer):
         overhead: int = self._encoder.shard_cost + self._sample_cost
         return overhead
 
-    def _room_for(self, size: int) -> int:
+    def _reserve(self, size: int) -> int:
         """Close the shard if a record would exceed its limit, and have a buffer; where the record begins."""
         if size + self._overhead > self._encoder.largest:
             raise self._too_large(size, self.samples_written)

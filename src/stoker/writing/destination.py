@@ -1,6 +1,6 @@
 """The destination of a writer, and the commit protocol of all output.
 
-A writer begins: what lies at the destination is refused, removed or continued. Each file appears whole, by rename or upload.
+A writer begins: what is at the destination is refused, removed or continued. Each file appears whole, by rename or upload.
 Before the first of them a mark says that the output is unfinished (:mod:`stoker.storage.unfinished`). At the end comes the
 index, where the format has one; files without an index, which a local directory holds in a hidden folder until then, get
 their places. Last the mark goes.
@@ -28,7 +28,7 @@ from stoker.storage.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark
 from stoker.types import StorageOptions
-from stoker.writing.output_files import FoundFiles, KeptFiles, OutputFiles, as_json
+from stoker.writing.output_files import FoundFiles, OutputFiles, WrittenFiles, as_json
 
 __all__ = ["Begun", "Destination", "OutPath", "delete_all", "open_destination", "publish"]
 
@@ -45,18 +45,18 @@ class Begun:
 
     Attributes:
         kept: files that are part of the output already, by number.
-        extra: keys of the index that is there, beside its shards.
+        extra: keys of the existing index, other than its shards.
     """
 
-    kept: list[KeptFiles] = field(default_factory=list)
+    written: list[WrittenFiles] = field(default_factory=list)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Destination:
-    """The one or two places that get every file of a dataset.
+    """The one or two stores that get every file of a dataset.
 
     Args:
-        stores: the places; the last one is the one that counts when looking for what is there.
+        stores: the last one is the one that counts when looking for what is there.
     """
 
     whole: bool = True
@@ -76,7 +76,7 @@ class Destination:
     # -- what writers use ------------------------------------------------------------------------------------------
 
     def begin(self, files: OutputFiles, *, append: bool = False, resume: bool = False, exist_ok: bool = False) -> Begun:
-        """Prepare the places for files of a writer.
+        """Prepare the stores for files of a writer.
 
         Args:
             files: the writer's.
@@ -90,7 +90,7 @@ class Destination:
         """
         self._staged = not files.indexed
         begun = Begun()
-        counted: list[KeptFiles] = []
+        counted: list[WrittenFiles] = []
         if exist_ok:
             if append or resume:
                 raise ConfigError("exist_ok=True replaces what is there; append=True and resume=True keep it: choose")
@@ -99,13 +99,13 @@ class Destination:
             begun, counted = self._continued(files, resume)
         else:
             self._refuse_existing(files)
-        names = tuple(name for kept in counted for name in kept.sizes)
+        names = tuple(name for written in counted for name in written.sizes)
         self._before = read_mark(self.main)
         self._mark = UnfinishedOutput(files.settings, names, secrets.token_hex(8))
         return begun
 
     def put(self, key: str, data: PutData | StagedFile) -> None:
-        """Write a file to all places. The first one is preceded by the mark.
+        """Write a file to all stores. The first one is preceded by the mark.
 
         Raises:
             ConfigError: another writer has begun there meanwhile.
@@ -182,7 +182,7 @@ class Destination:
                 "to them"
             )
 
-    def _continued(self, files: OutputFiles, resume: bool) -> tuple[Begun, list[KeptFiles]]:
+    def _continued(self, files: OutputFiles, resume: bool) -> tuple[Begun, list[WrittenFiles]]:
         """The files that the output begins with, and those of them that count already."""
         main = self.main
         mark = read_mark(main)
@@ -210,7 +210,7 @@ class Destination:
         if index is not None:
             for shard in {id(shard.spec): shard for shard in index.shards}.values():
                 files.check_columns(shard, main.url_of(INDEX_NAME))
-            counted = [KeptFiles.of_shard(number, shard) for number, shard in enumerate(index.shards)]
+            counted = [WrittenFiles.of_shard(number, shard) for number, shard in enumerate(index.shards)]
             waiting = [one for one in found if one.number >= len(counted)]
         elif files.indexed:
             if found and not resume:
@@ -220,30 +220,30 @@ class Destination:
             there = [one for one in found if one.whole and (mark is None or not set(mark.files).isdisjoint(one.sizes))]
             counted = [_must(one) for one in _inspected(files, main, there, located)]
             waiting = [] if mark is None else [one for one in found if one not in there]
-        kept = list(counted)
-        following = [one for one, number in zip(waiting, _numbers_after(kept), strict=False) if one.number == number]
+        written = list(counted)
+        following = [one for one, number in zip(waiting, _numbers_after(written), strict=False) if one.number == number]
         for one in _inspected(files, main, following if resume else [], located):
             if isinstance(one, FormatError):
                 logger.info("it is not continued from a damaged file: %s", one)
                 break
-            kept.append(one)
+            written.append(one)
         first = len(counted) if index is not None else 0
-        self._keep_only({name: size for one in kept for name, size in one.sizes.items()}, files, first)
-        return Begun(kept, index.extra if index is not None else {}), counted
+        self._keep_only({name: size for one in written for name, size in one.sizes.items()}, files, first)
+        return Begun(written, index.extra if index is not None else {}), counted
 
-    def _keep_only(self, kept: Mapping[str, int], files: OutputFiles, first: int) -> None:
-        """Remove files from number ``first`` on that are not kept, and copy those that are to places that lack them."""
+    def _keep_only(self, written: Mapping[str, int], files: OutputFiles, first: int) -> None:
+        """Remove files from number ``first`` on that are not kept, and copy those that are to stores that lack them."""
         sources = {item.key: at for item, at in self._located(self.main)}
         for store in self.stores:
             _remove_partial(store)
             located = self._located(store)
             found = files.find((item for item, _ in located), store)
             doomed = {
-                name for one in found if one.own and one.number >= first for name in one.sizes if name not in kept
+                name for one in found if one.own and one.number >= first for name in one.sizes if name not in written
             }
             delete_all(store, [at for item, at in located if item.key in doomed])
             there = {item.key: item.size for item, _ in located}
-            for name, size in kept.items() if store is not self.main else ():
+            for name, size in written.items() if store is not self.main else ():
                 if there.get(name) != size:
                     data = self.main.get(sources.get(name, name), max_bytes=size)
                     store.put((self._stage(store) if name not in there else "") + name, data)
@@ -278,11 +278,11 @@ class Destination:
             store.delete(MARK)
 
     def _stage(self, store: Store) -> str:
-        """Folder of a place that files lie in until the end."""
+        """Folder of a store that files lie in until the end."""
         return STAGE if self._staged and is_local(store.url) is not None else ""
 
     def _located(self, store: Store) -> list[tuple[ObjectInfo, str]]:
-        """The objects of a place: each by its final name, and with the key that it has now."""
+        """The objects of a store: each by its final name, and with the key that it has now."""
         stage = self._stage(store)
         return [(replace(item, key=item.key.removeprefix(stage)) if stage else item, item.key) for item in store.list()]
 
@@ -335,15 +335,15 @@ def open_destination(
 
 
 def publish(store: Store) -> None:
-    """Give the files in a local directory's hidden folder their places."""
+    """Move the files of a local directory's hidden folder to their final paths."""
     folder = is_local(store.url)
     if folder is None or not (folder / STAGE).is_dir():
         return
     with file_errors(folder):
         for item in list(store.list(STAGE)):
-            place = folder / item.key.removeprefix(STAGE)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(folder / item.key, place)
+            final = folder / item.key.removeprefix(STAGE)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / item.key, final)
         with contextlib.suppress(OSError):
             (folder / STAGE).rmdir()
 
@@ -373,15 +373,15 @@ def _replaced_files(store: Store) -> set[str] | None:
     return None
 
 
-def _numbers_after(kept: list[KeptFiles]) -> Iterable[int]:
-    first = kept[-1].number + 1 if kept else 0
+def _numbers_after(written: list[WrittenFiles]) -> Iterable[int]:
+    first = written[-1].number + 1 if written else 0
     return range(first, first + (1 << 40))
 
 
 def _inspected(
     files: OutputFiles, store: Store, found: list[FoundFiles], located: Mapping[str, str]
-) -> Iterable[KeptFiles | FormatError]:
-    def inspect(one: FoundFiles) -> KeptFiles | FormatError:
+) -> Iterable[WrittenFiles | FormatError]:
+    def inspect(one: FoundFiles) -> WrittenFiles | FormatError:
         try:
             return files.inspect(store, one, located)
         except FormatError as error:
@@ -391,7 +391,7 @@ def _inspected(
         yield from pool.map(inspect, found)
 
 
-def _must(one: KeptFiles | FormatError) -> KeptFiles:
+def _must(one: WrittenFiles | FormatError) -> WrittenFiles:
     if isinstance(one, FormatError):
         raise one
     return one

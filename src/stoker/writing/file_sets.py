@@ -24,7 +24,7 @@ class FileSetWriter(Writer):
     """Base of these writers: ``part-00000.parquet``, ``part-00001.parquet``, ...
 
     In a local directory the files lie in a hidden folder until all are there. In a store they lie where they belong from the
-    beginning, and programs other than stoker, which reads the mark beside them, see those that are complete.
+    beginning, and programs other than stoker, which reads the mark next to them, see those that are complete.
 
     Args:
         out: a directory, a URL, or a ``(directory, URL)`` pair.
@@ -57,9 +57,9 @@ class FileSetWriter(Writer):
         settings = {"compression": compression, "size_limit": self._limit}
         self._files = NumberedFiles(identity, settings, self.stem, self.ends, self._look)
         super().__init__(out, remote, self._files, options, waiting=1)
-        kept = self._begun.kept
-        self._number = kept[-1].number + 1 if kept else 0
-        self._samples = sum(one.samples for one in kept)
+        written = self._begun.written
+        self._number = written[-1].number + 1 if written else 0
+        self._samples = sum(one.samples for one in written)
 
     @property
     def samples_written(self) -> int:
@@ -109,4 +109,4 @@ def size_of(data: PutData | StagedFile) -> int:
         return data.size
     if isinstance(data, bytes | bytearray | memoryview):
         return memoryview(data).nbytes
-    return sum(memoryview(piece).nbytes for piece in data)
+    return sum(memoryview(part).nbytes for part in data)

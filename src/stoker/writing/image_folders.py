@@ -83,7 +83,7 @@ class ImageWriter(Writer):
         self._encode = get_encoding(self.format).encode
         self._label = columns.get(LABEL)
         super().__init__(out, remote, ImageFiles(self._settings), options, waiting=_WAITING - 1)
-        self._entries = [self._entry_of(kept.shard) for kept in self._begun.kept if kept.shard is not None]
+        self._entries = [self._entry_of(written.shard) for written in self._begun.written if written.shard is not None]
 
     @property
     def samples_written(self) -> int:

@@ -18,7 +18,7 @@ from stoker.formats.registry import get_format
 from stoker.index.shard_files import find_shards, read_shard
 from stoker.storage import ObjectInfo, Store
 
-__all__ = ["FoundFiles", "ImageFiles", "KeptFiles", "NumberedFiles", "OutputFiles", "ShardOutput", "as_json"]
+__all__ = ["FoundFiles", "ImageFiles", "WrittenFiles", "NumberedFiles", "OutputFiles", "ShardOutput", "as_json"]
 
 Look = Callable[[Store, str, Mapping[str, int]], tuple[int, Mapping[str, Any]]]
 """Samples and identity of the files of a number, by their store, the last one's key, and the sizes by their ends."""
@@ -46,7 +46,7 @@ class FoundFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFiles:
+class WrittenFiles:
     """Files of one number that are part of the output.
 
     Attributes:
@@ -62,7 +62,7 @@ class KeptFiles:
     shard: ShardInfo | None = None
 
     @classmethod
-    def of_shard(cls, number: int, shard: ShardInfo) -> KeptFiles:
+    def of_shard(cls, number: int, shard: ShardInfo) -> WrittenFiles:
         """The files of a shard."""
         return cls(number, {file.basename: file.bytes for file in shard.stored}, shard.samples, shard)
 
@@ -94,7 +94,7 @@ class OutputFiles(ABC):
         """
 
     @abstractmethod
-    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> WrittenFiles:
         """Read the samples and settings of some files.
 
         Args:
@@ -125,7 +125,7 @@ class ShardOutput(OutputFiles):
     """Shards ``shard.00000.mds`` and so on."""
 
     def find(self, listing: Iterable[ObjectInfo], store: Store) -> list[FoundFiles]:  # noqa: ARG002 - overrides
-        """See :class:`OutputFiles`. What lies in sub-directories may be datasets of their own."""
+        """See :class:`OutputFiles`. Sub-directories may hold datasets of their own."""
         return [
             FoundFiles(
                 shard.number,
@@ -137,7 +137,7 @@ class ShardOutput(OutputFiles):
             if not shard.folder
         ]
 
-    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:  # noqa: ARG002
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> WrittenFiles:  # noqa: ARG002
         info = read_shard(store, found.source)
         where = store.url_of(info.stored[0].basename)
         self.check_columns(info, where)
@@ -148,7 +148,7 @@ class ShardOutput(OutputFiles):
                     f"{where} was written with {key}={theirs.get(key)!r}, but this writer has {self.settings[key]!r}: resume "
                     "with the same settings, or pass exist_ok=True to start anew"
                 )
-        return KeptFiles.of_shard(found.number, info)
+        return WrittenFiles.of_shard(found.number, info)
 
 
 class ImageFiles(OutputFiles):
@@ -165,12 +165,12 @@ class ImageFiles(OutputFiles):
         ]
         return sorted(found, key=lambda image: image.number)
 
-    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:  # noqa: ARG002
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> WrittenFiles:  # noqa: ARG002
         ((key, size),) = found.sizes.items()
         hashes = {name: hash_hex(name, store.get(key, max_bytes=size)) for name in self.settings["hashes"]}
         entry = {**self.settings, "raw_data": {"basename": key, "bytes": size, "hashes": hashes}}
         info = get_format(self.settings["format"]).parse_shard(entry, store.url_of(key))
-        return KeptFiles.of_shard(found.number, info)
+        return WrittenFiles.of_shard(found.number, info)
 
 
 class NumberedFiles(OutputFiles):
@@ -213,7 +213,7 @@ class NumberedFiles(OutputFiles):
                 )
         return [FoundFiles(at, sizes, len(sizes) == len(self._ends)) for at, sizes in sorted(found.items())]
 
-    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> KeptFiles:
+    def inspect(self, store: Store, found: FoundFiles, keys: Mapping[str, str]) -> WrittenFiles:
         if not found.whole:
             raise CorruptDataError(f"{store.url_of(min(found.sizes))}: what belongs to it is missing")
         key = self.name(found.number, self._ends[-1])
@@ -224,7 +224,7 @@ class NumberedFiles(OutputFiles):
                 f"{store.url_of(key)} has other columns: {json.dumps(as_json(identity))}, but this writer has "
                 f"{json.dumps(self._identity)}"
             )
-        return KeptFiles(found.number, found.sizes, samples)
+        return WrittenFiles(found.number, found.sizes, samples)
 
 
 def as_json(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,11 +65,11 @@ class ParquetParts:
         """Add samples whose columns are Arrow's already."""
         table = pyarrow().Table.from_arrays([arrays[column.name] for column in self._columns], schema=self.schema)
         while table.num_rows:
-            room = self._rows_until_full(table)
+            rows = self._rows_until_full(table)
             if self._samples_limit is not None:
                 left = self._samples_limit - self._file_samples - sum(one.num_rows for one in self._waiting)
-                room = min(room, left)
-            part, table = table.slice(0, room), table.slice(room)
+                rows = min(rows, left)
+            part, table = table.slice(0, rows), table.slice(rows)
             self._waiting.append(part)
             self._waiting_bytes += part.nbytes
             if self._waiting_bytes >= _GROUP_BYTES:

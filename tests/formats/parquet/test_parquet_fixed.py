@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import CorruptDataError
-from stoker.formats.common.reused_memory import LEAST, KeptBlocks, empty
+from stoker.formats.common.reused_memory import LEAST, ReusedBlocks, empty
 from stoker.formats.parquet.format import ParquetFormat
 from stoker.reading.shard_pool import ShardPool
 from support import open_parquet
@@ -134,7 +134,7 @@ def test_lists_of_one_length_are_what_pyarrow_reads(
 
 
 def test_memory_is_used_again_but_never_while_someone_holds_it() -> None:
-    blocks = KeptBlocks(64 << 20)
+    blocks = ReusedBlocks(64 << 20)
     one = blocks.take(20 << 20)
     view = one[5:9]
     view[:] = 7
@@ -151,7 +151,7 @@ def test_memory_is_used_again_but_never_while_someone_holds_it() -> None:
 
 
 def test_no_more_memory_is_kept_than_was_said() -> None:
-    blocks = KeptBlocks(32 << 20)
+    blocks = ReusedBlocks(32 << 20)
     held = [blocks.take(20 << 20) for _ in range(3)]
     assert blocks.kept == 0
     held.clear()

@@ -20,7 +20,7 @@ from stoker.formats.parquet.pages.rle_bitpacked import exceptions, unpack
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.formats.parquet.tokens import token_counts
 from stoker.reading.shard_pool import ShardPool
-from stoker.tokens.sources.parquet import decode_pieces
+from stoker.tokens.sources.parquet import decode_chunks
 from support import open_parquet
 
 KINDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -254,8 +254,8 @@ def test_what_is_encoded_otherwise_is_left_to_pyarrow(tmp_path: Path) -> None:
         (reader,) = readers(path)
         with pytest.raises(OtherPagesError):
             lists_of(reader)
-        pieces = list(decode_pieces(reader, "x", "here"))
-        assert [piece[n].tolist() for piece in pieces for n in range(len(piece))] == rows
+        chunks = list(decode_chunks(reader, "x", "here"))
+        assert [chunk[n].tolist() for chunk in chunks for n in range(len(chunk))] == rows
 
 
 def test_pyarrow_goes_on_where_pages_become_others(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_pyarrow_goes_on_where_pages_become_others(tmp_path: Path) -> None:
     seen: list[tuple[int, list[int]]] = []
 
     def read() -> None:
-        for piece in decode_pieces(reader, "x", "here"):
-            seen.extend((int(number), piece[at].tolist()) for at, number in enumerate(piece.rows))
+        for chunk in decode_chunks(reader, "x", "here"):
+            seen.extend((int(number), chunk[at].tolist()) for at, number in enumerate(chunk.rows))
 
     with pytest.raises(FormatError, match="row 4990: token 1 is null"):
         read()
@@ -298,7 +298,7 @@ def test_a_wrong_byte_is_an_error_of_ours_or_other_values(
     with contextlib.suppress(OtherPagesError):
         assert sum(values.size for values, _ in reader.lists("x")) <= 200 * 30
     with contextlib.suppress(CorruptDataError, FormatError):
-        assert sum(len(piece) for piece in decode_pieces(reader, "x", "here")) == 200
+        assert sum(len(chunk) for chunk in decode_chunks(reader, "x", "here")) == 200
 
 
 def test_wrong_checksums_are_noticed(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_wrong_checksums_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(OtherPagesError, match="checksum"):
         lists_of(reader)
     with pytest.raises(CorruptDataError):
-        list(decode_pieces(reader, "x", "here"))
+        list(decode_chunks(reader, "x", "here"))
 
 
 def test_a_page_is_decompressed_into_no_more_than_its_chunk_has(tmp_path: Path) -> None:

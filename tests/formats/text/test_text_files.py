@@ -1,4 +1,4 @@
-"""JSON lines and separated values as other programs write them: found, cut into pieces, and read right."""
+"""JSON lines and separated values as other programs write them: detected, split into spans, and read correctly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.errors import ConfigError, CorruptDataError, IndexFileError
 from stoker.formats.common.byte_source import MappedSource
 from stoker.formats.text import line_index as textlines
 from stoker.formats.text.csv import split_line
-from stoker.formats.text.line_index import find_lines, line_pieces
+from stoker.formats.text.line_index import find_lines, line_spans
 from stoker.storage import open_store
 
 QUOTE = ord('"')
@@ -60,7 +60,7 @@ def test_lines_are_those_that_a_plain_loop_finds(data: bytes, quoted: bool) -> N
 
 @given(data=TEXT, quoted=st.booleans(), size=st.integers(1, 30), block=st.integers(1, 20), start=st.integers(0, 3))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_pieces_together_are_the_file(
+def test_spans_together_are_the_file(
     data: bytes, quoted: bool, size: int, block: int, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(textlines, "_BLOCK", block)
@@ -68,20 +68,20 @@ def test_pieces_together_are_the_file(
     quote = QUOTE if quoted else None
     if quoted and data.count(b'"') % 2:
         with pytest.raises(CorruptDataError, match=r"the file: a quote .* is not closed"):
-            line_pieces(MappedSource(data, "the file"), start, quote, size)
+            line_spans(MappedSource(data, "the file"), start, quote, size)
         return
-    pieces = line_pieces(MappedSource(data, "the file"), start, quote, size)
+    spans = line_spans(MappedSource(data, "the file"), start, quote, size)
     found: list[bytes] = []
     at = start
-    for piece in pieces:
-        assert at <= piece.start < piece.end <= len(data)
-        at = piece.end
-        body = data[piece.start : piece.end]
+    for span in spans:
+        assert at <= span.start < span.end <= len(data)
+        at = span.end
+        body = data[span.start : span.end]
         begins, ends = find_lines(np.frombuffer(body, np.uint8), quote)
-        assert len(begins) == piece.samples > 0
+        assert len(begins) == span.samples > 0
         found += [body[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
     assert found == plain_lines(data[start:], '"' if quoted else None)
-    assert all(piece.end - piece.start >= size for piece in pieces[:-1])
+    assert all(span.end - span.start >= size for span in spans[:-1])
 
 
 VALUES = st.text(st.sampled_from('ab," \n\r\té|'), max_size=6)
@@ -269,7 +269,7 @@ def test_a_file_that_was_written_to_is_indexed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_of_a_large_file_only_the_pieces_that_are_read_are_fetched(bucket: Bucket, tmp_path: Path) -> None:
+def test_of_a_large_file_only_the_spans_that_are_read_are_fetched(bucket: Bucket, tmp_path: Path) -> None:
     store = open_store(bucket.url, bucket.storage_options)
     lines = [json.dumps({"n": n, "pad": "x" * 2000}) + "\n" for n in range(2000)]
     store.put("a.jsonl", "".join(lines).encode())

@@ -52,9 +52,9 @@ def test_every_window_has_each_stream_in_its_share(counts: list[int], seed: int)
     tree = Interleave(np.array(counts))
     ends = np.sort(np.random.default_rng(seed).integers(0, tree.total + 1, (2, 200)), axis=0)
     before = tree.counts_before(ends.reshape(-1)).reshape(2, 200, -1)
-    shares = np.array(counts) / tree.total
-    assert np.abs(before[1] - before[0] - (ends[1] - ends[0])[:, None] * shares).max() < 3
-    assert np.abs(before - ends[:, :, None] * shares).max() < 1.5
+    counts = np.array(counts) / tree.total
+    assert np.abs(before[1] - before[0] - (ends[1] - ends[0])[:, None] * counts).max() < 3
+    assert np.abs(before - ends[:, :, None] * counts).max() < 1.5
 
 
 def test_interleaving_is_exact_where_products_overflow() -> None:
@@ -228,7 +228,7 @@ def test_nonsense_is_refused(arguments: dict[str, object], message: str) -> None
     skipped=st.integers(0, 20),
     cut=st.integers(0, 20),
 )
-def test_pieces_are_their_mixings_one_after_the_other(phases: list[list[int]], skipped: int, cut: int) -> None:
+def test_a_mixture_is_its_phases_one_after_the_other(phases: list[list[int]], skipped: int, cut: int) -> None:
     begun = np.cumsum([[0, 0, 0], *phases], axis=0)
     mixings = [Mixing(counts, start, window=4) for counts, start in zip(phases, begun, strict=False)]
     # The epoch begins inside the first phase, and ends inside the last.
@@ -237,19 +237,19 @@ def test_pieces_are_their_mixings_one_after_the_other(phases: list[list[int]], s
     firsts = (np.cumsum([0, *lengths[:-1]]) - skipped).clip(0).tolist()
     offsets = [skipped] + [0] * (len(phases) - 1)
     total = sum(lengths) - skipped
-    pieces = EpochMixture(firsts, offsets, mixings)
+    mixture = EpochMixture(firsts, offsets, mixings)
     literal = np.concatenate([mixing.codes(np.arange(mixing.total)) for mixing in mixings])[skipped:]
-    assert np.array_equal(pieces.codes(np.arange(total)), literal)
+    assert np.array_equal(mixture.codes(np.arange(total)), literal)
     end = max(0, total - cut)
-    assert np.array_equal(pieces.codes(np.arange(end)), literal[:end])
-    reached = pieces.reached(np.arange(total + 1))
+    assert np.array_equal(mixture.codes(np.arange(end)), literal[:end])
+    reached = mixture.reached(np.arange(total + 1))
     assert reached[-1].tolist() == begun[-1].tolist()
     assert (np.diff(reached, axis=0).sum(axis=1) == 1).all()
     assert (np.diff(reached, axis=0) >= 0).all()
     for position in (0, total - 1):
-        assert pieces.shares(np.array([position])).tolist() == [phases[0 if position < lengths[0] - skipped else -1]]
+        assert mixture.counts(np.array([position])).tolist() == [phases[0 if position < lengths[0] - skipped else -1]]
 
 
-def test_pieces_of_unequal_numbers_are_refused() -> None:
+def test_phases_of_unequal_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="1 mixings have 2 first positions and 1 offsets"):
         EpochMixture([0, 1], [0], [Mixing([1])])

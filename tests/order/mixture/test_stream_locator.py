@@ -85,8 +85,8 @@ def test_all_streams_of_a_data_set_are_kept() -> None:
 
 
 def test_a_mixed_order_locates_positions() -> None:
-    pieces = EpochMixture([0], [0], [Mixing([20, 10], nodes=2, window=8, key=1)])
-    order = MixedOrder(StreamLocator(Rows, [0, 2]), pieces)
+    mixture = EpochMixture([0], [0], [Mixing([20, 10], nodes=2, window=8, key=1)])
+    order = MixedOrder(StreamLocator(Rows, [0, 2]), mixture)
     shards, rows = order.locate(np.arange(30))
     assert np.bincount(shards, minlength=1003).nonzero()[0].tolist() == [0, 1, 1002]
     assert len(set(zip(shards.tolist(), rows.tolist(), strict=True))) == 30

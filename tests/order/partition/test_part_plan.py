@@ -43,7 +43,7 @@ def batches_of(plan: PartPlan | DealtPlan, workers: int = 1, samples: int = 7, s
 @settings(deadline=None)
 def test_positions_go_round_by_round_through_all_parts(sizes: list[int]) -> None:
     rounds = rounds_of(sizes)
-    places = rounds.to_places(np.arange(sum(sizes)))
+    places = rounds.to_part_positions(np.arange(sum(sizes)))
     by_size = sorted(range(len(sizes)), key=lambda part: -sizes[part])
     assert places.tolist() == [
         part << PART_BITS | number for number in range(max(sizes)) for part in by_size if sizes[part] > number
@@ -77,14 +77,14 @@ def test_equal_parts_need_no_list_of_their_sizes(total: int, parts: int) -> None
         listed.smallest,
         listed.largest,
     )
-    assert np.array_equal(short.to_places(np.arange(total)), listed.to_places(np.arange(total)))
+    assert np.array_equal(short.to_part_positions(np.arange(total)), listed.to_part_positions(np.arange(total)))
     assert [short.size(part) for part in range(parts)] == [listed.size(part) for part in range(parts)]
 
 
 def test_a_million_million_samples_of_16384_parts() -> None:
     for rounds in (Rounds.even(10**12 + 5, 16384), rounds_of([10**12 // 16384 + part for part in range(16384)])):
         positions = np.random.default_rng(0).integers(0, rounds.total, 1000)
-        assert np.array_equal(rounds.to_positions(rounds.to_places(positions)), positions)
+        assert np.array_equal(rounds.to_positions(rounds.to_part_positions(positions)), positions)
         middle = rounds.position_of_round(10**7)
         assert middle == 10**7 * 16384
         assert rounds.round_at(middle) == 10**7
@@ -239,7 +239,7 @@ def test_dealt_batches_are_like_those_of_any_epoch(
         if isinstance(plan := plan_parts(rounds, position, batch, rank, world, remainder), DealtPlan)
     ]
     seen = [place for plan in plans for part in batches_of(plan) for place in part]
-    left = set(rounds.to_places(np.arange(position, rounds.total)).tolist())
+    left = set(rounds.to_part_positions(np.arange(position, rounds.total)).tolist())
     for plan in plans:
         assert len(batches_of(plan)) == len(plan)
         assert plan.samples == sum(map(len, batches_of(plan)))

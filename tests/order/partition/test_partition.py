@@ -76,10 +76,10 @@ def strategies(draw: st.DrawFn, total: int, world: int) -> Partition:
     return RangeBased(list(pairwise(edges)))
 
 
-@given(data=st.data(), dataset=wholes(), piece=st.sampled_from([16, 1 << 20]))
+@given(data=st.data(), dataset=wholes(), chunk=st.sampled_from([16, 1 << 20]))
 @settings(deadline=None, max_examples=50)
 def test_parts_are_disjoint_and_complete_and_as_large_as_was_said(
-    data: st.DataObject, dataset: tuple[ShardTable, Selection], piece: int
+    data: st.DataObject, dataset: tuple[ShardTable, Selection], chunk: int
 ) -> None:
     table, whole = dataset
     total = int(whole.sizes.sum())
@@ -89,7 +89,7 @@ def test_parts_are_disjoint_and_complete_and_as_large_as_was_said(
     partition = data.draw(strategies(total, world))
     labels = np.random.default_rng(total).integers(0, 5 * world, table.total).astype(np.uint64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.order.partition.owner_of_value._PIECE", piece)
+        patch.setattr("stoker.order.partition.owner_of_value._CHUNK", chunk)
         try:
             sizes = partition.sizes(table, whole, world, labels)
         except ConfigError as error:
@@ -197,12 +197,12 @@ def test_a_column_that_leaves_a_rank_empty_says_so() -> None:
     dataset=wholes(),
     world=st.integers(1, 9),
     classes=st.integers(1, 12),
-    piece=st.sampled_from([7, 1 << 20]),
+    chunk=st.sampled_from([7, 1 << 20]),
     data=st.data(),
 )
 @settings(deadline=None, max_examples=50)
 def test_each_rank_has_its_share_of_each_class(
-    dataset: tuple[ShardTable, Selection], world: int, classes: int, piece: int, data: st.DataObject
+    dataset: tuple[ShardTable, Selection], world: int, classes: int, chunk: int, data: st.DataObject
 ) -> None:
     table, whole = dataset
     if int(whole.sizes.sum()) < world:
@@ -210,7 +210,7 @@ def test_each_rank_has_its_share_of_each_class(
     names = np.array(data.draw(st.lists(st.integers(-99, 99), min_size=classes, max_size=classes, unique=True)))
     labels = names[np.random.default_rng(classes).integers(0, classes, table.total)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stoker.order.partition.owner_of_value._PIECE", piece)
+        patch.setattr("stoker.order.partition.owner_of_value._CHUNK", chunk)
         parts = [
             labels[ids_of(table, Stratified("class").part(table, whole, rank, world, labels))] for rank in range(world)
         ]

@@ -27,7 +27,7 @@ from stoker.order.selection.selection import (
     Without,
     dense_starts,
 )
-from stoker.order.selection.stable_split import below_share
+from stoker.order.selection.stable_split import below_fraction
 from stoker.types import Ids
 
 
@@ -116,7 +116,7 @@ def test_a_split_has_its_share_within_one_sample_at_five_percent_and_two_at_one(
 @given(ends=st.lists(st.integers(0, 10**12), min_size=1, max_size=20), share=st.fractions(0, 1))
 @settings(deadline=None)
 def test_any_share_of_any_row_is_met_within_its_decimals(ends: list[int], share: Fraction) -> None:
-    counts = below_share(np.array(ends, dtype=np.int64), share)
+    counts = below_fraction(np.array(ends, dtype=np.int64), share)
     assert all(abs(count - share * end) < 14 for count, end in zip(counts.tolist(), ends, strict=True))
 
 
@@ -124,7 +124,7 @@ def test_any_share_of_any_row_is_met_within_its_decimals(ends: list[int], share:
 @settings(deadline=None)
 def test_each_number_has_one_value_that_no_share_moves(first: int, low: Fraction, high: Fraction) -> None:
     ends = np.arange(first, first + 200)
-    in_low, in_high = (np.diff(below_share(ends, share)) for share in sorted((low, high)))
+    in_low, in_high = (np.diff(below_fraction(ends, share)) for share in sorted((low, high)))
     assert set(in_low.tolist()) | set(in_high.tolist()) <= {0, 1}
     assert (in_low <= in_high).all()
 
@@ -201,8 +201,8 @@ def test_a_sorted_list_in_a_file_is_used_where_it_lies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [99, 100, 101, 250])
-def test_a_flaw_is_found_wherever_the_list_is_cut_into_pieces(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.order.selection.selection._PIECE", 100)
+def test_a_flaw_is_found_wherever_the_list_is_cut_into_chunks(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.order.selection.selection._CHUNK", 100)
     ids = np.arange(300)
     ids[at + 1 :] -= 1
     with pytest.raises(ConfigError, match=f"sample id {at} is listed more than once"):

@@ -157,7 +157,7 @@ def test_packing_goes_on_after_any_batch_with_batches_of_any_size(
     assert rows_of(batches[:stop]) + rows_of(list(run(second, documents, sizes))) == expected
 
 
-def test_pieces_are_held_back_once_at_most_and_few() -> None:
+def test_spans_are_held_back_once_at_most_and_few() -> None:
     how = LMSettings(100, pad_id=PAD)
     documents = ragged(numbered([60] * 160))  # no two fit a row: every row is poor
     packer = Packer(how, 1, lookahead=32)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, FormatError
 from stoker.tokens import Ragged
-from stoker.tokens.sources.ragged import copy_runs
+from stoker.tokens.sources.ragged import copy_spans
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 rows_of_ids = st.lists(st.one_of(st.none(), st.lists(st.integers(0, 120), max_size=6)), max_size=12)
@@ -197,7 +197,7 @@ def test_runs_are_copied_whatever_their_lengths(data: Any, scale: int) -> None:
         for end, length, source in zip(ends, lengths, sources, strict=True)
         for i in range(length)
     }
-    copy_runs(values, sources, lengths, out, ends - lengths)
+    copy_spans(values, sources, lengths, out, ends - lengths)
     for place, value in expected.items():
         assert out[place] == value
 
@@ -213,7 +213,7 @@ def test_runs_with_room_between_them_are_copied(runs: list[tuple[int, int, int]]
     out = np.full(int((rooms + lengths).sum()) + 3, -1, dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stoker.tokens.sources.ragged._AT_ONCE", at_once)
-        copy_runs(values, sources, lengths, out, targets)
+        copy_spans(values, sources, lengths, out, targets)
     for source, length, target in zip(sources.tolist(), lengths.tolist(), targets.tolist(), strict=True):
         assert out[target : target + length].tolist() == values[source : source + length].tolist()
     assert (out[-3:] == -1).all()

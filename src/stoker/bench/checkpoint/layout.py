@@ -86,26 +86,26 @@ def layout_of(model: ModelSettings, ranks: int, *, all_write: bool = True) -> Ch
 
 def _files(model: ModelSettings, rank: int, whole: int, all_write: bool) -> Iterator[StateFile]:
     across = model.tensor * model.pipeline
-    shares, place = divmod(rank, across)
+    replica, index = divmod(rank, across)
     if model.size_bytes and model.type != "transformer":
         size = model.size_bytes // whole + (rank < model.size_bytes % whole) if all_write else model.size_bytes
         if size and (all_write or rank == 0):
             yield StateFile(f"model_states-{rank}", size, "model")
-    if model.zero_stage == 0 and shares:
+    if model.zero_stage == 0 and replica:
         return  # all that it has, the first data-parallel rank has, too
     layers = _layers(model, whole // across, rank // model.tensor % model.pipeline)
     if layers:
         shared = model.zero_stage in (1, 2)
         if not shared:
-            yield StateFile(f"zero_pp_rank_{shares}_mp_rank_{place}_model_states", sum(layers.values()), "model")
-        elif not shares and model.pipeline > 1:
+            yield StateFile(f"zero_pp_rank_{replica}_mp_rank_{index}_model_states", sum(layers.values()), "model")
+        elif not replica and model.pipeline > 1:
             for layer, size in layers.items():
-                yield StateFile(f"layer_{layer}-model_{place}_model_states", size, "model")
-        elif not shares:
-            yield StateFile(f"model_{place}_model_states", sum(layers.values()), "model")
+                yield StateFile(f"layer_{layer}-model_{index}_model_states", size, "model")
+        elif not replica:
+            yield StateFile(f"model_{index}_model_states", sum(layers.values()), "model")
     optimizer = _optimizer(model, whole)
     if optimizer:
-        yield StateFile(f"zero_pp_rank_{shares}_mp_rank_{place}_optim_states", optimizer, "optimizer")
+        yield StateFile(f"zero_pp_rank_{replica}_mp_rank_{index}_optim_states", optimizer, "optimizer")
 
 
 def parameters(model: ModelSettings) -> int:
@@ -145,7 +145,7 @@ def _layers(model: ModelSettings, data: int, stage: int) -> dict[int, int]:
 
 
 def _layer_bytes(model: ModelSettings, layer: int, data: int) -> int:
-    hidden, shares = model.hidden_size, data if model.zero_stage == 3 else 1
+    hidden, parts = model.hidden_size, data if model.zero_stage == 3 else 1
     # Norms are on every tensor-parallel rank; all other tensors are divided.
     if layer == model.layers + 2:
         whole, divided = [hidden], []
@@ -155,7 +155,7 @@ def _layer_bytes(model: ModelSettings, layer: int, data: int) -> int:
         whole = [hidden, hidden]
         feed = hidden * model.ffn_hidden_size
         divided = [_attention(model), hidden * hidden, 2 * feed, feed]
-    count = sum(one // shares for one in whole) + sum(one // model.tensor // shares for one in divided)
+    count = sum(one // parts for one in whole) + sum(one // model.tensor // parts for one in divided)
     return count * WIDTHS[model.model_dtype]
 
 

@@ -11,7 +11,7 @@ from stoker.bench.measure.page_cache import file_system
 __all__ = ["checkpoint_result", "checkpoint_summary"]
 
 _GIB: Final = float(1 << 30)
-_PLACE: Final = ("kind", "place", "number", "repeat", "epoch", "step")
+_EVENT_KEYS: Final = ("kind", "place", "number", "repeat", "epoch", "step")
 _RANK: Final = (
     *("bytes", "files", "seconds", "fsync_seconds", "io_seconds", "fill_seconds", "verify_seconds"),
     *("commit_seconds", "source_rank", "complete", "cache", "usage"),
@@ -28,13 +28,13 @@ def checkpoint_result(records: Sequence[Mapping[str, Any]], ranks: int) -> dict[
     described = next((one for one in records if one.get("checkpoint_layout")), None)
     if described is None:
         return None
-    place = dict(described["checkpoint_place"])
-    kind, memory = file_system(place["url"]) if place["local"] else (place["url"].partition(":")[0], False)
+    storage = dict(described["checkpoint_place"])
+    kind, memory = file_system(storage["url"]) if storage["local"] else (storage["url"].partition(":")[0], False)
     events = [_event([_nth(record, at) for record in records], ranks) for at in range(_most(records))]
     saves = [one for one in events if one["kind"] == "save"]
     loads = [one for one in events if one["kind"] == "load"]
     return {
-        "storage": {**place, "kind": kind, "in_memory": memory},
+        "storage": {**storage, "kind": kind, "in_memory": memory},
         "leftovers": next((one["checkpoint_leftovers"] for one in records if one.get("checkpoint_leftovers")), None),
         "layout": described["checkpoint_layout"],
         "saves": saves,
@@ -62,7 +62,7 @@ def _event(entries: Sequence[Mapping[str, Any] | None], ranks: int) -> dict[str,
     moved = [one["bytes"] / one["seconds"] for one in timed if one["bytes"] and one["seconds"] > 0]
     whole = complete and seconds
     return {
-        **{name: known[0][name] for name in _PLACE},
+        **{name: known[0][name] for name in _EVENT_KEYS},
         "complete": complete,
         "bytes": size,
         "seconds": seconds if complete else None,

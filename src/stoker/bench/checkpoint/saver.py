@@ -21,17 +21,17 @@ from stoker.cluster import World
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 
-__all__ = ["Saver", "open_place"]
+__all__ = ["Saver", "open_checkpoint_store"]
 
 _NAP: Final = 0.05
 
 
-def open_place(plan: RunPlan, *, retry: RetryPolicy | None = None) -> Store:
+def open_checkpoint_store(plan: RunPlan, *, retry: RetryPolicy | None = None) -> Store:
     """Open the store of a run's checkpoints."""
     settings, storage = plan.workload.checkpoint, plan.workload.storage
-    place = settings.url or f"{plan.url.rstrip('/')}/checkpoints"
-    options = None if is_local(place) else settings.options or storage.options or None
-    return open_store(place, options, retry=retry)
+    url = settings.url or f"{plan.url.rstrip('/')}/checkpoints"
+    options = None if is_local(url) else settings.options or storage.options or None
+    return open_store(url, options, retry=retry)
 
 
 class Saver:
@@ -45,7 +45,7 @@ class Saver:
         note: writes the record down.
 
     Raises:
-        ConfigError: the ranks do not fit the model's parallelism, or the place can not be used.
+        ConfigError: the ranks do not fit the model's parallelism, or the destination can not be used.
         StorageFullError: there is not enough space for what is to be saved.
     """
 
@@ -55,7 +55,7 @@ class Saver:
         self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, note
         settings = plan.workload.checkpoint
         self._settings = settings
-        self._store = open_place(plan)
+        self._store = open_checkpoint_store(plan)
         self._local = bool(is_local(self._store.url))
         self._layout = layout_of(plan.workload.model, world.world_size, all_write=settings.ranks == "all")
         self._seed = draw_seed(plan.run, plan.workload.dataset.seed)
@@ -105,7 +105,7 @@ class Saver:
             time.sleep(min(_NAP, left))
 
     def _to_read(self, kept: list[str] | None) -> list[str]:
-        """Folders, the same ones on all ranks: of this run, or else the latest at the place."""
+        """Folders, the same ones on all ranks: of this run, or else the latest at the destination."""
         wanted = self._settings.reads
         if not wanted:
             return []

@@ -23,7 +23,7 @@ from stoker.storage.local import file_errors
 __all__ = ["Mover", "Moving", "Spent"]
 
 _ALIGNED: Final = 4096
-"""O_DIRECT wants addresses, places and lengths that are multiples of the device's block."""
+"""O_DIRECT wants addresses, offsets and lengths that are multiples of the device's block."""
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 Buffer = NDArray[np.uint8]

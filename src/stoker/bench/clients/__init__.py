@@ -25,10 +25,10 @@ CLIENTS: Final[dict[str, str]] = {
 
 
 def find_client(name: str, url: str) -> type[Client]:
-    """A client that can be used here and for this place; ``auto`` is ``buffered`` for directories, else ``obstore``.
+    """A client that can be used here and for this URL; ``auto`` is ``buffered`` for directories, else ``obstore``.
 
     Raises:
-        ConfigError: there is none of this name, or it does not read such places.
+        ConfigError: there is none of this name, or it does not read such URLs.
         MissingPackageError: its package is missing; says how to get it.
     """
     if name == "auto":

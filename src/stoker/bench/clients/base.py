@@ -37,7 +37,7 @@ class ClientLocation:
         return self.url.partition("://")[2].partition("/")[0]
 
     def key(self, name: str) -> str:
-        """Of an object below the place."""
+        """The key of an object below the location."""
         prefix = self.url.partition("://")[2].partition("/")[2].strip("/")
         return f"{prefix}/{name}" if prefix else name
 
@@ -47,17 +47,17 @@ class ClientLocation:
 
 
 class Client(ABC):
-    """Reads whole files or objects at one place. Made in the process that reads.
+    """Reads whole files or objects below one URL. Made in the process that reads.
 
     Attributes:
         package: that does the work, whose version is recorded; empty for Python itself.
-        place: where it reads.
+        location: where it reads.
     """
 
     package: ClassVar[str] = ""
 
-    def __init__(self, place: ClientLocation) -> None:
-        self.place = place
+    def __init__(self, location: ClientLocation) -> None:
+        self.location = location
 
     @classmethod
     def available(cls) -> str | None:
@@ -80,4 +80,4 @@ class Client(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of connections."""
+        """Close connections."""

@@ -17,12 +17,12 @@ __all__ = ["Buffered", "Direct", "Mapped"]
 
 _ALIGNED: Final = 4096
 """Alignment of offsets, sizes and memory for O_DIRECT: no device of today needs more."""
-_PIECE: Final = 1 << 30
+_CHUNK: Final = 1 << 30
 
 
 class _Files(Client):
     def read(self, name: str) -> Data:
-        path = Path(self.place.url.removeprefix("file://")) / name
+        path = Path(self.location.url.removeprefix("file://")) / name
         try:
             return self._read(path)
         except FileNotFoundError:
@@ -77,7 +77,7 @@ def _read_aligned(path: Path, descriptor: int) -> Data:
     view = memoryview(memory)
     done = 0
     while done < size:
-        got = os.preadv(descriptor, [view[done : done + _PIECE]], done)
+        got = os.preadv(descriptor, [view[done : done + _CHUNK]], done)
         if not got or (got % _ALIGNED and done + got < size):
             raise CorruptDataError(f"{path}: {done + got} bytes came, it has {size}: it was cut off while it was read")
         done += got

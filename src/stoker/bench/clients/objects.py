@@ -23,9 +23,9 @@ class Obstore(Client):
 
     package = "obstore"
 
-    def __init__(self, place: ClientLocation) -> None:
-        super().__init__(place)
-        self._store = open_store(place.url, dict(place.options) or None)
+    def __init__(self, location: ClientLocation) -> None:
+        super().__init__(location)
+        self._store = open_store(location.url, dict(location.options) or None)
 
     @classmethod
     def reads(cls, url: str) -> bool:
@@ -39,9 +39,9 @@ class _Objects(Client):
     """Objects by another package, whose errors become stoker's, with the object's URL."""
 
     def read(self, name: str) -> Data:
-        url = f"{self.place.url.rstrip('/')}/{name}"
+        url = f"{self.location.url.rstrip('/')}/{name}"
         try:
-            return self._read(self.place.bucket, self.place.key(name))
+            return self._read(self.location.bucket, self.location.key(name))
         except Exception as error:  # noqa: BLE001 - each package has its own errors
             text = f"{type(error).__name__}: {str(error)[:300]}"
             if any(word in text for word in _ABSENT):
@@ -57,9 +57,9 @@ class S3dlio(_Objects):
 
     package = "s3dlio"
 
-    def __init__(self, place: ClientLocation) -> None:
-        super().__init__(place)
-        _give_keys(place, endpoint="AWS_ENDPOINT_URL")
+    def __init__(self, location: ClientLocation) -> None:
+        super().__init__(location)
+        _give_keys(location, endpoint="AWS_ENDPOINT_URL")
         import s3dlio
 
         self._get: Any = s3dlio.get
@@ -73,15 +73,15 @@ class S3Torch(_Objects):
 
     package = "s3torchconnector"
 
-    def __init__(self, place: ClientLocation) -> None:
-        super().__init__(place)
-        _give_keys(place)
+    def __init__(self, location: ClientLocation) -> None:
+        super().__init__(location)
+        _give_keys(location)
         from s3torchconnector import S3Checkpoint, S3ClientConfig
 
-        config = S3ClientConfig(force_path_style=not place.option("virtual_hosted_style_request"))
+        config = S3ClientConfig(force_path_style=not location.option("virtual_hosted_style_request"))
         self._client = S3Checkpoint(
-            region=str(place.option("region") or os.environ.get("AWS_REGION") or "us-east-1"),
-            endpoint=place.option("endpoint"),
+            region=str(location.option("region") or os.environ.get("AWS_REGION") or "us-east-1"),
+            endpoint=location.option("endpoint"),
             s3client_config=config,
         )
 
@@ -96,23 +96,23 @@ class Minio(_Objects):
 
     package = "minio"
 
-    def __init__(self, place: ClientLocation) -> None:
-        super().__init__(place)
+    def __init__(self, location: ClientLocation) -> None:
+        super().__init__(location)
         import minio
         import urllib3
 
-        endpoint = urlsplit(str(place.option("endpoint") or "https://s3.amazonaws.com"))
+        endpoint = urlsplit(str(location.option("endpoint") or "https://s3.amazonaws.com"))
         # As many connections as there are readers: urllib3 would throw away all above ten.
         self._pool = urllib3.PoolManager(
-            maxsize=max(10, place.connections), timeout=urllib3.Timeout(connect=60, read=60)
+            maxsize=max(10, location.connections), timeout=urllib3.Timeout(connect=60, read=60)
         )
         self._client = minio.Minio(
             endpoint=endpoint.netloc,
-            access_key=place.option("access_key_id") or os.environ.get("AWS_ACCESS_KEY_ID"),
-            secret_key=place.option("secret_access_key") or os.environ.get("AWS_SECRET_ACCESS_KEY"),
-            session_token=place.option("session_token") or os.environ.get("AWS_SESSION_TOKEN"),
+            access_key=location.option("access_key_id") or os.environ.get("AWS_ACCESS_KEY_ID"),
+            secret_key=location.option("secret_access_key") or os.environ.get("AWS_SECRET_ACCESS_KEY"),
+            session_token=location.option("session_token") or os.environ.get("AWS_SESSION_TOKEN"),
             secure=endpoint.scheme == "https",
-            region=place.option("region"),
+            region=location.option("region"),
             http_client=self._pool,
         )
 
@@ -129,7 +129,7 @@ class Minio(_Objects):
         self._pool.clear()
 
 
-def _give_keys(place: ClientLocation, endpoint: str | None = None) -> None:
+def _give_keys(location: ClientLocation, endpoint: str | None = None) -> None:
     """Credentials for packages that take them from the environment alone: of this process, which is a rank's own.
 
     Raises:
@@ -140,7 +140,7 @@ def _give_keys(place: ClientLocation, endpoint: str | None = None) -> None:
     if endpoint is not None:
         names["endpoint"] = endpoint
     known = {*names, "endpoint", "virtual_hosted_style_request", "allow_http"}
-    for name, value in place.options.items():
+    for name, value in location.options.items():
         plain = name.lower().removeprefix("aws_")
         if plain not in known:
             raise ConfigError(

@@ -132,13 +132,15 @@ class Comparison:
         Raises:
             ConfigError: nothing of ``metrics`` could be tested, so that nothing is known.
         """
-        asked = [change for change in self.changes if change.metric in metrics]
-        if not any(change.verdict != "unknown" for change in asked):
+        compared = [change for change in self.changes if change.metric in metrics]
+        if not any(change.verdict != "unknown" for change in compared):
             raise ConfigError(
                 f"whether {', '.join(metrics)} got worse can not be told: a side has fewer than {_ENOUGH} repetitions, "
                 "epochs or blocks. Run with train.repeats=5"
             )
-        return [one for one in asked if one.verdict == "worse" and (one.change is None or abs(one.change) > fail_over)]
+        return [
+            one for one in compared if one.verdict == "worse" and (one.change is None or abs(one.change) > fail_over)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -71,8 +71,8 @@ def holm(probabilities: Sequence[float]) -> list[float]:
     order = sorted(range(len(probabilities)), key=lambda k: probabilities[k])
     adjusted = [0.0] * len(probabilities)
     least = 0.0
-    for place, k in enumerate(order):
-        least = max(least, min(1.0, (len(order) - place) * probabilities[k]))
+    for rank, k in enumerate(order):
+        least = max(least, min(1.0, (len(order) - rank) * probabilities[k]))
         adjusted[k] = least
     return adjusted
 

@@ -51,7 +51,7 @@ class LoaderJob:
     scratch: str = ""
 
     @property
-    def place(self) -> str:
+    def split_url(self) -> str:
         """The directory or URL of the split's files."""
         return f"{self.url.rstrip('/')}/{self.split}"
 
@@ -100,13 +100,13 @@ class OpenLoader(Protocol):
         """Batches of an epoch, from 0 on: this rank's part, which no other rank has."""
 
     def release(self) -> None:
-        """Let go of files and of data that was read, so that the next epoch reads anew; called between epochs."""
+        """Release files and data that was read, so that the next epoch reads again; called between epochs."""
 
     def report(self) -> LoaderReport:
         """The account of what was done so far."""
 
     def close(self) -> None:
-        """Stop all that runs, and let go of everything."""
+        """Stop all threads and processes, and release all resources."""
 
 
 @runtime_checkable

@@ -33,7 +33,7 @@ class MosaicLoader(TorchRankLoader):
     def __init__(self, job: LoaderJob) -> None:
         super().__init__(job)
         self._settings, self.options = self.options, {}  # they are the data set's, not the DataLoader's
-        self._folder = is_local(job.place)
+        self._folder = is_local(job.split_url)
         self.notes.append("samples are repeated where they do not divide among ranks")
         if self._folder is None:
             self.notes.append("each epoch begins with an empty cache")
@@ -54,7 +54,7 @@ class MosaicLoader(TorchRankLoader):
         there = self._folder is not None
         try:
             data = streaming.StreamingDataset(
-                remote=None if there else job.place,
+                remote=None if there else job.split_url,
                 local=str(self._folder) if there else f"{job.scratch}/{job.split}-{epoch}",
                 batch_size=job.batch_size,
                 shuffle=job.shuffled,

@@ -32,19 +32,19 @@ def leave_torch(met: bool) -> None:
 
 
 def data_files(job: LoaderJob) -> list[str]:
-    """Names of the split's files, sorted, below ``job.place``: as many as the workload says.
+    """Names of the split's files, sorted, below ``job.split_url``: as many as the workload says.
 
     Raises:
         ObjectNotFoundError: there are fewer.
     """
     dataset = job.workload.dataset
     ends = suffixes(dataset.format)
-    store = open_store(job.place, job.workload.storage.options or None)
+    store = open_store(job.split_url, job.workload.storage.options or None)
     names = sorted(one.key for one in store.list() if not ends or one.key.lower().endswith(ends))
     if len(names) < job.files:
         raise ObjectNotFoundError(
-            f"{job.place} has {len(names)} {dataset.format} files, the workload says {job.files}: generate them first",
-            url=job.place,
+            f"{job.split_url} has {len(names)} {dataset.format} files, the workload says {job.files}: generate them first",
+            url=job.split_url,
         )
     return names[: job.files]
 
@@ -55,9 +55,9 @@ def local_folder(job: LoaderJob, loader: str) -> str:
     Raises:
         ConfigError: the data set is in no directory.
     """
-    folder = is_local(job.place)
+    folder = is_local(job.split_url)
     if folder is None:
-        raise ConfigError(f"the loader {loader} reads directories here, not {job.place}")
+        raise ConfigError(f"the loader {loader} reads directories here, not {job.split_url}")
     return str(folder)
 
 

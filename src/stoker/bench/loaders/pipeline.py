@@ -76,13 +76,15 @@ class StokerLoader(RankLoader):
         job = self.job
         dataset, reader = job.workload.dataset, job.workload.reader
         size = dataset.resize_bytes
-        if open_store(job.place, job.workload.storage.options or None).exists("index.json"):
+        if open_store(job.split_url, job.workload.storage.options or None).exists("index.json"):
             if not reader.decode:
-                raise ConfigError(f"reader.decode: false: {job.place} has an index.json, and shards are always decoded")
+                raise ConfigError(
+                    f"reader.decode: false: {job.split_url} has an index.json, and shards are always decoded"
+                )
             return None, partial(_resize, size=size) if size else None
         if dataset.format in _INDEXED:
             raise ConfigError(
-                f"{job.place} has no index.json, which {dataset.format} needs: generate the data, or index it"
+                f"{job.split_url} has no index.json, which {dataset.format} needs: generate the data, or index it"
             )
         alone = dataset.samples_per_file == 1 and dataset.format in FORMATS
         if not reader.decode:
@@ -101,7 +103,7 @@ class StokerLoader(RankLoader):
         dataset = self.job.workload.dataset
         if self._format not in _ALONE or dataset.samples_per_file == 1:
             return None
-        store = open_store(self.job.place, self.job.workload.storage.options or None)
+        store = open_store(self.job.split_url, self.job.workload.storage.options or None)
         ends = suffixes(self._format)
         first = next((one for one in store.list() if one.key.lower().endswith(ends)), None)
         last = first is not None and samples_last(store.get(first.key, max_bytes=first.size), dataset.samples_per_file)
@@ -109,12 +111,12 @@ class StokerLoader(RankLoader):
 
     def _open(self, epoch: int) -> StreamingDataset:
         job, workload = self.job, self.job.workload
-        place: str | list[str] = job.place
+        source: str | list[str] = job.split_url
         columns = workload.dataset.read_columns
         if self._format == "files":
-            place, columns = self._files(), ("data",)
+            source, columns = self._files(), ("data",)
         stream = Stream(
-            place,
+            source,
             None if self._local or self._held else f"{job.scratch}/{job.split}-{epoch}",
             format=self._format,
             format_options=self._format_options,
@@ -143,11 +145,11 @@ class StokerLoader(RankLoader):
         """The files of the data set's format, for reading as they are."""
         job = self.job
         ends = suffixes(job.workload.dataset.format)
-        store = open_store(job.place, job.workload.storage.options or None)
+        store = open_store(job.split_url, job.workload.storage.options or None)
         found = [store.url_of(one.key) for one in store.list() if not ends or one.key.lower().endswith(ends)]
         if not found:
             raise ObjectNotFoundError(
-                f"{job.place} has no {job.workload.dataset.format} files: generate them first", url=job.place
+                f"{job.split_url} has no {job.workload.dataset.format} files: generate them first", url=job.split_url
             )
         return found
 

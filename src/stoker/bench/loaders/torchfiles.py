@@ -24,8 +24,8 @@ class _Files:
     def __init__(self, names: list[str], job: LoaderJob) -> None:
         dataset, reader, storage = job.workload.dataset, job.workload.reader, job.workload.storage
         self._names = names
-        self._place = ClientLocation(job.place, storage.options, 1)
-        self._kind = find_client(storage.client, job.place)
+        self._location = ClientLocation(job.split_url, storage.options, 1)
+        self._kind = find_client(storage.client, job.split_url)
         self._client: Client | None = None
         self._format = dataset.format if reader.decode else "files"
         self._per_file = dataset.samples_per_file
@@ -43,19 +43,19 @@ class _Files:
         number, row = divmod(int(index), self._per_file)
         if self._held is None or self._held[0] != number:
             if self._client is None:
-                self._client = self._kind(self._place)
+                self._client = self._kind(self._location)
             name = self._names[number]
             data = self._client.read(name)
             if self._format in ("files", "tfrecord") and not isinstance(data, bytes):
                 data = bytes(data)  # which also reads what was only mapped
-            where = f"{self._place.url.rstrip('/')}/{name}"
+            where = f"{self._location.url.rstrip('/')}/{name}"
             samples = self._per_file if self._format != "files" else 1
             self._held = number, open_samples(self._format, data, samples, where, self._columns)
         sample = self._held[1].get(row)
         return resized(sample, self._size) if self._size else sample
 
     def release(self) -> None:
-        """Let go of the file and of connections."""
+        """Close the file and connections."""
         self._held = None
         if self._client is not None:
             self._client.close()
@@ -74,7 +74,7 @@ class TorchLoader(TorchRankLoader):
         super().__init__(job)
         if not job.workload.reader.decode and job.workload.dataset.samples_per_file != 1:
             raise ConfigError("reader.decode: false reads files as they are, which must be samples, one a file")
-        client = find_client(job.workload.storage.client, job.place)
+        client = find_client(job.workload.storage.client, job.split_url)
         self.recorded = ("torch", "numpy", *((client.package,) if client.package else ()))
         self._files = _Files(data_files(job), job)
         self._numbers: list[int] = []

@@ -76,7 +76,7 @@ class TorchStep:
         device: ``cpu``, ``cuda:N``; ``cuda`` for that of the rank's number on its host.
         hidden: width of the layers.
         seed: of the model.
-        world: this process's place.
+        world: this process's rank and world size.
     """
 
     spun = 0

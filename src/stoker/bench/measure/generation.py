@@ -113,12 +113,12 @@ def make_data(
     spec = spec_of(workload)
     world = World() if world is None else world
     begun = time.monotonic()
-    place = _place(workload, url)
+    data_url = _data_url(workload, url)
     options = workload.storage.options or None
     threads = max(1, processors() // world.local_world_size)
     report = generate(
         spec,
-        place,
+        data_url,
         threads=threads,
         storage_options=options,
         progress=None if link is None else lambda _: link.check(),
@@ -130,7 +130,7 @@ def make_data(
         return None
     waited = await_listing(workload, url)
     if not any(one[3] for one in told):  # a store that did not list at once what the others had written
-        report = generate(spec, place, threads=threads, storage_options=options)
+        report = generate(spec, data_url, threads=threads, storage_options=options)
         told.append([report.bytes, report.made, 0, report.complete])
     return {
         "files": report.files,
@@ -155,7 +155,7 @@ def await_listing(workload: Workload, url: str) -> float:
     if not limit:
         return 0.0
     begun = time.monotonic()
-    store = open_store(_place(workload, url), workload.storage.options or None)
+    store = open_store(_data_url(workload, url), workload.storage.options or None)
     wanted = file_names(spec_of(workload))
     while True:
         missing = set(wanted).difference(one.key for one in store.list())
@@ -171,6 +171,6 @@ def await_listing(workload: Workload, url: str) -> float:
         time.sleep(min(1.0, limit / 10))
 
 
-def _place(workload: Workload, url: str) -> str:
+def _data_url(workload: Workload, url: str) -> str:
     """The root for the generator: with files of evaluation, it makes both folders itself."""
     return url if workload.dataset.files_eval else f"{url.rstrip('/')}/train"

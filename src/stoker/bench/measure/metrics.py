@@ -18,7 +18,7 @@ PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
 @dataclass(frozen=True, slots=True)
 class BlockMetrics:
-    """One rank's block. Seconds and parts are of the window: the steps that count, and what lies between all steps.
+    """One rank's block. Seconds and parts are of the window: the steps that count, and the time between all steps.
 
     Attributes:
         steps: of the block.

@@ -41,7 +41,7 @@ def drop(folder: str | os.PathLike[str]) -> Dropped:
 
     What a process still has mapped stays, which the answer shows.
     """
-    files = size = held = asked = 0
+    files = size = held = examined = 0
     for path in _files(folder):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -50,13 +50,13 @@ def drop(folder: str | os.PathLike[str]) -> Dropped:
                 files, size = files + 1, size + length
                 os.fdatasync(descriptor)  # what was just written leaves the cache only once it is on the device
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                if asked < _MOST_PAGES and length:
+                if examined < _MOST_PAGES and length:
                     pages = _resident(descriptor, min(length, _MOST_PAGES << 12))
                     if pages is not None:
-                        held, asked = held + pages[0], asked + pages[1]
+                        held, examined = held + pages[0], examined + pages[1]
             finally:
                 os.close(descriptor)
-    return Dropped(files, size, held / asked if asked else None)
+    return Dropped(files, size, held / examined if examined else None)
 
 
 def _resident(descriptor: int, length: int) -> tuple[int, int] | None:

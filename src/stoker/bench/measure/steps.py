@@ -119,7 +119,7 @@ def run_steps(
     """
     clock, first = time.perf_counter_ns, None
     asked, arrived, begun, ended, waited, samples, bytes_ = (getattr(steps, name) for name in Steps._NAMES)
-    room = len(asked)
+    capacity = len(asked)
     count = steps.count
     # next() without an exception at the end, which would take as long as many steps.
     begin, outer = _both_clocks()
@@ -127,10 +127,10 @@ def run_steps(
     steps.blocks.append(block)
     try:
         while limit is None or count < limit:
-            if count == room:
+            if count == capacity:
                 steps.grow()
                 asked, arrived, begun, ended, waited, samples, bytes_ = (getattr(steps, n) for n in Steps._NAMES)
-                room = len(asked)
+                capacity = len(asked)
             if check is not None:
                 check()
             at = clock()

@@ -190,7 +190,7 @@ class Training:
         workload = self.plan.workload
         if not is_local(self.plan.url) or workload.storage.cache != "drop":
             return None
-        self.link.barrier("before dropping")  # all have let go of their files
+        self.link.barrier("before dropping")  # all have released their files
         if not self.first_here:
             return None
         done = pagecache.drop(f"{self.plan.url.removeprefix('file://')}/{split}")

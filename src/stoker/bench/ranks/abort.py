@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.bench.checkpoint import manifest as manifests
-from stoker.bench.checkpoint.saver import open_place
+from stoker.bench.checkpoint.saver import open_checkpoint_store
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.results import collect, write_results
 from stoker.errors import StorageError
@@ -28,7 +28,7 @@ def clear_unfinished(plan: RunPlan) -> None:
     if "checkpoint" not in plan.workload.stages:
         return
     with contextlib.suppress(Exception):
-        store = open_place(plan, retry=_SOON)
+        store = open_checkpoint_store(plan, retry=_SOON)
         mine = manifests.folder_of(plan.run, 0).rpartition("-")[0]
         for one in manifests.unfinished(store):
             if one.folder.rpartition("-")[0] == mine:

@@ -60,8 +60,8 @@ class Link:
         self._fatal, self._grace = fatal, grace
         self._connection, token = self._connect(address, join_seconds)
         self._channel = Channel(self._connection)
-        place = f"{socket.gethostname()}, process {os.getpid()}"
-        self._write({"rank": rank, "token": token, "digest": digest, "place": place})
+        process = f"{socket.gethostname()}, process {os.getpid()}"
+        self._write({"rank": rank, "token": token, "digest": digest, "place": process})
         self._listener = threading.Thread(target=self._listen, daemon=True, name="stoker-bench-link")
         self._listener.start()
 

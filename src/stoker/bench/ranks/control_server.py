@@ -45,7 +45,7 @@ class Server:
         self._size, self._token, self._digest = world_size, token, digest
         self._lock = threading.Lock()
         self._ranks: dict[int, Channel] = {}
-        self._places: dict[int, str] = {}
+        self._processes: dict[int, str] = {}
         self._gone: set[int] = set()
         self._parts: dict[str, dict[int, Any]] = {}
         self.failure: str | None = None
@@ -67,7 +67,7 @@ class Server:
             threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
     def _missing(self, seconds: float) -> None:
-        missing = sorted(set(range(self._size)) - set(self._places))
+        missing = sorted(set(range(self._size)) - set(self._processes))
         if missing:
             self.fail(f"after {seconds:g} s rank {missing[0]} has not started, nor {len(missing) - 1} others")
 
@@ -86,14 +86,14 @@ class Server:
             except (OSError, ValueError, KeyError, TypeError):
                 pass
         if rank is not None and not self._closed:
-            self.fail(f"rank {rank} ({self._places[rank]}) ended without a word: killed, or out of memory?")
+            self.fail(f"rank {rank} ({self._processes[rank]}) ended without a word: killed, or out of memory?")
 
     def _hello(self, connection: Channel, message: dict[str, Any]) -> int | None:
         if not hmac.compare_digest(str(message.get("token", "")), self._token):
             return None
         rank = int(message["rank"])
         with self._lock:
-            if not 0 <= rank < self._size or rank in self._places:
+            if not 0 <= rank < self._size or rank in self._processes:
                 said = (
                     f"rank {rank} came twice, or is none of {self._size}: is another run using this results directory?"
                 )
@@ -102,7 +102,7 @@ class Server:
             else:
                 said = self.failure or ""
             if not said:
-                self._places[rank] = str(message.get("place"))
+                self._processes[rank] = str(message.get("place"))
                 self._ranks[rank] = connection
         if said:
             connection.send({"failed": said})
@@ -121,7 +121,7 @@ class Server:
                 self.fail(f"rank {rank} ended while others wait for it in {waiting!r}")
             return True
         if message.get("op") == "fail":
-            self.fail(f"rank {rank} ({self._places[rank]}): {message.get('said')}")
+            self.fail(f"rank {rank} ({self._processes[rank]}): {message.get('said')}")
             return False
         name = str(message["name"])
         with self._lock:

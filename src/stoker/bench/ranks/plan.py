@@ -48,7 +48,7 @@ class RunPlan:
 
     @property
     def digest(self) -> str:
-        """Tells whether two processes were told the same: of the settings and the data's place."""
+        """Tells whether two processes were told the same: of the settings and the data's URL."""
         plain = json.dumps([as_plain(self.workload), self.url], sort_keys=True)
         return hashlib.sha256(plain.encode()).hexdigest()[:32]
 

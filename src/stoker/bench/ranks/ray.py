@@ -49,7 +49,7 @@ def possible_ranks(most: int, workload: Workload) -> list[int]:
     return RayRanks(1, workload, Path()).possible(most)
 
 
-def deal(ranks: int, room: Mapping[str, int]) -> list[str]:
+def deal(ranks: int, slots: Mapping[str, int]) -> list[str]:
     """The node of each rank, those of a node one after the other: the same number on each, on as many nodes as that allows.
 
     Args:
@@ -59,11 +59,11 @@ def deal(ranks: int, room: Mapping[str, int]) -> list[str]:
     Raises:
         ConfigError: the nodes have no room for so many.
     """
-    widest = sorted(room, key=lambda node: (-room[node], node))
+    widest = sorted(slots, key=lambda node: (-slots[node], node))
     for count in range(min(ranks, len(widest)), 0, -1):
-        if ranks % count == 0 and room[widest[count - 1]] >= ranks // count:
+        if ranks % count == 0 and slots[widest[count - 1]] >= ranks // count:
             return [node for node in widest[:count] for _ in range(ranks // count)]
-    nodes = ", ".join(str(room[node]) for node in widest[:16])
+    nodes = ", ".join(str(slots[node]) for node in widest[:16])
     raise ConfigError(
         f"{ranks} ranks do not fit the Ray cluster, whose nodes have room for {nodes or 'none'} (a processor each, or a GPU "
         "where compute.device is one): all nodes get the same number. Give another number of accelerators, or let nodes "
@@ -101,7 +101,7 @@ class RayRanks:
         """
         self._connect()
         try:
-            self._nodes = deal(self._ranks, self._room())
+            self._nodes = deal(self._ranks, self._slots())
         except ConfigError:
             self._leave()
             raise
@@ -127,7 +127,7 @@ class RayRanks:
                 ) from None
             self._connected = True
 
-    def _room(self) -> dict[str, int]:
+    def _slots(self) -> dict[str, int]:
         """The number of ranks that each node can have."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         return {node["NodeID"]: int(node["Resources"].get(self._needs, 0)) for node in alive}
@@ -140,12 +140,12 @@ class RayRanks:
         """
         self._connect()
         try:
-            room = self._room()
+            slots = self._slots()
             found = []
             for ranks in range(1, most + 1):
                 with contextlib.suppress(ConfigError):
-                    found.append(len(deal(ranks, room)))
-            return found or [len(deal(1, room))]
+                    found.append(len(deal(ranks, slots)))
+            return found or [len(deal(1, slots))]
         finally:
             self._leave()
 

@@ -24,7 +24,7 @@ COORDINATOR: Final = "STOKER_BENCH_COORDINATOR"
 
 
 def find_world(environ: Mapping[str, str] | None = None) -> World | None:
-    """This process's place if a launcher has started it, else ``None``: ranks are then to be started here.
+    """This process's world if a launcher has started it, else ``None``: ranks are then to be started here.
 
     Raises:
         ConfigError: a launcher's variables contradict each other.
@@ -53,10 +53,10 @@ def processors() -> int:
     return count
 
 
-def read_threads(asked: int | str, ranks_here: int) -> int:
+def read_threads(threads: int | str, ranks_here: int) -> int:
     """Threads of one rank that read ahead: as asked, or this host's processors shared by the ranks on it, at most 8."""
-    if isinstance(asked, int):
-        return asked
+    if isinstance(threads, int):
+        return threads
     return max(1, min(_MOST_THREADS, processors() // max(1, ranks_here)))
 
 

@@ -21,7 +21,7 @@ _LEAST: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """Training over time; what lies between epochs is left out.
+    """Training over time; time between epochs is left out.
 
     Attributes:
         edges: of the spans, seconds, shape ``(spans + 1,)``.

@@ -50,7 +50,7 @@ class Node:
 
     @property
     def plain(self) -> Any:
-        """The value without the places."""
+        """The value without its origins."""
         if isinstance(self.value, dict):
             return {name: node.plain for name, node in self.value.items()}
         if isinstance(self.value, list):
@@ -107,7 +107,7 @@ class Section:
 
 
 def tree_of(value: Any, where: str) -> Node:
-    """Plain dicts, lists and scalars as nodes, all from one place."""
+    """Plain dicts, lists and scalars as nodes, all of one origin."""
     if isinstance(value, Mapping):
         return Node({str(name): tree_of(inner, where) for name, inner in value.items()}, where)
     if isinstance(value, list | tuple):
@@ -176,8 +176,8 @@ def build(cls: type[T], node: Node, path: str = "") -> T:
     try:
         return cls(**values)
     except ContradictionError as error:
-        places = {key: _find(node, key) for key in error.keys}
-        said = "; ".join(f"{f'{path}.{key}' if path else key}: {where}" for key, where in places.items() if where)
+        origins = {key: _find(node, key) for key in error.keys}
+        said = "; ".join(f"{f'{path}.{key}' if path else key}: {where}" for key, where in origins.items() if where)
         raise ConfigError(f"{error}" + (f" ({said})" if said else "")) from None
     except ConfigError as error:
         raise ConfigError(f"{node.where}: {path + ': ' if path else ''}{error}") from None

@@ -125,7 +125,7 @@ def _arguments(arguments: Iterable[str]) -> tuple[list[tuple[str, Node]], list[t
         stripped = name.lstrip("+")
         if not equals or not stripped:
             raise ConfigError(f"the argument {argument!r}: expected section.key=value")
-        # Places are told in errors and in results, where credentials have no business.
+        # Origins of settings appear in errors and in results, where credentials have no business.
         where = f"the argument {name if is_secret(stripped) else argument}"
         if stripped.startswith("workload."):
             hydra.append((stripped.removeprefix("workload."), parse_scalar(text, where)))

@@ -82,7 +82,7 @@ class Storage(Section):
 
     url: str | None = setting(None, "a directory or URL; training files are below train/, others below valid/")
     cache: Literal["drop", "keep"] = setting(
-        "drop", "drop: the files leave the page cache before each epoch; keep: as it comes"
+        "drop", "drop: the files leave the page cache before each epoch; keep: nothing is dropped"
     )
     client: str = setting(
         "auto",

@@ -45,22 +45,22 @@ def find_border(probe: Callable[[int], float], threshold: float, *, counts: Sequ
         counts: numbers of accelerators that can be had, rising.
         repeats: runs on each side of the border.
     """
-    # Numbers are told by their places among the counts, from 1.
+    # Counts are named by their index among all counts, from 1.
     values: dict[int, list[float]] = {}
     last = len(counts)
     while True:
-        means = {place: math.fsum(found) / len(found) for place, found in sorted(values.items())}
-        starved = next((place for place, mean in means.items() if mean < threshold), None)
+        means = {index: math.fsum(found) / len(found) for index, found in sorted(values.items())}
+        starved = next((index for index, mean in means.items() if mean < threshold), None)
         fed = max(
-            (place for place, mean in means.items() if mean >= threshold and place < (starved or last + 1)), default=0
+            (index for index, mean in means.items() if mean >= threshold and index < (starved or last + 1)), default=0
         )
         if starved is None and fed < last:
             ask = min(2 * fed or 1, last)
         elif starved is not None and starved - fed > 1:
             ask = (fed + starved) // 2
         else:
-            border = [place for place in (fed, starved) if place]
-            ask = min(border, key=lambda place: len(values[place]))
+            border = [index for index in (fed, starved) if index]
+            ask = min(border, key=lambda index: len(values[index]))
             if len(values[ask]) >= repeats:
                 break
         values.setdefault(ask, []).append(probe(counts[ask - 1]))
@@ -70,5 +70,5 @@ def find_border(probe: Callable[[int], float], threshold: float, *, counts: Sequ
         counts[fed - 1] if fed else 0,
         counts[starved - 1] if starved else None,
         low >= threshold > high,
-        {counts[place - 1]: tuple(found) for place, found in sorted(values.items())},
+        {counts[index - 1]: tuple(found) for index, found in sorted(values.items())},
     )

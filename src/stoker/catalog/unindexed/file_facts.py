@@ -118,14 +118,14 @@ def _pack(files: Sequence[UnindexedFile]) -> dict[str, Array]:
         "beside": {one.key: [(it.key, it.size, it.version) for it in one.beside] for one in files if one.beside},
         "unpacked": {one.key: one.unpacked for one in files if one.unpacked is not None},
     }
-    shapes = [one.pieces.shape for one in files]
+    shapes = [one.spans.shape for one in files]
     return {
         "text": np.frombuffer(json.dumps(text).encode(), dtype=np.uint8),
         "spec": np.array(numbers, dtype=np.int64),
         "size": np.array([one.file.size for one in files], dtype=np.int64),
         "samples": np.array([one.samples for one in files], dtype=np.int64),
         "shape": np.array(shapes, dtype=np.int64).reshape(len(files), 2),
-        "pieces": np.concatenate([np.zeros(0, dtype=np.int64), *(one.pieces.ravel() for one in files)]),
+        "pieces": np.concatenate([np.zeros(0, dtype=np.int64), *(one.spans.ravel() for one in files)]),
     }
 
 
@@ -137,8 +137,8 @@ def _unpack(arrays: Mapping[str, Array]) -> dict[str, UnindexedFile]:
     if text["version"] != _VERSION:
         raise ValueError(f"it is of version {text['version']}, and this one reads version {_VERSION}")
     specs, beside, unpacked = text["specs"], text["beside"], text["unpacked"]
-    pieces, ends = arrays["pieces"], arrays["shape"].prod(axis=1).cumsum()
-    if (arrays["shape"] < 0).any() or int(ends[-1] if len(ends) else 0) != len(pieces):
+    numbers, ends = arrays["pieces"], arrays["shape"].prod(axis=1).cumsum()
+    if (arrays["shape"] < 0).any() or int(ends[-1] if len(ends) else 0) != len(numbers):
         raise ValueError("the arrays do not go together")
     found: dict[str, UnindexedFile] = {}
     first = 0
@@ -150,7 +150,7 @@ def _unpack(arrays: Mapping[str, Array]) -> dict[str, UnindexedFile]:
             ObjectInfo(key, size, version),
             samples,
             specs[spec],
-            pieces[first:end].reshape(shape),
+            numbers[first:end].reshape(shape),
             tuple(ObjectInfo(*one) for one in beside.get(key, ())),
             unpacked.get(key),
         )

@@ -119,7 +119,7 @@ def check_exists(given: str | os.PathLike[str]) -> None:
     """See that a local path, which is no pattern, exists.
 
     Raises:
-        ObjectNotFoundError: it does not; names what lies beside it and is named alike.
+        ObjectNotFoundError: it does not; names files next to it of similar names.
     """
     path = is_local(given)
     if path is None or path.exists() or _WILD.search(str(path)):

@@ -27,14 +27,14 @@ from stoker.formats.format import Format
 from stoker.storage import ObjectInfo, Store
 from stoker.types import Ids
 
-__all__ = ["BadFile", "FetchedFiles", "HeaderReader", "StoreSource", "piece_numbers"]
+__all__ = ["BadFile", "FetchedFiles", "HeaderReader", "StoreSource", "span_array"]
 
 logger = logging.getLogger(__name__)
 
 _BLOCK: Final = 1 << 16
 _HELD: Final = 8
 _MOST_NAMED: Final = 5
-_ONE_PIECE: Final = np.zeros((0, 3), dtype=np.int64)
+_WHOLE: Final = np.zeros((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +97,18 @@ class HeaderReader:
             known, spec = (known, before) if before == spec else ({}, spec)
             files = [_unchanged(known.get(file.key), file, ()) for file in found.files]
             return [
-                one or UnindexedFile(file, 1, spec, _ONE_PIECE) for one, file in zip(files, found.files, strict=True)
+                one or UnindexedFile(file, 1, spec, _WHOLE) for one, file in zip(files, found.files, strict=True)
             ], []
         outcomes: list[UnindexedFile | BadFile | None] = [
             _unchanged(known.get(file.key), file, found.beside.get(file.key, ())) for file in found.files
         ]
-        missing = [place for place, one in enumerate(outcomes) if one is None]
+        missing = [number for number, one in enumerate(outcomes) if one is None]
         work = [
             partial(self.read, file, found.beside.get(file.key, ()), skip_bad=skip_bad)
             for file in map(found.files.__getitem__, missing)
         ]
-        for place, outcome in zip(missing, side_by_side(work, "headers"), strict=True):
-            outcomes[place] = outcome
+        for number, outcome in zip(missing, side_by_side(work, "headers"), strict=True):
+            outcomes[number] = outcome
         bad = [one for one in outcomes if isinstance(one, BadFile)]
         if bad:
             logger.warning(
@@ -139,7 +139,7 @@ class HeaderReader:
             ) from error
         except ConfigError as error:
             raise ConfigError(_named(str(error), where)) from error
-        return UnindexedFile(file, facts.samples, facts.spec, piece_numbers(facts), beside, unpacked)
+        return UnindexedFile(file, facts.samples, facts.spec, span_array(facts), beside, unpacked)
 
     def _inspect(self, file: ObjectInfo, where: str) -> tuple[HeaderFacts, int | None]:
         """A file's header, and of a compressed file the bytes of what comes out of it."""
@@ -164,7 +164,7 @@ class HeaderReader:
             source = MappedSource(fetched.open(reader.name, file, codec), where)
             if codec is not None:
                 unpacked = source.size
-                if "piece_bytes" in reader.settings:  # whoever reads a part of it has all of it fetched
+                if "piece_bytes" in reader.settings:  # a reader of a part of it has all of it fetched
                     settings = {"piece_bytes": max(1, unpacked), **settings}
             return _header(reader, source, settings), unpacked
         finally:
@@ -195,11 +195,11 @@ def _named(message: str, where: str) -> str:
     return message if where in message else f"{where}: {message}"
 
 
-def piece_numbers(facts: HeaderFacts) -> Ids:
+def span_array(facts: HeaderFacts) -> Ids:
     """The shards that a file is read as; see :class:`~stoker.formats.common.file_shards.UnindexedFile`."""
-    if isinstance(facts.pieces, np.ndarray):
-        return facts.pieces
-    return np.array(facts.pieces, dtype=np.int64).reshape(-1, 3) if facts.pieces else _ONE_PIECE
+    if isinstance(facts.spans, np.ndarray):
+        return facts.spans
+    return np.array(facts.spans, dtype=np.int64).reshape(-1, 3) if facts.spans else _WHOLE
 
 
 class FetchedFiles:

@@ -23,7 +23,7 @@ from stoker.arguments import check_argument
 from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.open_cache import make_cache
 from stoker.catalog.location import DatasetLocation, SourceLocation, default_cache, locate, origin_of
-from stoker.catalog.source_args import files_asked_for, files_directory, side_places
+from stoker.catalog.source_args import files_directory, files_location, side_directories
 from stoker.catalog.unindexed.file_facts import load_facts, save_facts
 from stoker.catalog.unindexed.files_location import Files, FilesLocation
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
@@ -119,15 +119,15 @@ def open_unindexed(
         raise ConfigError(
             "validate_hash: files without an index have no hashes; checksums that they hold are checked always"
         )
-    asked, cache_root = files_asked_for(remote, local, split)
+    location, cache_root = files_location(remote, local, split)
 
     def open_root(root: str) -> Store:
         return open_store(root, storage_options, retry=retry, stall_timeout=stall_timeout)
 
-    keep = side_places(asked.root, cache_root, storage_options, beside=remote is None)
-    name = wanted.side_name(asked)
+    keep = side_directories(location.root, cache_root, storage_options, beside=remote is None)
+    name = wanted.side_name(location)
     known = load_facts(keep, name)
-    found = _find(asked, open_root, reader, known)
+    found = _find(location, open_root, reader, known)
     source, store = found.source, found.store
     packed = _packed_files(reader, found, settings)
     address = locate(source.root, cache_root, None, storage_options)
@@ -252,20 +252,20 @@ class _Wanted:
 
 
 def _find(
-    asked: FilesLocation,
+    location: FilesLocation,
     open_root: Callable[[str], Store],
     reader: Format,
     known: Mapping[str, UnindexedFile],
 ) -> SourceFiles:
     """The files; where the store can not be reached those of the last start, if they are known."""
     try:
-        return find_files(asked, open_root, reader).sized()
+        return find_files(location, open_root, reader).sized()
     except StorageTimeoutError as error:
         if not known:
             raise
-        logger.warning("%s; going on with what was known of its files at the last start", error)
+        logger.warning("%s; using what was known of its files at the last start", error)
         beside = {one.key: one.beside for one in known.values()}
-        return SourceFiles(asked, open_root(asked.root), [one.file for one in known.values()], beside)
+        return SourceFiles(location, open_root(location.root), [one.file for one in known.values()], beside)
 
 
 def _packed_files(reader: Format, found: SourceFiles, settings: CacheSettings) -> list[ObjectInfo]:

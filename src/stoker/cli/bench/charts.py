@@ -98,8 +98,8 @@ def _over_time(runs: Sequence[RunFiles], left_out: str) -> str:
 
 
 def _threshold(chart: Chart, runs: Sequence[RunFiles]) -> None:
-    asked = {run.number("metric.au", 0) for run in runs}
-    if len(asked) == 1 and (value := asked.pop()) > 0:
+    thresholds = {run.number("metric.au", 0) for run in runs}
+    if len(thresholds) == 1 and (value := thresholds.pop()) > 0:
         chart.level(value, f"asked for: {value:.0%}")
 
 

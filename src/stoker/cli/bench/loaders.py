@@ -42,22 +42,22 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
     for number, (name, loader) in enumerate(loaders.items()):
         settings = [*chosen.settings, f"reader.loader={name}"]
         resolved = read_workload(chosen.workload, settings)
-        place = chosen.data or resolved.workload.storage.url
+        url = chosen.data or resolved.workload.storage.url
         formats = getattr(loader, "formats", ())
         if formats and resolved.workload.dataset.format not in formats:
-            if place is None:
+            if url is None:
                 raise ConfigError("where is the data? Give a URL or directory (--data), or storage.url")
             resolved = read_workload(chosen.workload, [*settings, f"dataset.format={formats[0]}"])
-            place = join_url(place, formats[0])
+            url = join_url(url, formats[0])
         if not chosen.json:
-            sys.stderr.write(f"{name}: {resolved.workload.dataset.format} at {place}\n")
+            sys.stderr.write(f"{name}: {resolved.workload.dataset.format} at {url}\n")
             if not number:
                 sys.stderr.writelines(f"note: {note}\n" for note in resolved.notes)
         with on_interrupt(f"what was measured until then is in {folder}"):
             result = run_benchmark(
                 resolved,
                 results=folder / name.replace(":", "."),
-                url=place,
+                url=url,
                 accelerators=chosen.accelerators,
                 stages=chosen.stages,
                 launcher=chosen.launcher,

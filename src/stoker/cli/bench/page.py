@@ -1,4 +1,4 @@
-"""Benchmark runs as one page of HTML that needs nothing beside itself. What comes from files is text, whatever it says."""
+"""Benchmark runs as one page of HTML that needs no other file. All text from files is escaped."""
 
 from __future__ import annotations
 

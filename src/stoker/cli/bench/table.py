@@ -56,8 +56,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
 def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
     layout = found["layout"]
     size, most = _size(layout["bytes"]), _size(layout["most_rank_bytes"])
-    place = found["storage"]["url"]
-    console.print(Text(f"checkpoints at {place}: {size} of {layout['ranks']} ranks, up to {most} a rank", style="dim"))
+    url = found["storage"]["url"]
+    console.print(Text(f"checkpoints at {url}: {size} of {layout['ranks']} ranks, up to {most} a rank", style="dim"))
     table = make_table(("checkpoints", "", "seconds", "±", "MB/s", "slowest rank", "fsync"))
     for kind, done in (("save", "saved"), ("load", "loaded")):
         over = found[kind]

@@ -74,13 +74,13 @@ class Chart:
     width: int = 540
     height: int = 260
     down: bool = False
-    _pieces: list[str] = field(default_factory=list)
+    _elements: list[str] = field(default_factory=list)
 
     def line(self, x: Sequence[float] | NDArray[np.float64], y: NDArray[np.float64], colour: str, name: str) -> None:
         """A line through points."""
         across, up = self._at(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(across.tolist(), up.tolist(), strict=True))
-        self._pieces.append(
+        self._elements.append(
             f'<polyline class="line" stroke="{colour}" points="{points}"><title>{escape(name)}</title></polyline>'
         )
 
@@ -91,13 +91,13 @@ class Chart:
         there = zip(across.tolist(), top.tolist(), strict=True)
         back = zip(across[::-1].tolist(), bottom[::-1].tolist(), strict=True)
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*there, *back])
-        self._pieces.append(f'<polygon class="band" points="{points}"><title>{escape(name)}</title></polygon>')
+        self._elements.append(f'<polygon class="band" points="{points}"><title>{escape(name)}</title></polygon>')
 
     def level(self, value: float, name: str) -> None:
         """A dashed line across, with its name above it."""
         _, up = self._at(np.array([self.x.low]), np.array([value]))
         height = float(up[0])
-        self._pieces.append(
+        self._elements.append(
             f'<line class="level" x1="{_LEFT}" x2="{self._end}" y1="{height:.1f}" y2="{height:.1f}"/>'
             f'<text class="name" x="{self._end - 4}" y="{height - 5:.1f}" text-anchor="end">{escape(name)}</text>'
         )
@@ -111,7 +111,7 @@ class Chart:
         bottom, top = up.tolist()
         gap = min(1.0, (right - left) / 8)
         fill = "" if colour is None else f' style="fill:{colour}"'
-        self._pieces.append(
+        self._elements.append(
             f'<rect class="bar"{fill} x="{left + gap:.1f}" width="{max(0.5, right - left - 2 * gap):.1f}" y="{top:.1f}" '
             f'height="{max(0.0, bottom - top):.1f}"><title>{escape(name)}</title></rect>'
         )
@@ -119,14 +119,14 @@ class Chart:
     def span(self, at: float, low: float, high: float, name: str) -> None:
         """A thin line upwards: from where to where values lie."""
         across, up = self._at(np.array([at]), np.array([low, high]))
-        self._pieces.append(
+        self._elements.append(
             f'<line class="axis" x1="{across[0]:.1f}" x2="{across[0]:.1f}" y1="{up[0]:.1f}" y2="{up[1]:.1f}">'
             f"<title>{escape(name)}</title></line>"
         )
 
     def image(self, url: str) -> None:
         """An image over the whole plot."""
-        self._pieces.append(
+        self._elements.append(
             f'<image class="cells" href="{url}" x="{_LEFT}" y="{_TOP}" width="{self._end - _LEFT}" '
             f'height="{self._plot}" preserveAspectRatio="none"/>'
         )
@@ -150,7 +150,7 @@ class Chart:
         middle = _TOP + self._plot / 2
         return (
             f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}">'
-            f"{''.join(axes)}{''.join(self._pieces)}"
+            f"{''.join(axes)}{''.join(self._elements)}"
             f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{self._end}"/>'
             f'<text class="label" x="{(_LEFT + self._end) / 2:.0f}" y="{self.height - 6}" text-anchor="middle">'
             f"{escape(self.x.label)}</text>"

@@ -1,4 +1,4 @@
-"""Parts of a page of HTML that needs nothing beside itself: no script, no font, no network. All text is escaped here."""
+"""Parts of a page of HTML that needs no other file: no script, no font, no network. All text is escaped here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs nothing beside itself: no script, no font, no network."""
+"""A report as one page of HTML that needs no other file: no script, no font, no network."""
 
 from __future__ import annotations
 

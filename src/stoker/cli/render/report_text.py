@@ -74,7 +74,7 @@ def findings(report: Report) -> list[tuple[str, str]]:
         ("samples of a rank", _range(samples)),
         ("steps of a rank", _range(steps)),
         ("samples that come twice", count_text(report.balance.padding)),
-        ("correlation of place and id", f"{quality.position_correlation:.3f} (0: random, 1: id order)"),
+        ("correlation of position and id", f"{quality.position_correlation:.3f} (0: random, 1: id order)"),
         ("distance of neighbours", f"{quality.neighbour_distance:.3f} of a random order's"),
         (
             "shards in a global batch",

@@ -100,7 +100,7 @@ def run_processes(
                 if worker.task is None and waiting:
                     worker.begin(waiting.popleft(), data)
             ready = set(connection.wait([end for worker in workers for end in worker.ends]))
-            for place, worker in enumerate(workers):
+            for turn, worker in enumerate(workers):
                 if ready.isdisjoint(worker.ends):
                     continue
                 message = worker.receive()
@@ -112,7 +112,7 @@ def run_processes(
                         _check_attempts(job, worker, attempts[worker.task])
                         waiting.appendleft(worker.task)
                     worker.stop()
-                    workers[place] = _Converter()
+                    workers[turn] = _Converter()
                 elif message[0] == "read":
                     worker.read += message[1]
                     advance(message[1])

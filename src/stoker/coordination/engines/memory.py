@@ -50,7 +50,7 @@ class MemoryStore:
             return found[:limit]
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     def _put(self, key: str, value: bytes) -> int:
         version = fresh_version()

@@ -108,7 +108,7 @@ class RayStore:
         return found
 
     def close(self) -> None:
-        """Nothing to let go of; the actor stays."""
+        """Nothing to close; the actor stays."""
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Have the actor call a method of its SQLite engine, while the time limit allows; reads are repeated."""

@@ -71,7 +71,7 @@ class CoordinationStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections. What is stored stays."""
+        """Close connections. What is stored stays."""
         ...
 
 

@@ -28,7 +28,7 @@ def uncommitted(lanes: Sequence[Lane]) -> list[tuple[int, int]]:
     ranges: list[tuple[int, int]] = []
     for lane in lanes:
         ranges += [(lane.front, lane.back)] if lane.front < lane.back else []
-        ranges += [(piece.begin, piece.end) for piece in (*lane.free, *lane.aside)]
+        ranges += [(one.begin, one.end) for one in (*lane.free, *lane.aside)]
         ranges += [(split.cursor, split.end) for split in lane.splits if split.cursor < split.end]
     merged: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):

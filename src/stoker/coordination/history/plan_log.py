@@ -32,11 +32,11 @@ def apportion(count: int, weights: Sequence[int]) -> list[int]:
     total = sum(weights)
     if min(weights, default=-1) < 0 or total <= 0:
         raise ConfigError(f"weights must not be negative, and one must be above 0, got {list(weights)}")
-    shares = [count * weight // total for weight in weights]
+    parts = [count * weight // total for weight in weights]
     by_remainder = sorted(range(len(weights)), key=lambda k: (-(count * weights[k] % total), k))
-    for k in by_remainder[: count - sum(shares)]:
-        shares[k] += 1
-    return shares
+    for k in by_remainder[: count - sum(parts)]:
+        parts[k] += 1
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,9 @@ class PlanLog:
         """
         if not 0 <= position < self.end:
             raise ConfigError(f"position {position} is not in an epoch of {self.end}")
-        place = bisect.bisect_right(self.generations, position, key=lambda g: g.start) - 1
-        start = self.generations[place].start
-        limit = self.generations[place + 1].start if place + 1 < len(self.generations) else self.end
+        number = bisect.bisect_right(self.generations, position, key=lambda g: g.start) - 1
+        start = self.generations[number].start
+        limit = self.generations[number + 1].start if number + 1 < len(self.generations) else self.end
         begin = start + (position - start) // self.step * self.step
         return begin, min(begin + self.step, limit, self.end)
 
@@ -141,10 +141,10 @@ class PlanLog:
         generation = self.generation_at(position)
         if rank not in generation.ranks:
             return begin, begin
-        shares = apportion(end - begin, generation.weights)
-        place = generation.ranks.index(rank)
-        first = begin + sum(shares[:place])
-        return first, first + shares[place]
+        parts = apportion(end - begin, generation.weights)
+        index = generation.ranks.index(rank)
+        first = begin + sum(parts[:index])
+        return first, first + parts[index]
 
     def as_dict(self) -> dict[str, Any]:
         """The plan for a checkpoint, JSON-serialisable."""

@@ -4,7 +4,7 @@ A column is mapped where it lies in the file, and rows of all shards of a batch 
 Columns that are stored compressed are decoded once, and kept as decoded Parquet row groups are.
 
 Where rows of a column differ in shape from file to file, the column's word is ``ndarray:DTYPE``, without a shape, and its
-values in a batch are a list of arrays, whichever files they come from.
+values in a batch are a list of arrays, from any kind of file.
 """
 
 from __future__ import annotations

@@ -103,15 +103,15 @@ def _directory(source: ByteSource) -> list[_Entry] | None:
             return None
         fields = _CENTRAL.unpack_from(data, at)
         begin = at + _CENTRAL.size
-        flags, stored, full, place = fields[3], fields[8], fields[9], fields[16]
+        flags, stored, full, offset = fields[3], fields[8], fields[9], fields[16]
         at = begin + fields[10] + fields[11] + fields[12]
-        if fields[0] != b"PK\1\2" or at > length or _WIDE in (stored, full, place):
+        if fields[0] != b"PK\1\2" or at > length or _WIDE in (stored, full, offset):
             return None
         try:
             name = data[begin : begin + fields[10]].decode("utf8" if flags & 0x800 else "ascii")
         except UnicodeDecodeError:
             return None
-        found.append(_Entry(name, place, stored, full, fields[4], flags, fields[7]))
+        found.append(_Entry(name, offset, stored, full, fields[4], flags, fields[7]))
     return found
 
 
@@ -190,7 +190,7 @@ def _header(source: ByteSource, member: _Member, where: str) -> tuple[np.dtype[A
     return parse_header(lambda start, end: head[start:end], len(head), where)
 
 
-_PIECE: Final = 1 << 20
+_CHUNK: Final = 1 << 20
 
 
 class NPZShard(ArrayShard):
@@ -316,11 +316,11 @@ class NPZFormat(ArrayFormat):
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
         """CRC-32 of each member of an archive, as its directory tells it."""
         try:
-            with zipfile.ZipFile(io.BufferedReader(ByteSourceFile(MappedSource(data, where)), _PIECE)) as archive:
+            with zipfile.ZipFile(io.BufferedReader(ByteSourceFile(MappedSource(data, where)), _CHUNK)) as archive:
                 for one in archive.infolist():
                     try:
                         with archive.open(one) as member:
-                            while member.read(_PIECE):
+                            while member.read(_CHUNK):
                                 pass
                     except (
                         zipfile.BadZipFile,
@@ -366,7 +366,7 @@ class NPZEncoder(PackedEncoder):
                 raise ConfigError(f"column {name!r} can not be a file's name in an archive")
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
-        pieces: list[BytesLike] = []
+        parts: list[BytesLike] = []
         directory: list[bytes] = []
         at = 0
         for name, array in self.arrays(body, ends).items():
@@ -378,9 +378,9 @@ class NPZEncoder(PackedEncoder):
             common = (20, 0x800, 0, 0, _DATE, crc, size, size, len(file))  # 0x800: the name is UTF-8
             local = _LOCAL.pack(b"PK\3\4", *common, len(extra)) + file + extra
             directory.append(_CENTRAL.pack(b"PK\1\2", 20, *common, 0, 0, 0, 0, 0, at) + file)
-            pieces += [local + head, values]
+            parts += [local + head, values]
             at += len(local) + size
         listed = b"".join(directory)
         count = len(directory)
-        pieces.append(listed + _END.pack(b"PK\5\6", 0, 0, count, count, len(listed), at, 0))
-        return pieces, None
+        parts.append(listed + _END.pack(b"PK\5\6", 0, 0, count, count, len(listed), at, 0))
+        return parts, None

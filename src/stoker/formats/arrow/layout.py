@@ -44,7 +44,7 @@ class ArrowFileLayout:
 
 
 class _Table:
-    """A table of a flatbuffer; places are checked by the buffer's own bounds."""
+    """A table of a flatbuffer; offsets are checked by the buffer's own bounds."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -58,11 +58,11 @@ class _Table:
 
     def _number(self, kind: str, at: int) -> int:
         if at < 0:
-            raise struct.error("a place before the buffer")
+            raise struct.error("an offset before the buffer")
         number: int = struct.unpack_from(kind, self._data, at)[0]
         return number
 
-    def _place(self, field: int) -> int | None:
+    def _offset(self, field: int) -> int | None:
         entry = 4 + 2 * field
         if entry + 2 > self._size:
             return None
@@ -71,20 +71,20 @@ class _Table:
 
     def number(self, field: int, kind: str) -> int:
         """A field's value, 0 where it is left out."""
-        place = self._place(field)
-        return 0 if place is None else self._number(kind, place)
+        offset = self._offset(field)
+        return 0 if offset is None else self._number(kind, offset)
 
     def table(self, field: int) -> _Table | None:
         """A table that a field leads to."""
-        place = self._place(field)
-        return None if place is None else _Table(self._data, place + self._number("<I", place))
+        offset = self._offset(field)
+        return None if offset is None else _Table(self._data, offset + self._number("<I", offset))
 
     def structs(self, field: int, layout: str) -> list[tuple[int, ...]]:
         """A vector of structs."""
-        place = self._place(field)
-        if place is None:
+        offset = self._offset(field)
+        if offset is None:
             return []
-        start = place + self._number("<I", place)
+        start = offset + self._number("<I", offset)
         count, size = self._number("<I", start), struct.calcsize(layout)
         if start + 4 + count * size > len(self._data):
             raise struct.error(f"a vector of {count} entries leaves the buffer")

@@ -173,11 +173,11 @@ class ArrowShard(PackedShard):
         opener = ipc.open_stream if self._layout.stream else ipc.open_file
         if self._schema is None:
             self._schema = opener(self._buffer).schema
-        places = self._schema.get_all_field_indices(name)
-        if len(places) != 1:
-            raise ValueError("there is no such column" if not places else "there are several columns of that name")
-        options = ipc.IpcReadOptions(included_fields=places, use_threads=False)
-        mapped = _stays_mapped(self._schema.field(places[0]).type)
+        indices = self._schema.get_all_field_indices(name)
+        if len(indices) != 1:
+            raise ValueError("there is no such column" if not indices else "there are several columns of that name")
+        options = ipc.IpcReadOptions(included_fields=indices, use_threads=False)
+        mapped = _stays_mapped(self._schema.field(indices[0]).type)
         reader = opener(
             self._buffer if mapped else pyarrow().PythonFile(ByteSourceFile(self._source), "r"), options=options
         )
@@ -317,12 +317,12 @@ class ArrowFormat(PackedFormat):
 def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> Array | None:
     """A fixed-width column of several files in one copy; ``None`` where it is none."""
     parts: list[Fixed] = []
-    number, place = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    number, row_in_batch = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     for turn, shard in enumerate(shards):
         here = np.flatnonzero(which == turn)
         inside = shard.batches(rows[here])
         number[here] = len(parts) + inside
-        place[here] = rows[here] - shard.firsts[inside]
+        row_in_batch[here] = rows[here] - shard.firsts[inside]
         for values in shard.parts(name):
             if not isinstance(values, Fixed):
                 return None
@@ -330,7 +330,7 @@ def _gather(shards: Sequence[ArrowShard], which: Ids, rows: Ids, name: str) -> A
     first = parts[0].array
     if any(one.array.dtype != first.dtype or one.array.shape[1:] != first.shape[1:] for one in parts):
         return None
-    return gather(parts, number, place) if parts[0].width else None
+    return gather(parts, number, row_in_batch) if parts[0].width else None
 
 
 class ArrowEncoder(PackedEncoder):

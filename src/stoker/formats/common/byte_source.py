@@ -1,4 +1,4 @@
-"""Bytes of a file by place, wherever the file lies: for reading headers without the rest of it."""
+"""Reads ranges of bytes of a local or remote file: headers without the rest of the file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEPT: Final = 512
 
 
 class ByteSource(Protocol):
-    """A file that can be read from any place.
+    """A file that can be read from any offset.
 
     Attributes:
         where: names it in errors.
@@ -86,7 +86,7 @@ class ByteSourceFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         at = offset + (0, self._at, self._source.size)[whence]
         if at < 0:
-            raise ValueError(f"a place before the file's beginning: {at}")
+            raise ValueError(f"an offset before the file's beginning: {at}")
         self._at = at
         return at
 
@@ -124,10 +124,10 @@ class HeadView:
             self._kept[start] = found
         return found
 
-    def rows(self, places: Ids, width: int) -> NDArray[np.uint8]:
-        """The bytes at places that were read before; shape ``(places, width)``."""
-        found = b"".join([self._kept[place][:width] for place in places.tolist()])
-        return np.frombuffer(found, np.uint8).reshape(len(places), width).copy()
+    def rows(self, offsets: Ids, width: int) -> NDArray[np.uint8]:
+        """The bytes at offsets that were read before; shape ``(len(offsets), width)``."""
+        found = b"".join([self._kept[offset][:width] for offset in offsets.tolist()])
+        return np.frombuffer(found, np.uint8).reshape(len(offsets), width).copy()
 
 
 def heads_of(source: ByteSource) -> Buffer | HeadView:
@@ -135,11 +135,11 @@ def heads_of(source: ByteSource) -> Buffer | HeadView:
     return source.data if isinstance(source, MappedSource) else HeadView(source)
 
 
-def head_rows(data: Buffer | HeadView, places: Ids, width: int) -> NDArray[np.uint8]:
-    """Copies of ``width`` bytes from each place, where all of them were looked at; shape ``(places, width)``."""
+def head_rows(data: Buffer | HeadView, offsets: Ids, width: int) -> NDArray[np.uint8]:
+    """Copies of ``width`` bytes from each offset, all of which were read before; shape ``(len(offsets), width)``."""
     if isinstance(data, HeadView):
-        return data.rows(places, width)
-    return gather_rows(address_of(np.frombuffer(data, np.uint8)) + places, width)
+        return data.rows(offsets, width)
+    return gather_rows(address_of(np.frombuffer(data, np.uint8)) + offsets, width)
 
 
 def whole(source: ByteSource) -> Buffer:

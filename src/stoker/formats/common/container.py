@@ -1,7 +1,7 @@
 """The base of formats whose shards are files that other programs know: NPY, NPZ, HDF5, Arrow, tar, TFRecord.
 
-Such a shard comes from one of two places. One that stoker wrote has an entry in the index with columns and encodings as an
-MDS shard has them, and a meta file beside its data file, which holds nothing that readers of the format need:
+Such a shard comes from one of two sources. One that stoker wrote has an entry in the index with columns and encodings as an
+MDS shard has them, and a meta file next to its data file, which holds nothing that readers of the format need:
 
     u32 N | u32 offsets[N + 1] | config JSON
 
@@ -208,9 +208,9 @@ def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: st
     try:
         return encoding.decode_fixed(raw)
     except DECODE_ERRORS as error:
-        for place, row in enumerate(rows.tolist()):
+        for index, row in enumerate(rows.tolist()):
             try:
-                encoding.decode_fixed(raw[place : place + 1])
+                encoding.decode_fixed(raw[index : index + 1])
             except DECODE_ERRORS as found:
                 raise _undecodable(where, row, name, encoding, found) from found
         raise _undecodable(where, int(rows[0]), name, encoding, error) from error

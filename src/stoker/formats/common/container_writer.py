@@ -68,12 +68,12 @@ class PackedEncoder(MDSEncoder):
         """The data file as pieces, and where samples end in it; ``None`` where their columns lie apart."""
 
     def files(self, body: memoryview, ends: Ids) -> list[list[BytesLike]]:
-        pieces, bounds = self.lay_out(body, ends)
+        parts, bounds = self.lay_out(body, ends)
         if bounds is None:
-            size, total = sum(len(piece) for piece in pieces), int(ends[-1]) if len(ends) else 0
+            size, total = sum(len(part) for part in parts), int(ends[-1]) if len(ends) else 0
             # Shares of the file: whole numbers that rise to its size, whatever the columns' layout adds or saves.
             bounds = ends * size // total if total else np.full(len(ends), size, np.int64)
-        return [pieces, [self.offsets(0, bounds) + self.config]]
+        return [parts, [self.offsets(0, bounds) + self.config]]
 
     def slices(self, body: memoryview, ends: Ids) -> dict[str, Slices]:
         """Finds each column's values in the records."""
@@ -106,14 +106,14 @@ class PackedEncoder(MDSEncoder):
         if all(encoding.size is not None for encoding in self.encodings.values()):
             records = data.reshape(len(ends), sum(widths)) if sum(widths) else None
         at = 0
-        places = {} if records is not None else self.slices(body, ends)
+        slices = {} if records is not None else self.slices(body, ends)
         for (name, encoding), width in zip(self.encodings.items(), widths, strict=True):
             if encoding.size is None:
                 continue
             if records is not None:
                 raw = np.ascontiguousarray(records[:, at : at + width])
             elif width and len(ends):
-                raw = gather_rows(address_of(data) + places[name].begins, width)
+                raw = gather_rows(address_of(data) + slices[name].begins, width)
             else:
                 raw = np.zeros((len(ends), width), np.uint8)
             dtype, shape = fixed_kind(encoding)

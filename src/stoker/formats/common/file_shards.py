@@ -15,7 +15,7 @@ from stoker.storage import ObjectInfo
 from stoker.storage.versions import stable_version
 from stoker.types import Array, Ids
 
-__all__ = ["PieceDetail", "UnindexedFile", "describe_file", "file_mark", "packed_file", "piece_of", "whole_file"]
+__all__ = ["SpanDetail", "UnindexedFile", "describe_file", "file_mark", "packed_file", "span_bytes", "whole_file"]
 
 _NO_HASHES: Final[Mapping[str, str]] = {}
 
@@ -33,16 +33,16 @@ class UnindexedFile:
         file: its key relative to the dataset's root, its size and its version.
         samples: how many it holds.
         spec: what its format needs to read it; JSON values. Files that are alike share one.
-        pieces: the shards that it is read as; int64, shape ``(shards, numbers)``. The numbers are first byte, end and
+        spans: the shards that it is read as; int64, shape ``(shards, numbers)``. The numbers are first byte, end and
             samples, unless the format describes its shards itself. No shards stand for one, which is all of the file.
         beside: files that belong to it, as its format has them; the last of them holds the data, then.
-        unpacked: bytes of what comes out of a compressed file, which ``pieces`` are of; ``None`` for others.
+        unpacked: bytes of what comes out of a compressed file, which ``spans`` are of; ``None`` for others.
     """
 
     file: ObjectInfo
     samples: int
     spec: Mapping[str, Any]
-    pieces: Ids
+    spans: Ids
     beside: tuple[ObjectInfo, ...] = ()
     unpacked: int | None = None
 
@@ -53,27 +53,27 @@ class UnindexedFile:
 
     @property
     def files(self) -> tuple[ObjectInfo, ...]:
-        """The file and those beside it."""
+        """The file and those that belong to it."""
         return (self.file, *self.beside)
 
     @property
     def shards(self) -> int:
         """Number of shards that the file is read as."""
-        return len(self.pieces) or int(self.samples > 0)
+        return len(self.spans) or int(self.samples > 0)
 
     @property
     def mark(self) -> tuple[tuple[str, int, str], ...]:
-        """The marks of the file and of those beside it."""
+        """The marks of the file and of those that belong to it."""
         return tuple(map(file_mark, self.files))
 
 
 @dataclass(frozen=True, slots=True)
-class PieceDetail:
-    """The piece of a file that is a shard; see :class:`stoker.formats.base.ShardDetail`.
+class SpanDetail:
+    """The span of a file that is a shard; see :class:`stoker.formats.base.ShardDetail`.
 
     Attributes:
-        bytes: of the piece.
-        identity: tells it from other pieces of other files.
+        bytes: of the span.
+        identity: tells it from other spans of other files.
         first: number of its first sample in the file.
     """
 
@@ -85,7 +85,7 @@ class PieceDetail:
 def describe_file(
     format_name: str, one: UnindexedFile, spec: Mapping[str, Any], *, in_place: bool
 ) -> Iterator[ShardInfo]:
-    """The shards of a file: one, or as many as it has pieces.
+    """The shards of a file: one, or as many as it has spans.
 
     Args:
         format_name: the file's format.
@@ -94,26 +94,26 @@ def describe_file(
         in_place: whether files are mapped where they lie.
 
     Raises:
-        CorruptDataError: the file's data ends before its last piece does.
+        CorruptDataError: the file's data ends before its last span does.
     """
     if one.unpacked is not None:
         yield from _unpacked_shards(format_name, one, spec)
         return
     *heads, data = one.files
     before = tuple(whole_file(file, in_place=in_place) for file in heads)
-    if not len(one.pieces):
+    if not len(one.spans):
         yield ShardInfo(format_name, one.samples, (*before, whole_file(data, in_place=in_place)), (), None, spec)
         return
-    if one.pieces[-1, 1] > data.size:
+    if one.spans[-1, 1] > data.size:
         raise CorruptDataError(
-            f"{data.key} has {data.size} bytes, but its samples end at byte {one.pieces[-1, 1]}. Was it written to the end?"
+            f"{data.key} has {data.size} bytes, but its samples end at byte {one.spans[-1, 1]}. Was it written to the end?"
         )
     kind = _kind(spec)
     first = 0
-    for start, end, samples in one.pieces.tolist():
+    for start, end, samples in one.spans.tolist():
         part = FilePart(data.key, data.size, data.version, (start,), (end,), in_place=in_place)
         name = data.key if in_place else f"{_cached(data)}.pieces/{start}-{end}"
-        detail = PieceDetail(end - start, f"{data.key}\0{data.size}\0{start}-{end}\0{kind}", first)
+        detail = SpanDetail(end - start, f"{data.key}\0{data.size}\0{start}-{end}\0{kind}", first)
         yield ShardInfo(
             format_name, samples, (*before, FileInfo(name, end - start, _NO_HASHES, part)), (), None, spec, detail
         )
@@ -124,19 +124,19 @@ def _unpacked_shards(format_name: str, one: UnindexedFile, spec: Mapping[str, An
     """The shards of a compressed file: all are windows of what comes out of it, which lies in the cache."""
     assert one.unpacked is not None
     kind, first = _kind(spec), 0
-    for start, end, samples in one.pieces.tolist() or ((0, one.unpacked, one.samples),):
+    for start, end, samples in one.spans.tolist() or ((0, one.unpacked, one.samples),):
         raw, packed = packed_file(one.file, one.unpacked, start, end)
         identity = f"{one.key}\0{one.file.size}\0{start}-{end} of {one.unpacked}\0{kind}"
-        detail = PieceDetail(end - start, identity, first)
+        detail = SpanDetail(end - start, identity, first)
         yield ShardInfo(format_name, samples, (raw,), (packed,), codec_of(one.key), spec, detail)
         first += samples
 
 
-def piece_of(info: ShardInfo, data: Array, where: str) -> Array:
-    """The bytes of a shard that is a piece, from what was opened: the piece itself, or the window that it is mapped in.
+def span_bytes(info: ShardInfo, data: Array, where: str) -> Array:
+    """The bytes of a shard that is a span, from what was opened: the span itself, or the window that it is mapped in.
 
     Args:
-        info: the shard's description; its last file is the one that has pieces.
+        info: the shard's description; its last file is the one that has spans.
         data: what was opened of that file; uint8.
         where: names the shard in errors.
 

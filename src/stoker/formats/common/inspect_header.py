@@ -1,6 +1,6 @@
 """Facts that a file's header tells of a file without an index, and helpers of the formats that read headers.
 
-A file may be read in *pieces*, each a shard: lines of text, say, of which a large file is neither fetched nor shuffled
+A file may be read in *spans*, each a shard: lines of text, say, of which a large file is neither fetched nor shuffled
 whole.
 """
 
@@ -52,17 +52,17 @@ class HeaderFacts:
         samples: how many it holds.
         spec: what its shard's description holds: ``columns`` (name to a word for its type), and what else the format
             needs to read it. Plain JSON values.
-        pieces: the shards that its data is read as; empty where the file is one shard. A format with a
+        spans: the shards that its data is read as; empty where the file is one shard. A format with a
             ``describe_shards`` of its own gives the numbers that this needs: int64, one row a shard.
     """
 
     samples: int
     spec: Mapping[str, Any]
-    pieces: Sequence[ShardSpan] | Ids = ()
+    spans: Sequence[ShardSpan] | Ids = ()
 
 
 def piece_bytes(settings: Mapping[str, Any], usual: int) -> int:
-    """The setting ``piece_bytes``: after how many bytes a piece ends with the sample that ends next.
+    """The setting ``piece_bytes``: after how many bytes a span ends with the sample that ends next.
 
     Raises:
         ConfigError: it is no size, or less than 1.
@@ -84,7 +84,7 @@ def check_count(count: int, where: str) -> int:
     return count
 
 
-# What a setting of this name is, in whichever format has it.
+# The type of a setting of this name, the same in all formats.
 _KINDS: Final[Mapping[str, Any]] = {
     "column": str,
     "columns": Sequence[str] | Mapping[str, str] | None,

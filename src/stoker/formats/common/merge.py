@@ -32,7 +32,7 @@ def iterate_each(batch: Batch) -> dict[str, Iterable[Any]]:
 
 
 def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
-    """Put each part's values at its places in a batch of ``length``.
+    """Put each part's values at its indices in a batch of ``length``.
 
     Columns that are arrays of one dtype and row shape in all parts stay arrays; the others become lists, of Python's numbers
     where they hold numbers.
@@ -47,7 +47,7 @@ def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
                 f"shards of this dataset have different columns ({', '.join(sorted(names))} and {', '.join(sorted(part))}): "
                 "read those that they share with columns="
             )
-    return {name: _scatter_column([(places, part[name]) for places, part in parts], length) for name in names}
+    return {name: _scatter_column([(indices, part[name]) for indices, part in parts], length) for name in names}
 
 
 def check_types(parts: Sequence[Batch], shards: Sequence[str]) -> None:
@@ -101,14 +101,14 @@ def _scatter_column(parts: Sequence[tuple[Ids, Column]], length: int) -> Column:
         for _, column in parts
     ):
         out: Array = np.empty((length, *first.shape[1:]), dtype=first.dtype)
-        for places, column in parts:
-            out[places] = column
+        for indices, column in parts:
+            out[indices] = column
         return out
     values: list[Any] = [None] * length
-    for places, column in parts:
+    for indices, column in parts:
         # Numbers become Python's own, as they are beside nulls in all lists.
         if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "biuf":
             column = column.tolist()  # noqa: PLW2901
-        for place, value in zip(places.tolist(), column, strict=True):
-            values[place] = value
+        for index, value in zip(indices.tolist(), column, strict=True):
+            values[index] = value
     return values

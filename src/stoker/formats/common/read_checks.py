@@ -66,7 +66,7 @@ def check_rows(rows: Ids, samples: int) -> None:
 
 
 def check_rows_of_shards(rows: Ids, samples: Ids) -> None:
-    """See that each row is inside its shard, whose number of samples is at the same place; int64, shape ``(n,)``.
+    """Check that each row is inside its shard, whose number of samples has the same index; int64, shape ``(n,)``.
 
     Raises:
         IndexError: one is not.

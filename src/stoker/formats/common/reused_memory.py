@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEAST", "KeptBlocks", "empty"]
+__all__ = ["LEAST", "ReusedBlocks", "empty"]
 
 LEAST: Final = 1 << 20
 """Bytes from which on memory is used again. Of smaller blocks the C library's allocator takes care."""
@@ -56,7 +56,7 @@ class _Block:
 
     __slots__ = ("_home", "memory")
 
-    def __init__(self, memory: NDArray[np.uint8], home: KeptBlocks) -> None:
+    def __init__(self, memory: NDArray[np.uint8], home: ReusedBlocks) -> None:
         self.memory, self._home = memory, home
 
     @property
@@ -68,7 +68,7 @@ class _Block:
         self._home.give_back(self.memory)
 
 
-class KeptBlocks:
+class ReusedBlocks:
     """Blocks that nobody uses now. Thread-safe.
 
     Args:
@@ -110,8 +110,8 @@ class KeptBlocks:
                 self._free.pop(0)
 
 
-_ALL: Final[weakref.WeakSet[KeptBlocks]] = weakref.WeakSet()
-_BLOCKS: Final = KeptBlocks(_MOST)
+_ALL: Final[weakref.WeakSet[ReusedBlocks]] = weakref.WeakSet()
+_BLOCKS: Final = ReusedBlocks(_MOST)
 
 
 def _reset_all() -> None:

@@ -14,7 +14,7 @@ class UnfitValueError(ValueError):
     """A value does not fit its encoding: ``expected ..., got ...``.
 
     Attributes:
-        row: place of the value in the column that was being encoded; ``None`` for a single value.
+        row: index of the value in the column that was being encoded; ``None`` for a single value.
         column: the column's name, once known.
     """
 

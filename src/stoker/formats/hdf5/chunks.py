@@ -50,7 +50,7 @@ def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
     created, dtype, kind = dataset.id.get_create_plist(), dataset.dtype, dataset.id.get_type()
     if created.get_layout() != h5py.h5d.CHUNKED:
         return None
-    filters = [created.get_filter(place) for place in range(created.get_nfilters())]
+    filters = [created.get_filter(index) for index in range(created.get_nfilters())]
     codes = [one[0] for one in filters]
     shape, chunk = tuple(dataset.shape), tuple(dataset.chunks)
     size = math.prod(chunk) * kind.get_size()
@@ -68,15 +68,15 @@ def read_chunks(h5py: ModuleType, dataset: Any, data: Buffer, where: str, *, tru
     if dtype.kind in "biufc" and kind.equal(h5py.h5t.py_create(dtype, logical=True)):
         dtype = np.dtype(dtype.str)
         values = np.zeros(shape, dtype)
-        places = {tuple(info.chunk_offset) for info in found}
+        offsets = {tuple(info.chunk_offset) for info in found}
         # libhdf5 trusts what the file says of the fill value: it is asked only where there is one, and it is needed.
-        if len(places) < _count(shape, chunk) and created.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
+        if len(offsets) < _count(shape, chunk) and created.fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
             values[...] = dataset.fillvalue
     view = memoryview(data)
     shifted = dataset.file.userblock_size > 0  # versions of libhdf5 differ in whether offsets count it
     for info in found:
         low, begin = info.chunk_offset, info.byte_offset
-        used = [one for place, one in enumerate(codes) if not info.filter_mask >> place & 1]
+        used = [one for index, one in enumerate(codes) if not info.filter_mask >> index & 1]
         try:
             raw = dataset.id.read_direct_chunk(low)[1] if shifted else view[begin : begin + info.size]
             raw = _unfiltered(raw, used, kind.get_size(), size)
@@ -94,7 +94,7 @@ def _count(shape: Sequence[int], chunk: Sequence[int]) -> int:
 
 
 def _found(dataset: Any, shape: Sequence[int], chunk: Sequence[int], size: int, where: str) -> list[Any]:
-    """Places of the chunks, checked."""
+    """Offsets of the chunks, checked."""
     most = _count(shape, chunk)
     found: list[Any] = []
 

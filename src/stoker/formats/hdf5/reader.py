@@ -66,7 +66,7 @@ class _Dataset:
 def _datasets(source: ByteSource) -> dict[str, _Dataset]:
     """The datasets of a file by path.
 
-    Links to other files are not followed: a dataset must not make its reader open what lies elsewhere.
+    Links to other files are not followed: a dataset must not make its reader open files elsewhere.
 
     Raises:
         CorruptDataError: it is no HDF5 file.
@@ -259,10 +259,10 @@ class HDF5Encoder(PackedEncoder):
 
     def lay_out(self, body: memoryview, ends: Ids) -> tuple[list[BytesLike], Ids | None]:
         skeleton = Skeleton()
-        places: list[tuple[int, memoryview]] = []
+        located: list[tuple[int, memoryview]] = []
         with skeleton.open() as file:
             for name, array in self.arrays(body, ends).items():
                 made = make_dataset(file, name, array.dtype, array.shape)
                 if array.size:
-                    places.append((made.get_offset(), array.reshape(-1).view(np.uint8).data))
-        return [*skeleton.around(places)], None
+                    located.append((made.get_offset(), array.reshape(-1).view(np.uint8).data))
+        return [*skeleton.around(located)], None

@@ -1,4 +1,4 @@
-"""HDF5 files whose structure h5py lays out, and whose values others put in their places."""
+"""HDF5 files whose structure h5py lays out, and whose values the caller inserts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_h5py() -> ModuleType:
 def make_dataset(
     file: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk: tuple[int, ...] | None = None
 ) -> Any:
-    """Make a dataset that has its place in the file, and no values: its ``h5py.h5d.DatasetID``.
+    """Make a dataset that has its space in the file, and no values: its ``h5py.h5d.DatasetID``.
 
     Nothing in it tells when it was made, so that the same datasets are the same bytes.
 
@@ -94,40 +94,40 @@ class Skeleton(io.RawIOBase):
         return self._size
 
     def write(self, data: Any) -> int:
-        piece = bytes(data)
-        self._writes.append((self._at, piece))
-        self._at += len(piece)
+        chunk = bytes(data)
+        self._writes.append((self._at, chunk))
+        self._at += len(chunk)
         self._size = max(self._size, self._at)
-        return len(piece)
+        return len(chunk)
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         count = max(0, min(len(view), self._size - self._at))
         view[:count] = bytes(count)
-        for start, piece in self._writes:
-            first, last = max(start, self._at), min(start + len(piece), self._at + count)
+        for start, chunk in self._writes:
+            first, last = max(start, self._at), min(start + len(chunk), self._at + count)
             if first < last:
-                view[first - self._at : last - self._at] = piece[first - start : last - start]
+                view[first - self._at : last - self._at] = chunk[first - start : last - start]
         self._at += count
         return count
 
-    def around(self, places: Sequence[tuple[int, Part]]) -> list[bytearray | Part]:
-        """The file's bytes as pieces that follow each other, with values in their places.
+    def around(self, located: Sequence[tuple[int, Part]]) -> list[bytearray | Part]:
+        """The file's bytes as consecutive chunks, with the values inserted.
 
         Args:
-            places: where values begin, and what stands for them: its length is their bytes.
+            located: where values begin, and what stands for them: its length is their bytes.
         """
-        pieces: list[bytearray | Part] = []
+        chunks: list[bytearray | Part] = []
         at = 0
-        for start, values in sorted(places, key=lambda place: place[0]):
-            pieces += [self._between(at, start), values]
+        for start, values in sorted(located, key=lambda part: part[0]):
+            chunks += [self._between(at, start), values]
             at = start + len(values)
-        return [piece for piece in [*pieces, self._between(at, self._size)] if len(piece)]
+        return [chunk for chunk in [*chunks, self._between(at, self._size)] if len(chunk)]
 
     def _between(self, at: int, stop: int) -> bytearray:
         between = bytearray(stop - at)
-        for first, piece in self._writes:
-            low, high = max(first, at), min(first + len(piece), stop)
+        for first, chunk in self._writes:
+            low, high = max(first, at), min(first + len(chunk), stop)
             if low < high:
-                between[low - at : high - at] = piece[low - first : high - first]
+                between[low - at : high - at] = chunk[low - first : high - first]
         return between

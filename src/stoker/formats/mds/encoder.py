@@ -19,7 +19,7 @@ from stoker.types import Ids
 
 __all__ = ["MDSEncoder"]
 
-# Records up to this size are put together before they are copied once more; larger ones are copied piece by piece.
+# Records up to this size are put together before they are copied once more; larger ones are copied chunk by chunk.
 _JOIN_BELOW = 8192
 _CHUNK = 8 << 20
 
@@ -128,12 +128,12 @@ class _MixedRecords(Records):
         while row < len(ends):
             following = max(row + 1, int(np.searchsorted(ends, done + _CHUNK, side="right")))
             end = int(ends[following - 1])
-            pieces = [_pieces(column, start + row, start + following) for column in self._columns]
-            _copy(chain.from_iterable(zip(*pieces, strict=True)), out[done:end], following - row)
+            cells = [_cells(column, start + row, start + following) for column in self._columns]
+            _copy(chain.from_iterable(zip(*cells, strict=True)), out[done:end], following - row)
             row, done = following, end
 
 
-def _pieces(column: NDArray[np.uint8] | list[bytes], start: int, stop: int) -> Sequence[bytes]:
+def _cells(column: NDArray[np.uint8] | list[bytes], start: int, stop: int) -> Sequence[bytes]:
     """The values of rows ``[start, stop)``."""
     if isinstance(column, list):
         return column[start:stop]
@@ -142,15 +142,15 @@ def _pieces(column: NDArray[np.uint8] | list[bytes], start: int, stop: int) -> S
     return [data[at : at + width] for at in range(0, len(data), width)]
 
 
-def _copy(pieces: Any, out: NDArray[np.uint8], records: int) -> None:
+def _copy(cells: Any, out: NDArray[np.uint8], records: int) -> None:
     if len(out) < _JOIN_BELOW * records:
-        out[:] = np.frombuffer(b"".join(pieces), np.uint8)
+        out[:] = np.frombuffer(b"".join(cells), np.uint8)
         return
     view = out.data
     at = 0
-    for piece in pieces:
-        end = at + len(piece)
-        view[at:end] = piece
+    for cell in cells:
+        end = at + len(cell)
+        view[at:end] = cell
         at = end
 
 

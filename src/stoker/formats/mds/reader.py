@@ -23,8 +23,8 @@ __all__ = ["MDSShard", "RecordLayout", "iterate_many", "read_many"]
 
 _NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
 _NO_VALUES: list[bytes] = []
-# Samples are gathered in pieces of this size where they are taken one by one.
-_PIECE_BYTES = 2 << 20
+# Samples are gathered in chunks of this size where they are taken one by one.
+_CHUNK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ class MDSShard:
         options: see :class:`~stoker.formats.base.ReadOptions`.
 
     Attributes:
-        place: address of its bytes, number of samples, address of the u32 offsets.
+        addresses: address of its bytes, number of samples, address of the u32 offsets.
     """
 
-    __slots__ = ("_offsets", "address", "array", "data", "layout", "options", "place", "samples", "where")
+    __slots__ = ("_offsets", "address", "addresses", "array", "data", "layout", "options", "samples", "where")
 
     def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions()) -> None:
         self.where = where
@@ -90,7 +90,7 @@ class MDSShard:
         self.address = address_of(self.array)
         # In memory of our own once they are checked: the file may be written over later.
         self._offsets = self.array[4 : 4 + 4 * (info.samples + 1)].copy()
-        self.place = self.address, info.samples, address_of(self._offsets)
+        self.addresses = self.address, info.samples, address_of(self._offsets)
         self.layout = RecordLayout.of(info)
         self.samples = info.samples
         self.options = options
@@ -145,7 +145,7 @@ def read_many(shards: Sequence[MDSShard], which: Ids, rows: Ids, columns: Sequen
 
     Args:
         shards: open shards with the same columns and encodings.
-        which: for each sample, its shard's place in ``shards``; int64, shape ``(n,)``.
+        which: for each sample, its shard's index in ``shards``; int64, shape ``(n,)``.
         rows: for each sample, its row in that shard; int64, shape ``(n,)``, checked to be inside.
         columns: names to read, default all.
 
@@ -206,14 +206,14 @@ def iterate_many(
 def _fixed_items(
     shards: Sequence[MDSShard], which: Ids, rows: Ids, encoding: Encoding, name: str, addresses: Ids, size: int
 ) -> Iterator[list[Any]]:
-    step = max(1, _PIECE_BYTES // max(1, size))
+    step = max(1, _CHUNK_BYTES // max(1, size))
     for first in range(0, len(addresses), step):
-        piece = slice(first, first + step)
-        raw = _fixed(addresses[piece], size)
+        chunk = slice(first, first + step)
+        raw = _fixed(addresses[chunk], size)
         try:
             items = encoding.items(encoding.decode_fixed(raw))
         except DECODE_ERRORS as error:
-            raise _blame(shards, which[piece], rows[piece], encoding, raw, _NO_VALUES, name, error) from error
+            raise _blame(shards, which[chunk], rows[chunk], encoding, raw, _NO_VALUES, name, error) from error
         yield items
 
 
@@ -256,11 +256,11 @@ def _fixed(addresses: Ids, size: int) -> NDArray[np.uint8]:
 
 def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[Ids], list[Ids]]:
     """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
-    base, samples, offsets = np.array([shard.place for shard in shards], dtype=np.int64).T.take(which, axis=1)
+    base, samples, offsets = np.array([shard.addresses for shard in shards], dtype=np.int64).T.take(which, axis=1)
     # The gather below reads memory by address: nothing unchecked may reach it.
     check_rows_of_shards(rows, samples)
     bounds = gather_u32(offsets + 4 * rows, 2)
-    begins, lengths = _places(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
+    begins, lengths = _value_bounds(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
     return base, begins, lengths
 
 
@@ -270,7 +270,7 @@ def _wanted(layout: RecordLayout, columns: Sequence[str] | None, shard: MDSShard
     return [(layout.names.index(name), name) for name in names]
 
 
-def _places(
+def _value_bounds(
     shards: Sequence[MDSShard], which: Ids, rows: Ids, base: Ids, start: Ids, end: Ids
 ) -> tuple[list[Ids], list[Ids]]:
     """Offset in the file, and length, of each column of each sample."""
@@ -317,14 +317,14 @@ def _blame(
     error: Exception,
 ) -> Exception:
     """The error for the first sample of a column that does not decode. Errors of missing packages pass unchanged."""
-    place = 0
-    for place in range(len(rows)):
+    index = 0
+    for index in range(len(rows)):
         try:
-            _decode(encoding, raw[place : place + 1], values[place : place + 1])
+            _decode(encoding, raw[index : index + 1], values[index : index + 1])
         except Exception as found:  # noqa: BLE001 - whatever a decoder raises is what is being looked for
             error = found
             break
     return CorruptDataError(
-        f"{shards[int(which[place])].where}: sample {int(rows[place])}: column {name!r} ({encoding.name}) does not "
+        f"{shards[int(which[index])].where}: sample {int(rows[index])}: column {name!r} ({encoding.name}) does not "
         f"decode: {error}"
     )

@@ -18,7 +18,7 @@ from stoker.formats.parquet.footer.facts import RowGroup
 from stoker.formats.parquet.footer.footer import KnownSchema, read_facts, read_footer
 from stoker.formats.parquet.footer.row_groups import describe_row_groups
 from stoker.formats.parquet.pages.page_headers import bad_pages
-from stoker.formats.parquet.pages.values import PlacedValues, gather
+from stoker.formats.parquet.pages.values import AddressedValues, gather
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
@@ -106,9 +106,9 @@ class ParquetFormat(Format):
         """Pages of each chunk of a row group: that they are there, as many values, and CRC-32 where they carry it."""
         group, part = info.detail, info.raw[0].part
         assert isinstance(group, RowGroup)
-        assert part is not None  # as whoever makes a RowGroup describes its file
+        assert part is not None  # all makers of a RowGroup describe its file so
         paths = [path for column in group.file.schema.columns for path in column.paths]
-        for path, facts in zip(paths, group.file.chunks[group.place], strict=True):
+        for path, facts in zip(paths, group.file.chunks[group.index], strict=True):
             for message in bad_pages(data, facts, part.window[0]):
                 yield None, f"row group {group.number}, column {'.'.join(path)!r}: {message}"
 
@@ -139,14 +139,14 @@ class ParquetFormat(Format):
 def _gather(shards: Sequence[ParquetReader], which: Ids, rows: Ids, name: str) -> Array | None:
     """A fixed-width column of several row groups in one copy; ``None`` where it is none, or not all of them fit in memory."""
     first = shards[0].values(name)
-    if not isinstance(first, PlacedValues) or first.nbytes * len(shards) > shards[0].options.decoded_bytes:
+    if not isinstance(first, AddressedValues) or first.nbytes * len(shards) > shards[0].options.decoded_bytes:
         return None
     if len(rows) and int(rows.min()) < 0:
         raise IndexError("row outside its shard")
-    columns: list[PlacedValues] = [first]
+    columns: list[AddressedValues] = [first]
     for shard in shards[1:]:
         values = shard.values(name)
-        if not isinstance(values, PlacedValues) or values.dtype != first.dtype or values.shape != first.shape:
+        if not isinstance(values, AddressedValues) or values.dtype != first.dtype or values.shape != first.shape:
             return None
         columns.append(values)
     if (np.array([len(column) for column in columns])[which] <= rows).any():

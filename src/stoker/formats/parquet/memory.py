@@ -1,7 +1,7 @@
 """Decoded row groups that one process keeps, within a number of bytes.
 
 Decoding a row group serves all rows that are taken from it, so it is kept until room is needed. What goes then is chosen
-blindly among all but the newest: shuffled samples come from the same row groups over and over, and whoever lets the least
+blindly among all but the newest: shuffled samples come from the same row groups over and over, and dropping the least
 recently used go keeps none of them as soon as they do not all fit.
 """
 
@@ -49,7 +49,7 @@ class Shelf:
 
 
 class DecodedMemory:
-    """Keeps what was decoded, of all readers that share it. Thread-safe; a forked process goes on with what is there.
+    """Keeps what was decoded, of all readers that share it. Thread-safe; a forked process continues with what is there.
 
     Args:
         limit: bytes to keep; the newest is kept whatever its size.
@@ -92,7 +92,7 @@ class DecodedMemory:
         if not mine:
             return future.result()
         try:
-            # Whoever decoded it before us may have finished just before we asked.
+            # Another thread may have finished decoding it just before we looked.
             value = shelf.columns.get(name)
             if value is None:
                 value = decode()
@@ -123,8 +123,8 @@ class DecodedMemory:
             # Multiplying by an odd constant scatters consecutive numbers: blind, and the same in every run.
             at = number * GOLDEN & MASK
             while self._total > self.limit and numbers:
-                place = at % len(numbers)
-                numbers[place], numbers[-1] = numbers[-1], numbers[place]
+                index = at % len(numbers)
+                numbers[index], numbers[-1] = numbers[-1], numbers[index]
                 self._drop(numbers.pop())
                 at = at * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
                 at ^= at >> 33

@@ -69,7 +69,7 @@ class ParquetReader:
             raise FormatError(f"{where}: not a row group of an indexed Parquet dataset")
         (description,) = info.raw
         part = description.part
-        assert part is not None  # whoever makes a RowGroup describes its file so
+        assert part is not None  # all makers of a RowGroup describe its file so
         expected = part.window[1] - part.window[0] if part.in_place else description.bytes
         if len(file) != expected:
             raise CorruptDataError(f"{where}: {len(file)} bytes are there, the index says {expected}")
@@ -175,12 +175,12 @@ class ParquetReader:
                 start = end
 
     def _find(self, name: str) -> tuple[ColumnSchema, NDArray[np.int64]]:
-        """A column of the file, and facts of its chunks, with places in the buffer."""
+        """A column of the file, and facts of its chunks, with offsets in the buffer."""
         first = 0
         for column in self._group.file.schema.columns:
             if column.name == name:
-                facts = self._group.file.chunks[self._group.place, first : first + len(column.paths)]
-                return column, self._placed(facts)
+                facts = self._group.file.chunks[self._group.index, first : first + len(column.paths)]
+                return column, self._shifted(facts)
             first += len(column.paths)
         raise FormatError(f"{self.where} has no column {name!r}; it has {', '.join(self.columns)}")
 
@@ -203,8 +203,8 @@ class ParquetReader:
         _let_go(self._buffer, int(chunks[0, START]), int(chunks[0, START] + chunks[0, COMPRESSED]))
         return values
 
-    def _placed(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The chunks' facts, with places in the buffer instead of the file."""
+    def _shifted(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The chunks' facts, with offsets in the buffer instead of the file."""
         moved = chunks.copy()
         shift = _shift(self._part, chunks[:, START], chunks[:, COMPRESSED])
         moved[:, START] += shift
@@ -221,14 +221,14 @@ def _let_go(buffer: Buffer, start: int, end: int) -> None:
             buffer.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
-def _shift(part: FilePart, places: Ids, sizes: Ids) -> Ids:
+def _shift(part: FilePart, starts_in_file: Ids, sizes: Ids) -> Ids:
     """The distance by which bytes of the file are moved in the buffer that holds the part."""
     if part.in_place:
-        return np.full(len(places), -part.window[0], dtype=np.int64)
+        return np.full(len(starts_in_file), -part.window[0], dtype=np.int64)
     starts, ends = np.array(part.starts, dtype=np.int64), np.array(part.ends, dtype=np.int64)
     before = np.cumsum(ends - starts) - (ends - starts)
-    which = np.searchsorted(starts, places, side="right") - 1
+    which = np.searchsorted(starts, starts_in_file, side="right") - 1
     assert (which >= 0).all()
-    assert (places + sizes <= ends[which]).all()  # the part was made of these chunks
+    assert (starts_in_file + sizes <= ends[which]).all()  # the part was made of these chunks
     shift: Ids = len(part.head) + before[which] - starts[which]
     return shift

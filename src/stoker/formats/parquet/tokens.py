@@ -78,7 +78,7 @@ def token_counts(index: _Shards, column: str) -> Ids:
             leaf += len(candidate.paths)
         else:
             raise ConfigError(f"{group.file.key} has no column {column!r}")
-        facts = group.file.chunks[group.place, leaf]
+        facts = group.file.chunks[group.index, leaf]
         counts[number] = facts[VALUES] - facts[NULLS] if facts[NULLS] >= 0 else -1
     return counts
 

@@ -62,13 +62,13 @@ class Members:
 
     Attributes:
         keys: the samples' keys.
-        places: for each column, for each sample the number of its file, -1 where it has none.
+        indices: for each column, for each sample the number of its file, -1 where it has none.
         begins: where each file's bytes begin.
         lengths: how many there are.
     """
 
     keys: list[bytes]
-    places: dict[str, Ids]
+    indices: dict[str, Ids]
     begins: Ids
     lengths: Ids
 
@@ -100,16 +100,16 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
             f"{where}: {len(keys):,} samples have files of {len(found):,} different extensions, which are its columns: what "
             "comes after the first dot of a name is its extension, so names need other characters in place of dots"
         )
-    places: dict[str, Ids] = {}
+    indices: dict[str, Ids] = {}
     for extension, by_sample in sorted(found.items()):
-        place = np.full(len(keys), -1, np.int64)
-        place[list(by_sample)] = list(by_sample.values())
-        places[_text(extension)] = place
-    return Members(keys, places, np.array(begins, np.int64), np.array(lengths, np.int64))
+        index = np.full(len(keys), -1, np.int64)
+        index[list(by_sample)] = list(by_sample.values())
+        indices[_text(extension)] = index
+    return Members(keys, indices, np.array(begins, np.int64), np.array(lengths, np.int64))
 
 
 def _walk(data: Buffer | HeadView, where: str) -> tuple[list[int], list[bytes], list[int], list[int]]:
-    """Place of all headers; name, begin and length of each regular file."""
+    """Offset of all headers; name, begin and length of each regular file."""
     size = len(data)
     heads: list[int] = []
     names: list[bytes] = []
@@ -177,11 +177,11 @@ def _extended(body: bytes, where: str, at: int) -> tuple[bytes | None, int | Non
     """Name and size that an extended header gives the next file: records ``length key=value newline``."""
     name: bytes | None = None
     size: int | None = None
-    place = 0
+    begin = 0
     try:
-        while place < len(body):
-            space = body.index(b" ", place)
-            end = place + int(body[place:space])
+        while begin < len(body):
+            space = body.index(b" ", begin)
+            end = begin + int(body[begin:space])
             if end <= space or end > len(body):
                 raise ValueError("a record leaves the header")
             key, _, value = body[space + 1 : end - 1].partition(b"=")
@@ -191,7 +191,7 @@ def _extended(body: bytes, where: str, at: int) -> tuple[bytes | None, int | Non
                 size = int(value)
                 if size < 0:
                     raise ValueError("a negative size")
-            place = end
+            begin = end
     except ValueError as error:
         raise CorruptDataError(f"{where}: the extended header at byte {at} is damaged: {error}") from None
     return name, size
@@ -248,8 +248,8 @@ class TarShard(PackedShard):
         if name == KEY:
             keys = members.keys
             return decode_values(encoding, [keys[row] for row in rows.tolist()], rows, name, self.where)
-        place = members.places.get(name)
-        chosen = np.full(len(rows), -1, np.int64) if place is None else place[rows]
+        index = members.indices.get(name)
+        chosen = np.full(len(rows), -1, np.int64) if index is None else index[rows]
         there = chosen >= 0
         if self._own and not there.all():
             row = int(rows[int(np.argmin(there))])
@@ -266,8 +266,8 @@ class TarShard(PackedShard):
         if there.all():
             return column
         out: list[Any] = [None] * len(rows)
-        for place_there, value in zip(np.flatnonzero(there).tolist(), column, strict=True):
-            out[place_there] = value
+        for row, value in zip(np.flatnonzero(there).tolist(), column, strict=True):
+            out[row] = value
         return out
 
     def _decoded(self, name: str, begins: Ids, lengths: Ids, present: Ids) -> Column:
@@ -352,7 +352,7 @@ class TarFormat(PackedFormat):
             raise ConfigError("columns is empty: give at least one")
         columns = {
             name: given.get(name, _TEXTS.get(name, "bytes"))
-            for name in (KEY, *members.places)
+            for name in (KEY, *members.indices)
             if chosen is None or name in chosen
         }
         if KEY in columns:

@@ -121,8 +121,8 @@ class TarEncoder(PackedEncoder):
             heads = member_headers(keys, name.encode(), values.lengths)
             out[at[:, None] + np.arange(_BLOCK)] = heads
             starts = (at + _BLOCK).tolist()
-            places = zip(starts, values.begins.tolist(), values.lengths.tolist(), strict=True)
-            for start, begin, length in places:
+            members = zip(starts, values.begins.tolist(), values.lengths.tolist(), strict=True)
+            for start, begin, length in members:
                 view[start : start + length] = source[begin : begin + length]
             at = at + spans[name]
         if count:
@@ -182,8 +182,8 @@ def member_headers(keys: list[bytes], extension: bytes, lengths: Ids) -> NDArray
                 prefixes[row], _, names[row] = name.rpartition(b"/")
         heads[:, 345 : 345 + _PREFIX] = _padded(prefixes, _PREFIX)
     heads[:, :_NAME] = _padded(names, _NAME)
-    for place, text in ((100, b"0000644\0"), (108, b"0000000\0"), (116, b"0000000\0"), (136, b"00000000000\0")):
-        heads[:, place : place + len(text)] = np.frombuffer(text, np.uint8)
+    for offset, text in ((100, b"0000644\0"), (108, b"0000000\0"), (116, b"0000000\0"), (136, b"00000000000\0")):
+        heads[:, offset : offset + len(text)] = np.frombuffer(text, np.uint8)
     heads[:, 124:135] = _octal(lengths, 11)
     heads[:, 156] = ord("0")
     heads[:, 257:265] = np.frombuffer(b"ustar\x0000", np.uint8)

@@ -14,7 +14,7 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_pieces
+from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import KINDS, LineShard
 from stoker.types import Buffer
 
@@ -27,7 +27,7 @@ _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]
 
 
 class CSVFileShard(LineShard):
-    """An open piece of a file of separated values. An empty cell of a ``float`` column is NaN."""
+    """An open span of a file of separated values. An empty cell of a ``float`` column is NaN."""
 
     __slots__ = ("_format", "_names", "_quote", "_separator")
 
@@ -54,12 +54,12 @@ class CSVFileShard(LineShard):
                 raise UnfitValueError(str(error), row=row) from None
             if len(parts) != len(self._names):
                 raise UnfitValueError(f"expected {len(self._names)} values, found {len(parts)}", row=row)
-            for name, place, convert in picks:
+            for name, index, convert in picks:
                 try:
-                    values[name].append(convert(parts[place]))
+                    values[name].append(convert(parts[index]))
                 except ValueError:
                     raise UnfitValueError(
-                        f"column {name!r}: expected {self._kinds[name]}, found {describe(parts[place])}. If that is right, "
+                        f"column {name!r}: expected {self._kinds[name]}, found {describe(parts[index])}. If that is right, "
                         f'say so: format_options={{"columns": {{{name!r}: "str"}}}}',
                         row=row,
                     ) from None
@@ -130,9 +130,9 @@ def inspect_csv(source: ByteSource, settings: Mapping[str, Any], name: str, sepa
     else:
         names, chosen = list(chosen), {}
     kinds = _kinds(names, rows, chosen, source.where)
-    pieces = line_pieces(source, start, code, piece_bytes(settings, PIECE_BYTES))
+    spans = line_spans(source, start, code, piece_bytes(settings, PIECE_BYTES))
     spec = {"columns": kinds, "names": names, "separator": separator, "quote": quote}
-    return HeaderFacts(sum(piece.samples for piece in pieces), spec, pieces)
+    return HeaderFacts(sum(span.samples for span in spans), spec, spans)
 
 
 def _dialect(settings: Mapping[str, Any], name: str, separator: str | None) -> tuple[str, str]:
@@ -168,7 +168,7 @@ def _kinds(names: list[str], rows: list[list[str]], chosen: Any, where: str) -> 
             raise ConfigError(f"columns: {column!r}: {unknown_name('kind', kind, KINDS)}")
         if column not in names:
             raise ConfigError(f"{where}: {unknown_name('column', column, names)}")
-    return {column: chosen.get(column) or _kind([row[place] for row in rows]) for place, column in enumerate(names)}
+    return {column: chosen.get(column) or _kind([row[index] for row in rows]) for index, column in enumerate(names)}
 
 
 def _kind(texts: Sequence[str]) -> str:

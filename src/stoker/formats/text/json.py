@@ -13,12 +13,11 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.text.json_shards import lines_remedy, parse_objects
-from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_pieces
+from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import LineShard
 from stoker.types import Buffer
 
-__all__ = ["SETTINGS", "JSONFileShard", "agree_on_json", "inspect_json"]
+__all__ = ["SETTINGS", "JSONFileShard", "agree_on_json", "inspect_json", "lines_remedy", "parse_objects"]
 
 SETTINGS: Final = ("columns", "piece_bytes")
 _KINDS: Final = ("str", "int", "float", "bool", "json")
@@ -27,7 +26,7 @@ _MOST_TOLD: Final = 300
 
 
 class JSONFileShard(LineShard):
-    """An open piece of a file of JSON lines. Columns of the kind ``json`` hold whatever is there, and ``None``."""
+    """An open span of a file of JSON lines. Columns of the kind ``json`` hold whatever is there, and ``None``."""
 
     __slots__ = ("_inferred",)
 
@@ -74,12 +73,12 @@ def inspect_json(source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts
         for name, kind in columns.items():
             if kind not in _KINDS:
                 raise ConfigError(f"columns: {name!r}: {unknown_name('kind', kind, _KINDS)}")
-    pieces = line_pieces(source, start, None, piece_bytes(settings, PIECE_BYTES))
-    if pieces and not columns:
+    spans = line_spans(source, start, None, piece_bytes(settings, PIECE_BYTES))
+    if spans and not columns:
         why = "its first lines hold objects without keys" if lines else "its first lines are longer than 1 MiB"
         raise CorruptDataError(f"{source.where}: {why}: give columns= in format_options")
     spec = {"columns": columns} | ({"inferred": True} if chosen is None else {})
-    return HeaderFacts(sum(piece.samples for piece in pieces), spec, pieces)
+    return HeaderFacts(sum(span.samples for span in spans), spec, spans)
 
 
 def agree_on_json(first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,3 +122,72 @@ def _wider(kinds: set[str | None]) -> str:
     if len(kinds) == 1 and None not in kinds:
         return str(next(iter(kinds)))
     return "float" if kinds == {"int", "float"} else "json"
+
+
+def parse_objects(
+    lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str], *, whole: bool = False
+) -> dict[str, list[Any]]:
+    """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
+
+    Args:
+        lines: the lines, an object each.
+        columns: the columns to take.
+        kinds: kind of each column that there is.
+        whole: whether these are all keys that a line may have.
+
+    Raises:
+        UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
+    """
+    known = kinds.keys()
+    values: dict[str, list[Any]] = {name: [] for name in columns}
+    slots = [(name, kinds[name], values[name].append) for name in columns]
+    for row, line in enumerate(lines):
+        try:
+            sample = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnfitValueError(_with_remedy(f"not JSON: {error}", line), row=row) from None
+        if not isinstance(sample, dict):
+            said = f"expected a JSON object, found {describe(sample)}"
+            raise UnfitValueError(_with_remedy(said, line), row=row)
+        if whole and not sample.keys() <= known:
+            name = next(name for name in sample if name not in known)
+            raise UnfitValueError(f"column {name!r} is not in the first lines of the files", row=row, column=name)
+        for name, kind, append in slots:
+            if name not in sample:
+                if kind == "json":
+                    append(None)
+                    continue
+                raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
+            value = sample[name]
+            if not _fits(kind, value):
+                raise UnfitValueError(
+                    f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
+                )
+            append(value)
+    return values
+
+
+def lines_remedy(line: str | bytes) -> str:
+    """A remedy for a file whose line is no JSON object, where the line shows that it is other JSON; else empty."""
+    text = bytes(line[:80]).decode("utf-8", "replace") if isinstance(line, bytes | bytearray) else line[:80]
+    text = text.lstrip("\ufeff \t").rstrip()
+    if text.startswith("["):
+        return "a JSON array begins here. JSON lines are needed, an object a line: `jq -c '.[]' FILE > FILE.jsonl` makes them"
+    if text == "{":
+        return "an object over several lines. JSON lines are needed, an object a line: `jq -c . FILE > FILE.jsonl` makes them"
+    return ""
+
+
+def _with_remedy(said: str, line: str) -> str:
+    remedy = lines_remedy(line)
+    return f"{said}: {remedy}" if remedy else said
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "int":
+        return isinstance(value, int)
+    if kind == "bool":
+        return isinstance(value, bool)
+    return kind == "json" or isinstance(value, float | int)

@@ -11,12 +11,12 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
 from stoker.formats.common.inspect_header import HeaderFacts
-from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.format import Format, GeneratedFiles
+from stoker.formats.text.json import JSONFileShard, agree_on_json, inspect_json, parse_objects
 from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
 from stoker.types import Buffer
 
-__all__ = ["JSONEncoder", "JSONFormat", "JSONShard", "lines_remedy", "parse_objects"]
+__all__ = ["JSONEncoder", "JSONFormat", "JSONShard"]
 
 
 class JSONShard(LineShard):
@@ -35,67 +35,8 @@ class JSONShard(LineShard):
         return parse_objects(lines, columns, self._kinds)
 
 
-def parse_objects(
-    lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str], *, whole: bool = False
-) -> dict[str, list[Any]]:
-    """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
-
-    Args:
-        lines: the lines, an object each.
-        columns: the columns to take.
-        kinds: kind of each column that there is.
-        whole: whether these are all keys that a line may have.
-
-    Raises:
-        UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
-    """
-    known = kinds.keys()
-    values: dict[str, list[Any]] = {name: [] for name in columns}
-    slots = [(name, kinds[name], values[name].append) for name in columns]
-    for row, line in enumerate(lines):
-        try:
-            sample = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UnfitValueError(_with_remedy(f"not JSON: {error}", line), row=row) from None
-        if not isinstance(sample, dict):
-            said = f"expected a JSON object, found {describe(sample)}"
-            raise UnfitValueError(_with_remedy(said, line), row=row)
-        if whole and not sample.keys() <= known:
-            name = next(name for name in sample if name not in known)
-            raise UnfitValueError(f"column {name!r} is not in the first lines of the files", row=row, column=name)
-        for name, kind, append in slots:
-            if name not in sample:
-                if kind == "json":
-                    append(None)
-                    continue
-                raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
-            value = sample[name]
-            if not _fits(kind, value):
-                raise UnfitValueError(
-                    f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
-                )
-            append(value)
-    return values
-
-
-def lines_remedy(line: str | bytes) -> str:
-    """A remedy for a file whose line is no JSON object, where the line shows that it is other JSON; else empty."""
-    text = bytes(line[:80]).decode("utf-8", "replace") if isinstance(line, bytes | bytearray) else line[:80]
-    text = text.lstrip("\ufeff \t").rstrip()
-    if text.startswith("["):
-        return "a JSON array begins here. JSON lines are needed, an object a line: `jq -c '.[]' FILE > FILE.jsonl` makes them"
-    if text == "{":
-        return "an object over several lines. JSON lines are needed, an object a line: `jq -c . FILE > FILE.jsonl` makes them"
-    return ""
-
-
-def _with_remedy(said: str, line: str) -> str:
-    remedy = lines_remedy(line)
-    return f"{said}: {remedy}" if remedy else said
-
-
 class JSONFormat(Format):
-    """Two files a shard: lines of JSON, and their offsets. Of others' files, pieces."""
+    """Two files a shard: lines of JSON, and their offsets. Of others' files, spans."""
 
     name = "json"
     aliases = ("jsonl", "ndjson")
@@ -113,13 +54,9 @@ class JSONFormat(Format):
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
         """See :func:`stoker.formats.text.json.inspect_json`."""
-        from stoker.formats.text.json import inspect_json
-
         return inspect_json(source, settings)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        from stoker.formats.text.json import agree_on_json
-
         return agree_on_json(first, other)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
@@ -142,8 +79,6 @@ class JSONFormat(Format):
         options: ReadOptions = ReadOptions(),  # noqa: ARG002
     ) -> LineShard:
         if len(files) == 1:
-            from stoker.formats.text.json import JSONFileShard
-
             return JSONFileShard(info, files, where)
         return JSONShard(info, files, where)
 
@@ -170,13 +105,3 @@ class JSONEncoder(LineEncoder):
 
     def line(self, values: Mapping[str, Any]) -> str:
         return json.dumps(values, sort_keys=True) + self._newline
-
-
-def _fits(kind: str, value: Any) -> bool:
-    if kind == "str":
-        return isinstance(value, str)
-    if kind == "int":
-        return isinstance(value, int)
-    if kind == "bool":
-        return isinstance(value, bool)
-    return kind == "json" or isinstance(value, float | int)

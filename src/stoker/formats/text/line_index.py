@@ -1,4 +1,4 @@
-"""Lines of text that others wrote: where they are, and how a large file is cut into pieces at their borders.
+"""Lines of text that others wrote: where they are, and how a large file is cut into spans at their borders.
 
 A line ends with a newline, before which a carriage return may stand. Inside of quotes, where a format has them, a newline
 ends nothing. Empty lines are no samples.
@@ -17,10 +17,10 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import ShardSpan
 from stoker.types import Ids
 
-__all__ = ["PIECE_BYTES", "find_lines", "first_lines", "line_pieces"]
+__all__ = ["PIECE_BYTES", "find_lines", "first_lines", "line_spans"]
 
 PIECE_BYTES: Final = 32 << 20
-"""A piece ends with the first line that ends after so many bytes, if the caller says nothing else."""
+"""A span ends with the first line that ends after so many bytes, if the caller says nothing else."""
 
 _BLOCK: Final = 4 << 20
 _HEAD: Final = 1 << 20
@@ -90,31 +90,31 @@ def first_lines(source: ByteSource, quote: int | None, count: int) -> tuple[int,
     return start, second, lines
 
 
-def line_pieces(source: ByteSource, start: int, quote: int | None, piece_bytes: int) -> list[ShardSpan]:
-    """A file's lines from a byte on, as pieces of about so many bytes. The file is read once through, in blocks.
+def line_spans(source: ByteSource, start: int, quote: int | None, piece_bytes: int) -> list[ShardSpan]:
+    """A file's lines from a byte on, as spans of about so many bytes. The file is read once through, in blocks.
 
     Raises:
         CorruptDataError: a quote is not closed.
     """
-    pieces: list[ShardSpan] = []
+    spans: list[ShardSpan] = []
     begin, samples = start, 0
     for stop, ends, filled in _counted(source, start, quote):
         counted = np.concatenate([np.zeros(1, np.int64), np.cumsum(filled)])
         at = 0
         while at < len(ends):
-            # The first line whose end, newline included, makes the piece large enough.
+            # The first line whose end, newline included, makes the span large enough.
             last = int(np.searchsorted(ends, begin + piece_bytes - 1))
             if last >= len(ends):
                 break
             samples += int(counted[last + 1] - counted[at])
             end = min(int(ends[last]) + 1, source.size)
             if samples:
-                pieces.append(ShardSpan(begin, end, samples))
+                spans.append(ShardSpan(begin, end, samples))
             begin, samples, at = end, 0, last + 1
         samples += int(counted[-1] - counted[at])
         if stop == source.size and samples:
-            pieces.append(ShardSpan(begin, stop, samples))
-    return pieces
+            spans.append(ShardSpan(begin, stop, samples))
+    return spans
 
 
 def _counted(source: ByteSource, start: int, quote: int | None) -> Iterator[tuple[int, Ids, NDArray[np.bool_]]]:

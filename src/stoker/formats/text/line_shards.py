@@ -17,7 +17,7 @@ from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import refuse
-from stoker.formats.common.file_shards import piece_of
+from stoker.formats.common.file_shards import span_bytes
 from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
@@ -114,11 +114,11 @@ class LineShard(ABC):
 
     def _find_lines(self, info: ShardInfo, quote: int | None) -> tuple[Ids, Ids]:
         whole = np.frombuffer(self._data, np.uint8)
-        piece = piece_of(info, whole, self.where)
-        begins, ends = find_lines(piece, quote)
+        span = span_bytes(info, whole, self.where)
+        begins, ends = find_lines(span, quote)
         if len(begins) != self.samples:
             raise CorruptDataError(f"{self.where}: {len(begins)} lines, and {self.samples} when it was indexed")
-        skip = len(whole) - len(piece)
+        skip = len(whole) - len(span)
         return begins + skip, ends + skip
 
     def _read_offsets(self, info: ShardInfo, meta: Buffer, first: int) -> Ids:

@@ -53,19 +53,19 @@ class XSVShard(LineShard):
             parts = line.split(self._separator)
             if len(parts) != len(names):
                 raise UnfitValueError(f"expected {len(names)} values, found {len(parts)}", row=row)
-            for name, place, convert in picks:
+            for name, index, convert in picks:
                 try:
-                    values[name].append(convert(parts[place]))
+                    values[name].append(convert(parts[index]))
                 except ValueError:
                     kind = self._kinds[name]
                     raise UnfitValueError(
-                        f"column {name!r}: expected {kind}, found {describe(parts[place])}", row=row
+                        f"column {name!r}: expected {kind}, found {describe(parts[index])}", row=row
                     ) from None
         return values
 
 
 class XSVFormat(Format):
-    """Two files a shard: lines of separated values, and their offsets. Of others' files, pieces.
+    """Two files a shard: lines of separated values, and their offsets. Of others' files, spans.
 
     Attributes:
         separator: what stands between two values; empty where an entry of the index says it.

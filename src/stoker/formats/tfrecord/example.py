@@ -175,8 +175,8 @@ def _unpack(octets: NDArray[np.uint8]) -> Array:
     widths = stops - starts + 1
     if int(widths.max()) > 10:
         raise ValueError("a number of more than ten bytes")
-    place = np.arange(len(octets)) - np.repeat(starts, widths)
-    parts = (octets & np.uint8(0x7F)).astype(np.uint64) << (7 * place).astype(np.uint64)
+    octet = np.arange(len(octets)) - np.repeat(starts, widths)
+    parts = (octets & np.uint8(0x7F)).astype(np.uint64) << (7 * octet).astype(np.uint64)
     values: Array = np.bitwise_or.reduceat(parts, starts).view(np.int64)
     return values
 
@@ -198,7 +198,7 @@ def pack_integers(values: Array) -> bytes:
     groups = (wide[:, None] >> shifts) & np.uint64(0x7F)
     used = np.maximum(1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
     used[wide == 0] = 1
-    place = np.arange(10)
-    octets = groups.astype(np.uint8) | np.where(place < (used - 1)[:, None], 0x80, 0).astype(np.uint8)
-    packed: bytes = octets[place < used[:, None]].tobytes()
+    octet = np.arange(10)
+    octets = groups.astype(np.uint8) | np.where(octet < (used - 1)[:, None], 0x80, 0).astype(np.uint8)
+    packed: bytes = octets[octet < used[:, None]].tobytes()
     return packed

@@ -196,12 +196,12 @@ class TFRecordShard(PackedShard):
         encoding = self.encodings.get(name)
         if encoding is None:
             return values
-        there = [place for place, value in enumerate(values) if value is not None]
+        there = [number for number, value in enumerate(values) if value is not None]
         if there and len(there) < len(values):
             out: list[Any] = [None] * len(values)
-            decoded = self._decode_bytes(name, [values[place] for place in there], rows[there])
-            for place, value in zip(there, decoded, strict=True):
-                out[place] = value
+            decoded = self._decode_bytes(name, [values[number] for number in there], rows[there])
+            for number, value in zip(there, decoded, strict=True):
+                out[number] = value
             return out
         if not there:
             return values

@@ -67,7 +67,7 @@ class TFRecordEncoder(PackedEncoder):
                 head = lru_cache(maxsize=4096)(partial(feature_head, name.encode(), feature_kind(encoding)))
                 parts.append(map(head, map(len, values)))
             parts.append(values)
-        records = [b"".join(pieces) for pieces in zip(*parts, strict=True)]
+        records = [b"".join(cells) for cells in zip(*parts, strict=True)]
         if not self._raw:
             records = [b"\x0a" + encode_varint(len(record)) + record for record in records]
         lengths = np.fromiter(map(len, records), np.int64, len(records))
@@ -75,12 +75,12 @@ class TFRecordEncoder(PackedEncoder):
         heads[:, :8] = lengths.astype("<i8").view(np.uint8).reshape(-1, 8)
         heads[:, 8:] = masked(crc_of_lengths(lengths)).astype("<u4").view(np.uint8).reshape(-1, 4)
         flat, crc = heads.tobytes(), self._crc
-        pieces = [
-            piece
+        framed = [
+            part
             for number, record in enumerate(records)
-            for piece in (flat[12 * number : 12 * number + 12], record, mask(crc(record)).to_bytes(4, "little"))
+            for part in (flat[12 * number : 12 * number + 12], record, mask(crc(record)).to_bytes(4, "little"))
         ]
-        return [b"".join(pieces)], np.cumsum(lengths + _FRAME)
+        return [b"".join(framed)], np.cumsum(lengths + _FRAME)
 
 
 def _value_encoder(encoding: Encoding) -> Callable[[bytes | memoryview], bytes | memoryview]:

@@ -18,7 +18,7 @@ from stoker.formats.megatron import index_bytes
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.pieces import Piece, StreamBytes, assemble
+from stoker.generation.segments import Segment, StreamBytes, assemble
 from stoker.generation.spec import DatasetSpec
 
 __all__ = ["HDF5Layout", "MegatronLayout", "NPYLayout", "NPZLayout"]
@@ -49,9 +49,9 @@ class NPYLayout(GeneratedLayout):
     """An array, a row a sample."""
 
     def size(self, number: int) -> int:
-        return sum(map(len, self.pieces(number)))
+        return sum(map(len, self.segments(number)))
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
         (column,) = content.columns
         yield npy_header(np.dtype(column.dtype), _shape(column, self.spec.samples_per_file))
@@ -73,7 +73,7 @@ class NPZLayout(GeneratedLayout):
             archive.end(size, size, 0)
         return archive.at + len(archive.directory())
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
         rows = self.spec.samples_per_file
         archive = _Archive(deflated=self.spec.compression is not None)
@@ -107,9 +107,9 @@ class _Checksum:
         self.value = zlib.crc32(data, self.value)
 
 
-def _deflated(pieces: Iterable[Piece]) -> Iterator[bytes]:
+def _deflated(segments: Iterable[Segment]) -> Iterator[bytes]:
     packer = zlib.compressobj(wbits=-15)
-    for chunk in assemble(pieces):
+    for chunk in assemble(segments):
         yield packer.compress(chunk)
     yield packer.flush()
 
@@ -152,10 +152,12 @@ class _Archive:
             large = []
         extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
         told = (0xFFFFFFFF, 0xFFFFFFFF) if wide else (stored, size)
-        place = min(start, 0xFFFFFFFF)
+        offset = min(start, 0xFFFFFFFF)
         common = self._common(wide or bool(large))
         self._entries.append(
-            _CENTRAL.pack(b"PK\1\2", 45 if large else 20, *common, crc, *told, len(file), len(extra), 0, 0, 0, 0, place)
+            _CENTRAL.pack(
+                b"PK\1\2", 45 if large else 20, *common, crc, *told, len(file), len(extra), 0, 0, 0, 0, offset
+            )
             + file
             + extra
         )
@@ -175,7 +177,7 @@ class _Archive:
 
 
 class HDF5Layout(GeneratedLayout):
-    """Datasets, contiguous or in chunks of whole rows, without compression; their places are h5py's."""
+    """Datasets, contiguous or in chunks of whole rows, without compression; their offsets are h5py's."""
 
     def __init__(self, spec: DatasetSpec) -> None:
         super().__init__(spec)
@@ -183,23 +185,23 @@ class HDF5Layout(GeneratedLayout):
         self._skeleton = lru_cache(maxsize=2)(_skeleton)
 
     def size(self, number: int) -> int:
-        return sum(map(len, self.pieces(number)))
+        return sum(map(len, self.segments(number)))
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
-        for piece in self._skeleton(content.columns, self.spec.samples_per_file, self.spec.hdf5_chunks):
-            if isinstance(piece, _Place):
-                yield content.values(piece.column, piece.rows)
+        for segment in self._skeleton(content.columns, self.spec.samples_per_file, self.spec.hdf5_chunks):
+            if isinstance(segment, _ColumnRows):
+                yield content.values(segment.column, segment.rows)
             else:
-                yield piece
+                yield segment
 
     def versions(self) -> dict[str, str]:
         h5py = load_h5py()
         return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
 
 
-class _Place:
-    """Rows of a column, as a piece of a skeleton."""
+class _ColumnRows:
+    """Rows of a column, as a segment of a skeleton."""
 
     def __init__(self, column: Column, rows: int) -> None:
         self.column = column
@@ -212,7 +214,7 @@ class _Place:
 def _skeleton(columns: tuple[Column, ...], rows: int, chunk: int) -> list[Any]:
     """A file's bytes, with a :class:`_Place` where values lie."""
     skeleton = Skeleton()
-    places: list[tuple[int, Any]] = []
+    located: list[tuple[int, Any]] = []
     with skeleton.open() as file:
         for column in columns:
             per_chunk = min(chunk, rows)
@@ -226,23 +228,23 @@ def _skeleton(columns: tuple[Column, ...], rows: int, chunk: int) -> list[Any]:
                 (per_chunk, *column.shape) if chunk else None,
             )
             if not chunk:
-                places.append((made.get_offset(), _Place(column, rows)))
+                located.append((made.get_offset(), _ColumnRows(column, rows)))
                 continue
             found: list[int] = []
             made.chunk_iter(lambda info, found=found: found.append(info.byte_offset))
             if len(found) != math.ceil(rows / per_chunk):
                 raise ConfigError(f"hdf5_chunks={chunk}: this version of HDF5 does not lay out chunks beforehand")
-            places += [(start, _Place(column, per_chunk)) for start in found]
-    return skeleton.around(places)
+            located += [(start, _ColumnRows(column, per_chunk)) for start in found]
+    return skeleton.around(located)
 
 
 class MegatronLayout(GeneratedLayout):
-    """Sequences of integers in a ``.bin``, each a document, and their places in an ``.idx``."""
+    """Sequences of integers in a ``.bin``, each a document, and their offsets in an ``.idx``."""
 
     def size(self, number: int) -> int:
-        return sum(map(len, self.pieces(number)))
+        return sum(map(len, self.segments(number)))
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         pair, part = divmod(number, 2)
         content = FileContent(self.spec, pair)
         (column,) = content.columns

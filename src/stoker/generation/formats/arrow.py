@@ -16,8 +16,8 @@ from stoker.formats.parquet.arrow import pyarrow
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent, mean_width
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.pieces import Piece, gather
 from stoker.generation.ragged import column_cells, image_versions
+from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
 
 __all__ = ["ArrowLayout"]
@@ -41,9 +41,9 @@ class ArrowLayout(GeneratedLayout):
         self._message = lru_cache(maxsize=2)(self._fixed_message)
 
     def size(self, number: int) -> int | None:
-        return sum(map(len, self.pieces(number))) if self._fixed else None
+        return sum(map(len, self.segments(number))) if self._fixed else None
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
         blocks: list[tuple[int, int, int]] = []
         head = _START + self._schema_message
@@ -123,7 +123,7 @@ class ArrowLayout(GeneratedLayout):
             found = list(column_cells(content, column, first, rows))
             offsets = np.zeros(rows + 1, np.int64)
             np.cumsum([cell.size for cell in found], out=offsets[1:])
-            data = gather(piece for cell in found for piece in cell.pieces)
+            data = gather(segment for cell in found for segment in cell.segments)
             if column.width is not None and column.dtype != "str":
                 columns.append(_array(column, pa.py_buffer(data), rows))
                 continue
@@ -132,21 +132,21 @@ class ArrowLayout(GeneratedLayout):
         return pa.record_batch(columns, schema=self._schema)
 
     def _footer(self, blocks: list[tuple[int, int, int]]) -> bytes:
-        """The end of a file. pyarrow writes one of as many empty batches, in which the places are replaced."""
+        """The end of a file. pyarrow writes one of as many empty batches, in which the offsets are replaced."""
         ipc = pyarrow().ipc
         empty = pyarrow().record_batch([pyarrow().array([], one.type) for one in self._schema], schema=self._schema)
         sink = io.BytesIO()
-        places: list[int] = []
+        offsets: list[int] = []
         with ipc.new_file(sink, self._schema) as writer:
             for _ in blocks:
-                places.append(sink.tell())
+                offsets.append(sink.tell())
                 writer.write_batch(empty)
-            places.append(sink.tell())
+            offsets.append(sink.tell())
         data = sink.getvalue()
-        tail = data[places[-1] + len(_END_OF_STREAM) :]
+        tail = data[offsets[-1] + len(_END_OF_STREAM) :]
         first = len(_START) + len(self._schema_message)
         length = 8 + int.from_bytes(data[first + 4 : first + 8], "little")
-        step = (places[-1] - first) // len(blocks)
+        step = (offsets[-1] - first) // len(blocks)
         told = [(first + number * step, length, step - length) for number in range(len(blocks))]
         old = b"".join(_BLOCK.pack(*block) for block in told)
         if tail.count(old) != 1:

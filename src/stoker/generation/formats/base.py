@@ -1,4 +1,4 @@
-"""The base of the formats' layouts: a file of the dataset as pieces."""
+"""The base of the formats' layouts: a file of the dataset as segments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from stoker.formats.registry import load
-from stoker.generation.pieces import Piece
+from stoker.generation.segments import Segment
 from stoker.generation.spec import DatasetSpec
 
 __all__ = ["GeneratedLayout", "layout_of"]
@@ -32,11 +32,11 @@ class GeneratedLayout(ABC):
         """Bytes of a file, before it is compressed as a whole; ``None`` where only making it tells."""
 
     @abstractmethod
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         """A file.
 
         Args:
-            number: its place in :func:`~stoker.generation.file_names`.
+            number: its index in :func:`~stoker.generation.file_names`.
         """
 
     def versions(self) -> dict[str, str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.pieces import Piece
 from stoker.generation.ragged import cells, image_versions, sizes
+from stoker.generation.segments import Segment
 
 __all__ = ["FileLayout"]
 
@@ -18,9 +18,9 @@ class FileLayout(GeneratedLayout):
     def size(self, number: int) -> int:
         return int(sizes(FileContent(self.spec, number), 0, 1)[0])
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         ((cell,),) = cells(FileContent(self.spec, number), 1)
-        yield from cell.pieces
+        yield from cell.segments
 
     def versions(self) -> dict[str, str]:
         return image_versions(self.spec)

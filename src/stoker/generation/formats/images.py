@@ -55,7 +55,7 @@ class Strips:
         strips: pixels of 16 rows, encoded.
         sizes: bytes of each strip; int64, shape ``(n,)``.
         sums: of PNG: Adler-32 of each strip, and the bytes that it is of.
-        place: of JPEG: where in the head the height is.
+        height_at: of JPEG: offset of the height in the head.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Strips:
     strips: list[bytes]
     sizes: NDArray[np.int64]
     sums: list[tuple[int, int]]
-    place: int
+    height_at: int
 
     def plan(self, draws: NDArray[np.uint16]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Heights, strips and sizes of images.
@@ -89,14 +89,14 @@ class Strips:
         return heights, chosen, sizes
 
     def image(self, height: int, chosen: list[int]) -> list[bytes]:
-        """An image as pieces."""
+        """An image as segments."""
         count = -(-height // _ROWS)
         if self.kind == "jpeg":
-            pieces = [self.head[: self.place] + height.to_bytes(2, "big") + self.head[self.place + 2 :]]
+            segments = [self.head[: self.height_at] + height.to_bytes(2, "big") + self.head[self.height_at + 2 :]]
             for number, strip in enumerate(chosen[:count]):
                 end = b"\xff\xd9" if number == count - 1 else b"\xff" + bytes((0xD0 + number % 8,))
-                pieces += [self.strips[strip], end]
-            return pieces
+                segments += [self.strips[strip], end]
+            return segments
         size = struct.pack(">2I5B", self.width, height, 8, 2, 0, 0, 0)
         low, high = 1, 0
         for strip in chosen[:count]:
@@ -150,12 +150,12 @@ def _jpeg_strips(pictures: list[NDArray[np.uint8]], quality: int) -> Strips:
     pillow = _pillow()
     head = b""
     strips: list[bytes] = []
-    place = 0
+    height_at = 0
     for picture in pictures:
         out = io.BytesIO()
         pillow.fromarray(picture).save(out, "JPEG", quality=quality, subsampling="4:2:0", restart_marker_rows=1)
         data = out.getvalue()
-        start, place = _scan(data)
+        start, height_at = _scan(data)
         head = data[:start]
         at = start
         while (end := data.find(b"\xff", at)) >= 0:
@@ -168,19 +168,19 @@ def _jpeg_strips(pictures: list[NDArray[np.uint8]], quality: int) -> Strips:
                 break
     height, width = pictures[0].shape[:2]
     sizes = np.fromiter(map(len, strips), np.int64, len(strips))
-    return Strips("jpeg", height, width, head, strips, sizes, [], place)
+    return Strips("jpeg", height, width, head, strips, sizes, [], height_at)
 
 
 def _scan(data: bytes) -> tuple[int, int]:
-    """Finds the coded pixels of a JPEG file, and the place of its height."""
-    at, place = 2, 0
+    """Finds the coded pixels of a JPEG file, and the offset of its height."""
+    at, height_at = 2, 0
     while True:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
         if marker == 0xC0:
-            place = at + 5
+            height_at = at + 5
         at += 2 + length
         if marker == 0xDA:
-            return at, place
+            return at, height_at
 
 
 def _pictures(noise: Noise, height: int, width: int) -> list[NDArray[np.uint8]]:

@@ -9,8 +9,8 @@ from typing import Final
 from stoker.generation.columns import Column
 from stoker.generation.content import LETTERS, FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.pieces import Finish, Piece, StreamBytes, rows_of
 from stoker.generation.ragged import cells, sizes
+from stoker.generation.segments import Finish, Segment, StreamBytes, rows_of
 
 __all__ = ["CSVLayout", "JSONLayout"]
 
@@ -57,7 +57,7 @@ class _LineLayout(GeneratedLayout):
         total = sum(int(sizes(content, first, min(1 << 16, rows - first)).sum()) for first in range(0, rows, 1 << 16))
         return fixed + total - numbers
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         marks = self.marks()
         yield self.top()
@@ -67,8 +67,8 @@ class _LineLayout(GeneratedLayout):
         for row in cells(content, rows):
             yield from self._line(content, marks, [cell.size for cell in row])
 
-    def _line(self, content: FileContent, marks: list[bytes], lengths: list[int]) -> list[Piece]:
-        line: list[Piece] = []
+    def _line(self, content: FileContent, marks: list[bytes], lengths: list[int]) -> list[Segment]:
+        line: list[Segment] = []
         for mark, column, length in zip(marks, content.columns, lengths, strict=False):
             values = _value(content, column, length)
             line += [mark, *values] if _is_number(column) else [mark + self.quote, *values, self.quote]
@@ -79,7 +79,7 @@ def _is_number(column: Column) -> bool:
     return column.numeric and not column.shape
 
 
-def _value(content: FileContent, column: Column, length: int) -> list[Piece]:
+def _value(content: FileContent, column: Column, length: int) -> list[Segment]:
     if not _is_number(column):
         if column.dtype == "str":
             return [content.sized(column, length)]
@@ -93,7 +93,7 @@ class JSONLayout(_LineLayout):
 
     def marks(self) -> list[bytes]:
         names = [column.name.encode() for column in self.spec.fields]
-        return [(b"{" if not place else b", ") + b'"%b": ' % name for place, name in enumerate(names)] + [b"}\n"]
+        return [(b"{" if not number else b", ") + b'"%b": ' % name for number, name in enumerate(names)] + [b"}\n"]
 
 
 class CSVLayout(_LineLayout):

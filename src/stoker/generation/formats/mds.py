@@ -15,8 +15,8 @@ from stoker.formats.mds.encoder import MDSEncoder
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.pieces import Piece, rows_of
 from stoker.generation.ragged import cells, image_versions, one_value, sizes
+from stoker.generation.segments import Segment, rows_of
 from stoker.generation.spec import DatasetSpec
 from stoker.types import Ids
 
@@ -45,7 +45,7 @@ class MDSLayout(GeneratedLayout):
         ends = self._ends(number)
         return 8 + 4 * len(ends) + len(self.encoder.config) + (int(ends[-1]) if len(ends) else 0)
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         ends = self._ends(number)
         encoder, rows = self.encoder, self.spec.samples_per_file
         first = 4 + 4 * (rows + 1) + len(encoder.config)
@@ -56,16 +56,16 @@ class MDSLayout(GeneratedLayout):
             )
         content = FileContent(self.spec, number)
         yield encoder.offsets(first, ends) + encoder.config
-        sized = [place for place, column in enumerate(self.spec.fields) if not column.numeric]
+        sized = [index for index, column in enumerate(self.spec.fields) if not column.numeric]
         pack = struct.Struct(f"<{len(sized)}I").pack
         if self._fixed:
-            head = pack(*[self.spec.fields[place].size for place in sized])
+            head = pack(*[self.spec.fields[index].size for index in sized])
             yield from rows_of([head, *[one_value(content, column) for column in self.spec.fields]], rows)
             return
         for row in cells(content, rows):
-            yield pack(*[row[place].size for place in sized])
+            yield pack(*[row[index].size for index in sized])
             for cell in row:
-                yield from cell.pieces
+                yield from cell.segments
 
     def versions(self) -> dict[str, str]:
         return image_versions(self.spec)

@@ -35,8 +35,8 @@ from stoker.generation.formats.parquet_pages import (
     row_width,
     schema_elements,
 )
-from stoker.generation.pieces import Piece, gather
 from stoker.generation.ragged import BATCH, column_sizes, image_versions
+from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
 
 __all__ = ["ParquetLayout"]
@@ -84,7 +84,7 @@ class ParquetLayout(GeneratedLayout):
     def size(self, number: int) -> int | None:  # noqa: ARG002 - all are alike
         return self._footer_once()[1] if self._fixed else None
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
         groups: list[tuple[int, list[_Chunk]]] = []
         at = len(MAGIC)

@@ -12,8 +12,8 @@ from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer import thrift_writer as compact
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent, finish_of
-from stoker.generation.pieces import Finish, Piece, StreamBytes
 from stoker.generation.ragged import column_cells
+from stoker.generation.segments import Finish, Segment, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.integers import encode_varint
 
@@ -101,14 +101,14 @@ def page_size(column: Column, count: int) -> int:
     return (row_width(column) or 0) * count + (len(_levels(column, count)) if is_list(column) else 0)
 
 
-def page_values(content: FileContent, column: Column, first: int, count: int) -> list[Piece]:
+def page_values(content: FileContent, column: Column, first: int, count: int) -> list[Segment]:
     """A page of rows ``[first, first + count)``."""
     kind = physical_type(column)[0]
     if kind == _BYTE_ARRAY:
-        pieces: list[Piece] = []
+        segments: list[Segment] = []
         for cell in column_cells(content, column, first, count):
-            pieces += [cell.size.to_bytes(4, "little"), *cell.pieces]
-        return pieces
+            segments += [cell.size.to_bytes(4, "little"), *cell.segments]
+        return segments
     if kind == _BOOLEAN:
         return [StreamBytes(-(-count // 8), content.noise)]
     size = (row_width(column) or 0) * count

@@ -18,8 +18,8 @@ from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_hea
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.pieces import NARROW, Finish, Piece, StreamBytes, rows_of
 from stoker.generation.ragged import BATCH, cells, column_sizes, image_versions, one_value
+from stoker.generation.segments import NARROW, Finish, Segment, StreamBytes, rows_of
 from stoker.generation.spec import DatasetSpec
 from stoker.integers import encode_varint
 from stoker.types import Ids
@@ -72,41 +72,41 @@ class TFRecordLayout(GeneratedLayout):
                 total += _FRAME + sum(sizes) + sum(map(len, self._heads(sizes)))
         return total
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         if self._fixed:
             values = [[_feature(content, column) or one_value(content, column)] for column in self.spec.fields]
-            parts = self._example([list[Piece](pieces) for pieces in values])
+            parts = self._example([list[Segment](segments) for segments in values])
             size = sum(map(len, parts))
             if size <= NARROW:
                 yield from rows_of([_frame_head(size), *parts, bytes(4)], rows, _seal)
                 return
         crc = _Checksum()
         for row in cells(content, rows):
-            values_here: list[list[Piece]] = []
+            values_here: list[list[Segment]] = []
             for column, cell in zip(self.spec.fields, row, strict=True):
                 feature = _feature(content, column)
-                values_here.append([feature] if feature is not None else cell.pieces)
+                values_here.append([feature] if feature is not None else cell.segments)
             parts = self._example(values_here)
             yield _frame_head(sum(map(len, parts)))
-            for piece in parts:
-                if isinstance(piece, StreamBytes):
-                    yield StreamBytes(piece.size, piece.stream, piece.finish, crc.add)
+            for segment in parts:
+                if isinstance(segment, StreamBytes):
+                    yield StreamBytes(segment.size, segment.stream, segment.finish, crc.add)
                 else:
-                    crc.add(memoryview(piece))
-                    yield piece
+                    crc.add(memoryview(segment))
+                    yield segment
             yield crc.end()
 
     def versions(self) -> dict[str, str]:
         return image_versions(self.spec)
 
-    def _example(self, values: list[list[Piece]]) -> list[Piece]:
+    def _example(self, values: list[list[Segment]]) -> list[Segment]:
         """An Example of a value a column."""
-        parts: list[Piece] = []
-        heads = self._heads([sum(map(len, pieces)) for pieces in values])
+        parts: list[Segment] = []
+        heads = self._heads([sum(map(len, segments)) for segments in values])
         parts.append(heads[0])
-        for head, pieces in zip(heads[1:], values, strict=True):
-            parts += [head, *pieces]
+        for head, segments in zip(heads[1:], values, strict=True):
+            parts += [head, *segments]
         return parts
 
     def _heads(self, sizes: list[int]) -> list[bytes]:
@@ -195,11 +195,11 @@ class TarLayout(GeneratedLayout):
                 total += int((_BLOCK + -(-drawn // _BLOCK) * _BLOCK).sum())
         return total
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def segments(self, number: int) -> Iterator[Segment]:
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file
         before = number * rows
         if all(column.width is not None for column in self.spec.fields):
-            parts: list[Piece] = []
+            parts: list[Segment] = []
             for column in self.spec.fields:
                 parts += [bytes(_BLOCK), one_value(content, column), bytes(-(column.width or 0) % _BLOCK)]
             if sum(map(len, parts)) <= NARROW:
@@ -216,7 +216,7 @@ class TarLayout(GeneratedLayout):
             for number_here, row in enumerate(cells(content, here, first)):
                 for head, cell in zip(heads, row, strict=True):
                     yield head[number_here].tobytes()
-                    yield from cell.pieces
+                    yield from cell.segments
                     yield bytes(-cell.size % _BLOCK)
         yield _TRAILER
 

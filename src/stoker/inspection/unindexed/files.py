@@ -8,7 +8,7 @@ from typing import Any, Final
 from stoker.cache.range_fetch import fetch_part
 from stoker.catalog.unindexed.files_location import FilesLocation
 from stoker.catalog.unindexed.find_files import find_files
-from stoker.catalog.unindexed.inspect_headers import StoreSource, piece_numbers
+from stoker.catalog.unindexed.inspect_headers import StoreSource, span_array
 from stoker.catalog.unindexed.open_files import unindexed_format
 from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.base import FileInfo, ShardInfo
@@ -88,7 +88,7 @@ class SeparateFiles:
         except Exception as error:  # of another package's format
             raise CorruptDataError(f"{where}: {type(error).__name__}: {error}") from error
         beside = self._beside.get(file.key, ())
-        return UnindexedFile(file, facts.samples, facts.spec, piece_numbers(facts), beside, unpacked)
+        return UnindexedFile(file, facts.samples, facts.spec, span_array(facts), beside, unpacked)
 
     def shards(self, one: UnindexedFile, data: Sequence[Buffer]) -> Iterator[tuple[ShardInfo, list[Buffer]]]:
         """A file's shards, each with the bytes to open.

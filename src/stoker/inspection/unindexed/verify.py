@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.catalog.unindexed.files_location import FilesLocation
 from stoker.errors import ConfigError, MissingPackageError, StokerError
-from stoker.formats.common.file_shards import PieceDetail, UnindexedFile
+from stoker.formats.common.file_shards import SpanDetail, UnindexedFile
 from stoker.formats.format import Format
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
 from stoker.inspection.problems import Problem
@@ -68,14 +68,14 @@ def _check(checker: Checker, files: SeparateFiles, number: int, file: ObjectInfo
         if one.samples and not reader.single:
             out.spec = (one.key, one.spec)
         last = one.files[-1]
-        if one.beside and len(one.pieces) and one.pieces[-1, 1] < last.size:
-            over = last.size - int(one.pieces[-1, 1])
+        if one.beside and len(one.spans) and one.spans[-1, 1] < last.size:
+            over = last.size - int(one.spans[-1, 1])
             out.notes.append(f"{checker.files.store.url_of(last.key)}: its last {over:,} bytes belong to no sample")
         if reader.row_groups and not quick:
             _check_row_groups(checker, files, one, number, out)
         first = number if reader.single else None
         for info, parts in files.shards(one, data) if data else ():
-            before = info.detail.first if isinstance(info.detail, PieceDetail) else 0
+            before = info.detail.first if isinstance(info.detail, SpanDetail) else 0
             checker.content(info, parts, one.key, out, shard=number, first=first, before=before)
     except (MissingPackageError, ConfigError):
         raise

@@ -60,10 +60,10 @@ class EpochMixture:
             reached[here] = self.mixings[number].reached(self._inside(positions[here], number))
         return reached
 
-    def shares(self, positions: Ids) -> Ids:
+    def counts(self, positions: Ids) -> Ids:
         """Samples of each stream in the whole mixing that has each position; int64, shape ``(k, streams)``."""
-        shares: Ids = np.stack([mixing.counts for mixing in self.mixings])[self.numbers(positions)]
-        return shares
+        counts: Ids = np.stack([mixing.counts for mixing in self.mixings])[self.numbers(positions)]
+        return counts
 
     def _inside(self, positions: Ids, number: int) -> Ids:
         shift = int(self._offsets[number] - self._firsts[number])

@@ -58,20 +58,20 @@ class Interleave:
             return np.full(index.size, int(np.argmax(self.counts)), dtype=np.int64), index
         streams: Ids = np.empty(index.size, dtype=np.int64)
         numbers: Ids = np.empty(index.size, dtype=np.int64)
-        places: Ids | None = None  # of the elements that are still on their way down; None: all of them
+        elements: Ids | None = None  # of the elements that are still on their way down; None: all of them
         child, number = self._descend(index, np.intp(0))
         while True:
             arrived = child < 0
             if arrived.all():
-                where: Any = slice(None) if places is None else places
+                where: Any = slice(None) if elements is None else elements
                 np.invert(child, out=child)
                 streams[where], numbers[where] = child, number
                 return streams, numbers
             if arrived.any():
                 done, left = np.flatnonzero(arrived), np.flatnonzero(~arrived)
-                where = done if places is None else places[done]
+                where = done if elements is None else elements[done]
                 streams[where], numbers[where] = ~child[done], number[done]
-                places = left if places is None else places[left]
+                elements = left if elements is None else elements[left]
                 child, number = child[left], number[left]
             child, number = self._descend(number, child)
 

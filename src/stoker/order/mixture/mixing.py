@@ -1,7 +1,7 @@
 """Mixes several streams: maps a position of an epoch to a stream and the number of its sample.
 
 A *code* names a sample by its stream and its number there: ``stream << 42 | number`` (see
-:mod:`stoker.order.mixture.stream_locator`; a stream is read as one endless line). A :class:`Mixing` turns positions into
+:mod:`stoker.order.mixture.stream_locator`; a stream is read as one endless sequence). A :class:`Mixing` turns positions into
 codes. All of it is closed form: nothing is stored per sample, and a sample costs O(log streams).
 
 How it works, for S streams of which n_s samples are wanted, C canonical nodes and units of U samples:
@@ -11,7 +11,7 @@ How it works, for S streams of which n_s samples are wanted, C canonical nodes a
 2. Each node has ``n_s // (C * U)`` units of stream s, and all nodes have them in the same even order
    (:mod:`stoker.order.mixture.interleave`). Inside windows of some units each node's order is scrambled by a bijection of
    its own, so that which stream comes next is no longer regular and shares are still kept window by window.
-3. Node c reads the numbers of a stream that are c modulo C, which is what the line's own canonical node c is made of. So
+3. Node c reads the numbers of a stream that are c modulo C, which is what the stream's own canonical node c is made of. So
    shards stay with nodes.
 4. What does not make up a unit of each node, less than ``C * U`` samples of a stream, comes at the end, mixed.
 
@@ -67,6 +67,7 @@ class Mixing:
     __slots__ = (
         "_domain",
         "_first_stream",
+        "_interleave",
         "_key",
         "_nodes",
         "_numbers",
@@ -75,7 +76,6 @@ class Mixing:
         "_rest_codes",
         "_rest_ends",
         "_shared",
-        "_shares",
         "_starts",
         "_turns",
         "_unit",
@@ -101,9 +101,9 @@ class Mixing:
         for name, value, least in (("nodes", nodes, 1), ("unit", unit, 1), ("window", window, 0)):
             if value < least:
                 raise ConfigError(f"{name} of a mixing must be at least {least}, got {value}")
-        self._shares = Interleave(np.asarray(counts))
-        self.counts: Ids = self._shares.counts
-        self.total = self._shares.total
+        self._interleave = Interleave(np.asarray(counts))
+        self.counts: Ids = self._interleave.counts
+        self.total = self._interleave.total
         self.begun: Ids = np.zeros_like(self.counts) if begun is None else np.array(begun, dtype=np.int64)
         if self.begun.shape != self.counts.shape or int(self.begun.min()) < 0:
             raise ConfigError(f"{self.counts.size} streams were begun at {self.begun.tolist()}")
@@ -152,7 +152,7 @@ class Mixing:
         Returns:
             int64 of shape ``(k, streams)``.
         """
-        return self.begun + self._shares.counts_before(index)
+        return self.begun + self._interleave.counts_before(index)
 
     def _lay_out(self, unit_counts: Sequence[int] | NDArray[np.integer] | None) -> None:
         across = self._nodes * self._unit
@@ -163,8 +163,8 @@ class Mixing:
                 f"{units.tolist()} units of {across} samples were asked of streams that have {most.tolist()}"
             )
         self._order = Interleave(units)
-        lines = self._first_stream + np.arange(self.counts.size, dtype=np.int64)
-        self._starts = (lines << NUMBER_BITS) | self.begun
+        streams = self._first_stream + np.arange(self.counts.size, dtype=np.int64)
+        self._starts = (streams << NUMBER_BITS) | self.begun
         some = np.flatnonzero(self.counts)
         self._only = int(some[0]) if some.size == 1 else None
         rest = self.counts - units * across
@@ -208,10 +208,10 @@ class Mixing:
         moved = np.empty_like(index)
         early = index < whole
         moved[early] = self._scramble_whole(index[early], None if node is None else node[early])
-        places = (
+        windows = (
             np.full(index.size, whole // self._window) if node is None else whole // self._window * self._nodes + node
         )
-        keys = mix_array(mix(self._key, _TAG_WINDOWS), places[~early])
+        keys = mix_array(mix(self._key, _TAG_WINDOWS), windows[~early])
         moved[~early] = whole + permute(index[~early] - whole, self._order.total - whole, keys)
         return moved
 
@@ -219,17 +219,17 @@ class Mixing:
         if not index.size:
             return index
         inside, number = _split(index, self._window)
-        place = number if node is None else number * self._nodes + node
-        first, last = int(place.min()), int(place.max())
+        window = number if node is None else number * self._nodes + node
+        first, last = int(window.min()), int(window.max())
         key = mix(self._key, _TAG_WINDOWS)
         domain = self._domain
         if last - first < index.size:
             # Few windows: their keys are made once each, and looked up.
-            place -= first
+            window -= first
             words = split_keys(mix_array(key, np.arange(first, last + 1)), domain.word)
-            low, high = (word.take(place) for word in words)
+            low, high = (word.take(window) for word in words)
         else:
-            low, high = split_keys(mix_array(key, place), domain.word)
+            low, high = split_keys(mix_array(key, window), domain.word)
         moved = inside.astype(domain.word)
         domain.move(moved, low, high)
         start = index - inside

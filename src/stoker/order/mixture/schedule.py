@@ -73,8 +73,8 @@ class Schedule:
         begin = 0 if origin is None else origin.samples
         starts: list[int] = []
         counts: list[tuple[int, ...]] = []
-        shares = [_shares(names, weights) for _, weights in self.points]
-        for (first, last), (now, then) in zip(pairwise(times), pairwise(shares), strict=True):
+        proportions = [_proportions(names, weights) for _, weights in self.points]
+        for (first, last), (now, then) in zip(pairwise(times), pairwise(proportions), strict=True):
             steps = max(1, min(self.interpolate, (last - first) // multiple))
             ends = [first + (last - first) * step // steps // multiple * multiple for step in range(steps + 1)]
             for step, (start, end) in enumerate(pairwise(ends)):
@@ -84,7 +84,7 @@ class Schedule:
                     starts.append(max(start, begin))
                     counts.append(_divide(end - starts[-1], between))
         starts.append(max(times[-1], begin))
-        counts.append(_divide(epoch_size, shares[-1]))
+        counts.append(_divide(epoch_size, proportions[-1]))
         return Timeline(tuple(starts), tuple(counts), epoch_size, origin)
 
     def as_dict(self) -> dict[str, Any]:
@@ -159,16 +159,16 @@ def _weights(time: int | str, weights: Mapping[str, float]) -> tuple[tuple[str, 
     return tuple(weights.items())
 
 
-def _shares(names: Sequence[str], weights: Sequence[tuple[str, float]]) -> list[Fraction]:
+def _proportions(names: Sequence[str], weights: Sequence[tuple[str, float]]) -> list[Fraction]:
     """The streams' shares, exact for the numbers as they are written."""
     given = {name: Fraction(str(weight)) for name, weight in weights}
     whole = sum(given.values())
     return [given.get(name, Fraction(0)) / whole for name in names]
 
 
-def _divide(size: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
+def _divide(size: int, proportions: Sequence[Fraction]) -> tuple[int, ...]:
     """``size`` in whole parts: rounded down, and one more for those with the largest remainders (Hamilton's method)."""
-    exact = [size * share for share in shares]
+    exact = [size * share for share in proportions]
     parts = [math.floor(part) for part in exact]
     by_remainder = sorted(range(len(parts)), key=lambda stream: (parts[stream] - exact[stream], stream))
     for stream in by_remainder[: size - sum(parts)]:

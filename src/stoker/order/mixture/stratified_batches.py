@@ -36,14 +36,14 @@ class Strata(Protocol):
         """Number of each stream's next sample at positions, the epoch's end included; int64, shape ``(k, streams)``."""
         ...
 
-    def shares(self, positions: Ids, /) -> Ids:
+    def counts(self, positions: Ids, /) -> Ids:
         """Samples of each stream in the whole phase that each position is in; int64, shape ``(k, streams)``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StratifiedPlan(BatchPlan):
-    """A :class:`~stoker.order.global_batches.BatchPlan` whose places are codes.
+    """A :class:`~stoker.order.global_batches.BatchPlan` whose positions are codes.
 
     :class:`~stoker.order.mixture.stream_locator.StreamLocator` locates them.
 
@@ -97,7 +97,7 @@ class StratifiedPlan(BatchPlan):
         low, high = self.strata.reached(starts), self.strata.reached(starts + length)
         streams = low.shape[1]
         # Of any run of a stream's numbers, the first x of C nodes have their share give or take x * (C - x) / C, which is at
-        # most C / 4. So far is a section's begin from its nominal place, for each stream: these nodes have all the entries.
+        # most C / 4. A section begins at most so far from its nominal position, for each stream.
         slack = streams * -(-nodes // 4)
         first = max(0, (int(entries.min()) - slack) * nodes // length)
         last = min(nodes, -(-(int(entries.max()) + 1 + slack) * nodes // length))
@@ -112,23 +112,23 @@ class StratifiedPlan(BatchPlan):
 
     def _filler(self, starts: Ids, length: int) -> Ids:
         """Number of each batch's filler, int64, shape ``(batches,)``. It is the same all through a phase."""
-        shares = self.strata.shares(starts)
-        batches = np.maximum(shares.sum(axis=1, keepdims=True) // length, 1)
-        enough = 2 * shares.shape[1] * self.num_canonical_nodes * batches
-        filler: Ids = np.argmin(np.where(shares >= enough, shares, (1 << 62) - shares), axis=1)
+        counts = self.strata.counts(starts)
+        batches = np.maximum(counts.sum(axis=1, keepdims=True) // length, 1)
+        enough = 2 * counts.shape[1] * self.num_canonical_nodes * batches
+        filler: Ids = np.argmin(np.where(counts >= enough, counts, (1 << 62) - counts), axis=1)
         return filler
 
     def _mix(self, starts: Ids, length: int, entries: Ids, before: Ids, sections: Ids, first: int) -> Ids:
         """Move entries inside the part of a section that is where sections of equal lengths would be."""
         nodes, count = self.num_canonical_nodes, sections.shape[1]
-        place = np.arange(first, first + count + 1, dtype=np.int64)
+        positions = np.arange(first, first + count + 1, dtype=np.int64)
         borders = np.zeros((starts.size, count + 1), dtype=np.int64)
         np.cumsum(sections, axis=1, out=borders[:, 1:])
         borders += before[:, None]
-        nominal = -(-place * length // nodes)
+        nominal = -(-positions * length // nodes)
         low = np.maximum(borders[:, :-1], nominal[:-1])
         size = np.minimum(borders[:, 1:], nominal[1:]) - low
-        keys = mix_array(mix(self.key, _TAG_SECTIONS), starts[:, None] * nodes + place[:-1]).reshape(-1)
+        keys = mix_array(mix(self.key, _TAG_SECTIONS), starts[:, None] * nodes + positions[:-1]).reshape(-1)
         node = entries * nodes // length - first
         section: Ids = (np.arange(starts.size, dtype=np.int64)[:, None] * count + node).reshape(-1)
         inside = np.tile(entries, starts.size)
@@ -173,17 +173,17 @@ def _pick(low: Ids, counts: Ids, before: Ids, entries: Ids, length: int, filler:
     batch: Ids = np.arange(batches, dtype=np.int64)
     filling = counts[batch, :, filler]
     head = filling // 2
-    runs = np.zeros((batches, sections, streams + 2), dtype=np.int64)
-    runs[:, :, 1:-1] = counts
-    runs[batch, :, filler + 1] = 0
-    runs[:, :, 0] = head
-    runs[:, :, -1] = filling - head
+    lengths = np.zeros((batches, sections, streams + 2), dtype=np.int64)
+    lengths[:, :, 1:-1] = counts
+    lengths[batch, :, filler + 1] = 0
+    lengths[:, :, 0] = head
+    lengths[:, :, -1] = filling - head
     # One search for all batches: each has a range of its own, longer than itself.
     shift = batch[:, None] * (length + 1)
-    ends = runs.reshape(batches, -1).cumsum(axis=1) + before.reshape(-1, 1) + shift
+    ends = lengths.reshape(batches, -1).cumsum(axis=1) + before.reshape(-1, 1) + shift
     entry = entries + shift
     run = np.searchsorted(ends.reshape(-1), entry.reshape(-1), side="right").reshape(entry.shape)
-    number = entry - (ends.reshape(-1) - runs.reshape(-1))[run]
+    number = entry - (ends.reshape(-1) - lengths.reshape(-1))[run]
     section, column = np.divmod(run - batch[:, None] * (sections * (streams + 2)), streams + 2)
     number += np.where(column == streams + 1, head[batch[:, None], section], 0)
     stream = np.where((column == 0) | (column == streams + 1), filler[:, None], column - 1)

@@ -95,10 +95,10 @@ class Mixture:
                 "proportion and other weights can not be mixed: give every stream a proportion, or none of them"
             )
         if all(proportional):
-            shares = np.array([weight.proportion for weight in weights], dtype=np.float64)
+            proportions = np.array([weight.proportion for weight in weights], dtype=np.float64)
             size = epoch_size or int(totals.sum())
         elif epoch_size and all(weight == StreamWeight() for weight in weights):
-            shares = totals.astype(np.float64)
+            proportions = totals.astype(np.float64)
             size = epoch_size
         elif epoch_size:
             raise ConfigError("epoch_size goes with proportions: repeat and choose decide how long an epoch is")
@@ -109,14 +109,14 @@ class Mixture:
                 raise ConfigError("the streams' weights leave an epoch without samples")
             _check_size(size)
             return cls(streams, tuple(choose), tuple(count / size for count in choose), size)
-        if not shares.sum() > 0:
+        if not proportions.sum() > 0:
             raise ConfigError("proportions must not all be 0")
         _check_size(size)
-        shares /= shares.sum()
-        counts = (size * shares).astype(np.int64)
+        proportions /= proportions.sum()
+        counts = (size * proportions).astype(np.int64)
         left = size - int(counts.sum())
         counts[np.random.default_rng(seed).choice(len(streams), left, False)] += 1
-        return cls(streams, tuple(counts.tolist()), tuple(shares.tolist()), size)
+        return cls(streams, tuple(counts.tolist()), tuple(proportions.tolist()), size)
 
     def table(self) -> ShardTable:
         """The shards of all streams, in stream order: sample ids count through them."""

@@ -1,4 +1,4 @@
-"""The four batching methods of mosaicml-streaming 0.13.0: which stream's which sample is at each place of each batch.
+"""The four batching methods of mosaicml-streaming 0.13.0: which sample of which stream each position of each batch has.
 
 A :class:`EpochLayout` knows the *sequences* (one for all streams together, or one a stream; each a partition of its own) and
 says for any rank and global batch which entry of which sequence is where. What an entry's sample id is, :mod:`.work` says.
@@ -15,7 +15,7 @@ device_per_stream
     not fill a batch is left out. (Batches of nodes are then put one behind the other and dealt out to all ranks in turn, so
     that with several nodes a rank does get batches of other nodes than its own. The reference does so; so it is here.)
 
-Counts and places are closed forms, but for the two that draw: O(batches) time, 16 bytes each.
+Counts and entries are closed forms, but for the two that draw: O(batches) time, 16 bytes each.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Dealing:
 
 
 class EpochLayout(ABC):
-    """Places of an epoch, from where a resume begins.
+    """Which entry each position of an epoch has, from where a resume begins.
 
     Attributes:
         joint: whether there is one sequence of all streams, or one for each stream.
@@ -105,7 +105,7 @@ class EpochLayout(ABC):
         """Number of samples that a rank reads. They come in full batches, but for the last."""
 
     @abstractmethod
-    def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
+    def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         """The entries of a rank in some global batches.
 
         Args:
@@ -113,7 +113,7 @@ class EpochLayout(ABC):
             batches: numbers of global batches, below ``rows``, shape ``(k,)``.
 
         Returns:
-            Lines (that broadcast to the second array) and entries of them (-1: none), the latter of shape
+            Sequences (that broadcast to the second array) and entries of them (-1: none), the latter of shape
             ``(k, batch_size)``.
         """
 
@@ -132,7 +132,7 @@ class _Random(EpochLayout):
     def count(self, rank: int) -> int:
         return self._partition.count(rank)
 
-    def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
+    def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         return np.zeros((1, 1), dtype=np.int64), self._partition.ids(rank, batches)
 
 
@@ -170,10 +170,10 @@ class _Stratified(EpochLayout):
     def count(self, rank: int) -> int:  # noqa: ARG002
         return self.rows * self._batch_size
 
-    def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
-        place = np.arange(rank * self._batch_size, (rank + 1) * self._batch_size, dtype=np.int64)
-        sequences = np.searchsorted(self._begins, place, side="right") - 1
-        entries = (batches[:, None] + self._first) * self._parts[sequences] + place - self._begins[sequences]
+    def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
+        positions = np.arange(rank * self._batch_size, (rank + 1) * self._batch_size, dtype=np.int64)
+        sequences = np.searchsorted(self._begins, positions, side="right") - 1
+        entries = (batches[:, None] + self._first) * self._parts[sequences] + positions - self._begins[sequences]
         turns, ranks = np.divmod(entries, self._ranks)
         for sequence in np.unique(sequences).tolist():
             here = sequences == sequence
@@ -209,9 +209,9 @@ class _PerStream(EpochLayout):
     def count(self, rank: int) -> int:  # noqa: ARG002
         return self.rows * self._batch_size
 
-    def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
-        all_lines, all_numbers = self._drawn
-        sequences, numbers = all_lines[batches + self._first], all_numbers[batches + self._first]
+    def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
+        all_sequences, all_numbers = self._drawn
+        sequences, numbers = all_sequences[batches + self._first], all_numbers[batches + self._first]
         entries = np.empty((len(batches), self._batch_size), dtype=np.int64)
         for sequence in np.unique(sequences).tolist():
             here = sequences == sequence
@@ -262,12 +262,12 @@ class _DevicePerStream(EpochLayout):
         own = -(-(self._batches - rank // self._nodes) // self._ranks) - self._first
         return max(0, own) * self._batch_size
 
-    def places(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
+    def entries(self, rank: int, batches: Ids) -> tuple[Ids, Ids]:
         node, numbers = self._source(rank, batches)
-        all_lines, all_numbers = self._draw_node(node)
+        all_sequences, all_numbers = self._draw_node(node)
         real = numbers < self._batches
         sequences = np.zeros(len(batches), dtype=np.int64)
-        sequences[real] = all_lines[numbers[real]]
+        sequences[real] = all_sequences[numbers[real]]
         entries = np.full((len(batches), self._batch_size), -1, dtype=np.int64)
         inside = np.arange(self._batch_size, dtype=np.int64)
         for sequence in np.unique(sequences[real]).tolist():

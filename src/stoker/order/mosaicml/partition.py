@@ -46,7 +46,7 @@ class MosaicmlPartition:
 
     Attributes:
         batches: number of global batches, the last one partial where ``full_batches`` is one less.
-        full_batches: number of global batches that have a sample at each place.
+        full_batches: number of global batches that have a sample at each position.
         first: samples that are dropped: ``drop_first``, rounded down.
         total: samples that all ranks read, repeats included.
         regrouped: whether batches are made as on the first run's nodes and cut anew.
@@ -127,8 +127,8 @@ class MosaicmlPartition:
         Returns:
             int64 of shape ``(k, batch_size)``: sample numbers in ``[0, num_samples)``, and -1 where there is none.
         """
-        place = np.arange(rank * self.batch_size, (rank + 1) * self.batch_size, dtype=np.int64)
-        dealt_to, inside = np.divmod(place, self._dealt_batch)
+        positions = np.arange(rank * self.batch_size, (rank + 1) * self.batch_size, dtype=np.int64)
+        dealt_to, inside = np.divmod(positions, self._dealt_batch)
         node, its_rank = np.divmod(dealt_to, self.ranks_per_node)
         return self._dealt.ids(node, its_rank, batches[:, None] * self._dealt_batch + inside)
 

@@ -210,14 +210,14 @@ class MosaicmlPlan:
             batches: their numbers, counted from where the plan starts.
             rank: another rank than the plan's own.
         """
-        sequences, entries = self._layout.places(self.rank if rank is None else rank, batches)
+        sequences, entries = self._layout.entries(self.rank if rank is None else rank, batches)
         return self._to_ids(sequences, entries)
 
     def _padded_ids(self, batches: Ids) -> Ids:
         """Sample ids of some of this rank's batches, with the one that it lacks."""
-        sequences, entries = self._layout.places(self.rank, batches)
+        sequences, entries = self._layout.entries(self.rank, batches)
         if self._lacking(self.rank) and batches[-1] == len(self) - 1:
-            first_sequences, first = self._layout.places(0, batches[-1:])
+            first_sequences, first = self._layout.entries(0, batches[-1:])
             sequences = np.broadcast_to(sequences, entries.shape).copy()
             sequences[-1, 0] = np.broadcast_to(first_sequences, first.shape)[0, 0]
             entries[-1, 0] = first[0, 0]
@@ -233,9 +233,9 @@ class MosaicmlPlan:
         filled = -(-rows // workers) * workers
         every = np.full((self.world_size, filled, self.batch_size), -1, dtype=np.int64)
         batches = np.arange(rows, dtype=np.int64)
-        places = [self._layout.places(rank, batches) for rank in range(self.world_size)]
-        sequences = np.stack([np.broadcast_to(sequences, entries.shape) for sequences, entries in places])
-        every[:, :rows] = self._to_ids(sequences, np.stack([entries for _, entries in places]))
+        by_rank = [self._layout.entries(rank, batches) for rank in range(self.world_size)]
+        sequences = np.stack([np.broadcast_to(sequences, entries.shape) for sequences, entries in by_rank])
+        every[:, :rows] = self._to_ids(sequences, np.stack([entries for _, entries in by_rank]))
         shape = (self.world.num_nodes, self.world.ranks_per_node, filled // workers, workers, self.batch_size)
         return every.reshape(shape).transpose(0, 1, 3, 2, 4)
 

@@ -5,16 +5,16 @@ A shuffle maps each position of an epoch to the sample that comes there. These a
 each draw depends on those before it. So unlike stoker's own orders they can not be evaluated at one position alone: all
 samples are shuffled to learn where any one lies, O(N) time and memory.
 
-All but ``naive`` begin alike: the shards are put into an order that is fixed for the run and laid end to end; the line is
-cut into canonical nodes of equal length, which cuts shards in pieces; each node's pieces are put into an order of the
+All but ``naive`` begin alike: the shards are put into an order that is fixed for the run and concatenated; the result is
+cut into canonical nodes of equal length, which cuts shards in parts; each node's parts are put into an order of the
 epoch. Then:
 
 ========  ==============================================================================================================
-naive     no pieces: one permutation of all samples
-py1s      each piece is shuffled in itself
+naive     no parts: one permutation of all samples
+py1s      each part is shuffled in itself
 py2s      as py1s, but shards are shuffled in themselves before they are cut as well, and a node's draws come together
 py1br     each node is shuffled in blocks of 3/4 to 5/4 ``block_size``, the first one shorter by the node's stagger
-py1e      each piece is shuffled in itself, then each sample is moved by up to half a block, inside its node
+py1e      each part is shuffled in itself, then each sample is moved by up to half a block, inside its node
 ========  ==============================================================================================================
 
 Memory for N samples at the peak, the result of 8 N bytes included: 8 N; for ``py2s`` 16 N; for ``py1e`` 8 N and 24 for each
@@ -80,14 +80,14 @@ def shuffle_ids(
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Shards cut at canonical nodes' borders, in the order in which they lie on the line.
+class _ShardParts:
+    """Shards cut at canonical nodes' borders, in the order in which they are concatenated.
 
     Attributes:
-        starts: number of each piece's first sample.
-        sizes: samples in each piece.
-        offsets: where each piece begins on the line.
-        bounds: node c has the pieces ``bounds[c]`` to ``bounds[c + 1]``.
+        starts: number of each part's first sample.
+        sizes: samples in each part.
+        offsets: where each part begins in the concatenation.
+        bounds: node c has the parts ``bounds[c]`` to ``bounds[c + 1]``.
     """
 
     starts: Ids
@@ -95,20 +95,20 @@ class _Pieces:
     offsets: Ids
     bounds: list[int]
 
-    def take(self, order: Ids) -> _Pieces:
-        """The pieces in another order that leaves each in its node."""
+    def take(self, order: Ids) -> _ShardParts:
+        """The parts in another order that leaves each in its node."""
         sizes = self.sizes[order]
-        return _Pieces(self.starts[order], sizes, sizes.cumsum() - sizes, self.bounds)
+        return _ShardParts(self.starts[order], sizes, sizes.cumsum() - sizes, self.bounds)
 
-    def shuffled(self, rng: np.random.Generator) -> _Pieces:
-        """The pieces in an order drawn node after node."""
+    def shuffled(self, rng: np.random.Generator) -> _ShardParts:
+        """The parts in an order drawn node after node."""
         order = np.arange(len(self.sizes))
         for first, last in pairwise(self.bounds):
             rng.shuffle(order[first:last])
         return self.take(order)
 
     def ids(self) -> Ids:
-        """The numbers of all samples, piece after piece."""
+        """The numbers of all samples, part after part."""
         return count_through(self.starts, self.sizes)
 
 
@@ -125,8 +125,8 @@ def count_through(starts: Ids, sizes: Ids) -> Ids:
     return ids
 
 
-def _lay_out(sizes: Ids, nodes: int, order: Ids) -> _Pieces:
-    """Lay the shards end to end in ``order`` and cut the line into ``nodes`` parts, equal to within one sample.
+def _lay_out(sizes: Ids, nodes: int, order: Ids) -> _ShardParts:
+    """Concatenate the shards in ``order`` and cut the result into ``nodes`` parts, equal to within one sample.
 
     A shard of no samples goes with the one before it, so it matters only in that it takes part in drawing orders.
     """
@@ -144,7 +144,7 @@ def _lay_out(sizes: Ids, nodes: int, order: Ids) -> _Pieces:
     lengths = np.diff(ends, prepend=0)
     firsts = (sizes.cumsum() - sizes)[shards] + ends - lengths - begins
     owner = np.searchsorted(node_ends, ends)
-    return _Pieces(firsts, lengths, ends - lengths, np.searchsorted(owner, np.arange(nodes + 1)).tolist())
+    return _ShardParts(firsts, lengths, ends - lengths, np.searchsorted(owner, np.arange(nodes + 1)).tolist())
 
 
 def _run_order(sizes: Ids, rng: np.random.Generator) -> Ids:
@@ -154,9 +154,9 @@ def _run_order(sizes: Ids, rng: np.random.Generator) -> Ids:
     return order
 
 
-def _pieces_of_epoch(sizes: Ids, nodes: int, seed: int, rng: np.random.Generator) -> _Pieces:
-    pieces = _lay_out(sizes, nodes, _run_order(sizes, np.random.default_rng(seed)))
-    return pieces.shuffled(rng)
+def _parts_of_epoch(sizes: Ids, nodes: int, seed: int, rng: np.random.Generator) -> _ShardParts:
+    parts = _lay_out(sizes, nodes, _run_order(sizes, np.random.default_rng(seed)))
+    return parts.shuffled(rng)
 
 
 def _naive(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:  # noqa: ARG001
@@ -165,9 +165,9 @@ def _naive(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Id
 
 def _py1s(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:  # noqa: ARG001
     rng = np.random.default_rng(seed + epoch)
-    pieces = _pieces_of_epoch(sizes, nodes, seed, rng)
-    ids = pieces.ids()
-    _shuffle_each(ids, pieces.offsets, pieces.sizes, rng)
+    parts = _parts_of_epoch(sizes, nodes, seed, rng)
+    ids = parts.ids()
+    _shuffle_each(ids, parts.offsets, parts.sizes, rng)
     return ids
 
 
@@ -175,32 +175,32 @@ def _py2s(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids
     run_rng = np.random.default_rng(seed)
     order = _run_order(sizes, run_rng)
     shards = _lay_out(sizes, 1, order)
-    line = shards.ids()
-    _shuffle_each(line, shards.offsets, shards.sizes, run_rng)
-    pieces = _lay_out(sizes, nodes, order)
+    before = shards.ids()
+    _shuffle_each(before, shards.offsets, shards.sizes, run_rng)
+    parts = _lay_out(sizes, nodes, order)
     rng = np.random.default_rng(seed + epoch)
-    ids = np.empty_like(line)
+    ids = np.empty_like(before)
     filled = 0
-    for first, last in pairwise(pieces.bounds):
+    for first, last in pairwise(parts.bounds):
         order = np.arange(first, last)
         rng.shuffle(order)
-        for offset, size in zip(pieces.offsets[order].tolist(), pieces.sizes[order].tolist(), strict=True):
-            piece = ids[filled : filled + size]
-            piece[:] = line[offset : offset + size]
-            rng.shuffle(piece)
+        for offset, size in zip(parts.offsets[order].tolist(), parts.sizes[order].tolist(), strict=True):
+            part = ids[filled : filled + size]
+            part[:] = before[offset : offset + size]
+            rng.shuffle(part)
             filled += size
     return ids
 
 
 def _py1br(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:
     rng = np.random.default_rng(seed + epoch)
-    pieces = _pieces_of_epoch(sizes, nodes, seed, rng)
-    ids = pieces.ids()
+    parts = _parts_of_epoch(sizes, nodes, seed, rng)
+    ids = parts.ids()
     low, high = _block_range(block_size)
     staggers = rng.integers(0, low, (nodes,)).tolist()
     node_end = 0
-    for stagger, (first, last) in zip(staggers, pairwise(pieces.bounds), strict=True):
-        node_start, node_end = node_end, node_end + int(pieces.sizes[first:last].sum())
+    for stagger, (first, last) in zip(staggers, pairwise(parts.bounds), strict=True):
+        node_start, node_end = node_end, node_end + int(parts.sizes[first:last].sum())
         blocks = []
         # Blocks follow each other by their lengths, yet each is set back by the stagger. So the second begins inside the
         # first, and the node's last samples, a stagger's worth, stay as they are. That is how the reference's orders are.
@@ -217,13 +217,13 @@ def _py1br(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Id
 
 def _py1e(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids:
     rng = np.random.default_rng(seed + epoch)
-    pieces = _pieces_of_epoch(sizes, nodes, seed, rng)
-    ids = pieces.ids()
+    parts = _parts_of_epoch(sizes, nodes, seed, rng)
+    ids = parts.ids()
     low, high = _block_range(block_size)
     alone = False
     begin = 0
-    for first, last in pairwise(pieces.bounds):
-        its_sizes = pieces.sizes[first:last]
+    for first, last in pairwise(parts.bounds):
+        its_sizes = parts.sizes[first:last]
         total = int(its_sizes.sum())
         if not total:
             raise ConfigError(
@@ -234,16 +234,18 @@ def _py1e(sizes: Ids, nodes: int, seed: int, epoch: int, block_size: int) -> Ids
         begin += total
         offsets = its_sizes.cumsum() - its_sizes
         _shuffle_each(node, offsets, its_sizes, rng)
-        places = np.arange(total, dtype=np.float64)
+        positions = np.arange(total, dtype=np.float64)
         for offset, size in zip(offsets.tolist(), its_sizes.tolist(), strict=True):
-            # A piece spreads over a block around it; one larger than its block stays where it is.
+            # A part spreads over a block around it; one larger than its block stays where it is.
             reach = (int(rng.integers(low, high)) - size) / 2
             alone |= reach < 0
             reach = max(reach, 0)
-            places[offset : offset + size] += rng.uniform(max(-reach, -offset), min(reach, total - offset - size), size)
-        # Places can be equal: n**2 / 2**53 pairs among n samples are to be expected. Which of the two comes first, NumPy's
+            positions[offset : offset + size] += rng.uniform(
+                max(-reach, -offset), min(reach, total - offset - size), size
+            )
+        # Positions can be equal: n**2 / 2**53 pairs among n samples are to be expected. Which of the two comes first, NumPy's
         # default sort decides, as in the reference, by instructions that not every processor has.
-        node[:] = node[np.argsort(places)]
+        node[:] = node[np.argsort(positions)]
     if alone:
         logger.warning(
             "shuffle_block_size=%d is less than some shards have: their samples are not mixed with others", block_size
@@ -256,7 +258,7 @@ def _block_range(block_size: int) -> tuple[int, int]:
 
 
 def _shuffle_each(ids: Ids, offsets: Ids, sizes: Ids, rng: np.random.Generator) -> None:
-    """Shuffle each piece of ``ids`` in itself, in place."""
+    """Shuffle each part of ``ids`` in itself, in place."""
     for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
         rng.shuffle(ids[offset : offset + size])
 

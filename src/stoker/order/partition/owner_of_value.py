@@ -1,7 +1,7 @@
-"""Assigns samples to ranks by a column's value (hash or class), in pieces of bounded length.
+"""Assigns samples to ranks by a column's value (hash or class), in chunks of bounded length.
 
 An *owners* iterator yields ``(first, ranks)``: the ranks, an integer each, that own the samples from number ``first`` of
-a selection on. So a rank holds its own samples' numbers and a piece.
+a selection on. So a rank holds its own samples' numbers and a chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Owners", "all_owned", "class_counts", "hashed_owners", "owned", "own
 
 Owners: TypeAlias = Iterator[tuple[int, Ids]]
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 def hashed_owners(
@@ -51,7 +51,7 @@ def stratified_owners(
         number = np.searchsorted(classes, values).astype(narrow)
         order = np.argsort(number, kind="stable")
         here = np.bincount(number, minlength=classes.size)
-        # The samples of a class in this piece, in order, follow those of earlier pieces.
+        # The samples of a class in this chunk, in order, follow those of earlier chunks.
         turn = np.empty(number.size, dtype=np.int64)
         turn[order] = np.arange(number.size) + np.repeat(dealt - (np.cumsum(here) - here), here)
         dealt += here
@@ -89,21 +89,21 @@ def owned(whole: Selection, owners: Owners, rank: int, size: int) -> Selection:
 
 def all_owned(whole: Selection, owners: Owners, world_size: int) -> list[Selection]:
     """The samples of every rank, found in one pass over the owners: for tools that look at a whole world at once."""
-    ranks = np.concatenate([np.zeros(0, dtype=np.int64), *(piece for _, piece in owners)])
+    ranks = np.concatenate([np.zeros(0, dtype=np.int64), *(chunk for _, chunk in owners)])
     order = np.argsort(ranks, kind="stable")
     ends = np.cumsum(np.bincount(ranks, minlength=world_size))
     return [Numbered(whole, numbers) for numbers in np.split(order, ends[:-1])]
 
 
 def _along(table: ShardTable, whole: Selection, labels: Array) -> Iterator[tuple[int, Array]]:
-    """Labels of the samples of the dense line, piece by piece, with the number of each piece's first sample."""
+    """Labels of the samples in dense order, chunk by chunk, with the number of each chunk's first sample."""
     if isinstance(whole, Everything):
-        for first in range(0, table.total, _PIECE):
-            yield first, np.asarray(labels[first : first + _PIECE])
+        for first in range(0, table.total, _CHUNK):
+            yield first, np.asarray(labels[first : first + _CHUNK])
         return
     starts = dense_starts(whole)
-    for first in range(0, int(starts[-1]), _PIECE):
-        line = np.arange(first, min(first + _PIECE, int(starts[-1])), dtype=np.int64)
-        shards = np.searchsorted(starts, line, side="right") - 1
-        rows = whole.rows(shards, line - starts[shards])
+    for first in range(0, int(starts[-1]), _CHUNK):
+        numbers = np.arange(first, min(first + _CHUNK, int(starts[-1])), dtype=np.int64)
+        shards = np.searchsorted(starts, numbers, side="right") - 1
+        rows = whole.rows(shards, numbers - starts[shards])
         yield first, np.asarray(labels[table.starts[shards] + rows])

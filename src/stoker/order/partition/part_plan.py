@@ -25,7 +25,7 @@ __all__ = ["PART_BITS", "DealtPlan", "PartPlan", "Rounds", "plan_parts"]
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """The batches of a rank of the home world: its own part, from a round to the end. Places as :class:`Rounds` has them.
+    """The batches of a rank of the home world, as part positions: its own part, from a round to the end.
 
     Attributes:
         rounds: the epoch's parts; rank r reads part r, so the world's size is their number.
@@ -138,7 +138,7 @@ class PartPlan:
         return self.position_after(samples // step)
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches, or those of one of its loader workers, as places, several at a time.
+        """This rank's batches, or those of one of its loader workers, as part positions, several at a time.
 
         Arguments and order are those of :meth:`stoker.order.protocols.Plan.chunks`.
         """
@@ -147,16 +147,16 @@ class PartPlan:
         for first in range(worker + skip * workers, full, together * workers):
             batches: Ids = np.arange(first, min(full, first + together * workers), workers, dtype=np.int64)
             starts = self.start_round + batches * self.batch_size
-            yield list(self._places(starts[:, None] + np.arange(self.batch_size)))
+            yield list(self._positions(starts[:, None] + np.arange(self.batch_size)))
         if full < len(self) and full % workers == worker and skip <= full // workers:
-            yield [self._places(np.arange(self.start_round + full * self.batch_size, self._stop(self._size)))]
+            yield [self._positions(np.arange(self.start_round + full * self.batch_size, self._stop(self._size)))]
 
-    def _places(self, numbers: Ids) -> Ids:
-        """Places of samples of the part, counted on from its beginning where it has ended."""
+    def _positions(self, numbers: Ids) -> Ids:
+        """Part positions of samples, which begin anew where the part has ended."""
         if self._stop(self._size) > self._size:
             numbers = numbers % self._size
-        places: Ids = numbers | self.rank << PART_BITS
-        return places
+        positions: Ids = numbers | self.rank << PART_BITS
+        return positions
 
     def _stop(self, size: int) -> int:
         """One past the last sample that is taken of a part of ``size``, counted on where it repeats."""
@@ -249,10 +249,10 @@ class DealtPlan:
         return self.plan.position_at(samples)
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
-        """This rank's batches as places; see :meth:`stoker.order.protocols.Plan.chunks`."""
+        """This rank's batches as part positions; see :meth:`stoker.order.protocols.Plan.chunks`."""
         for batches in self.plan.chunks(samples, worker, workers, skip):
-            places = self.rounds.to_places(np.concatenate(batches))
-            yield np.split(places, np.cumsum([batch.size for batch in batches])[:-1])
+            positions = self.rounds.to_part_positions(np.concatenate(batches))
+            yield np.split(positions, np.cumsum([batch.size for batch in batches])[:-1])
 
 
 def plan_parts(

@@ -1,6 +1,6 @@
-"""Positions of an epoch of which each rank owns a part, and the places in the parts that they stand for.
+"""Positions of an epoch of which each rank owns a part, and the samples of the parts that they stand for.
 
-A sample of such an epoch is sample j of part c, in the order in which part c is read; its *place* is the number
+A sample of such an epoch is sample j of part c, in the order in which part c is read; its *part position* is the number
 ``c << 42 | j``. Round j of the epoch is sample j of each part that has so many, and positions count round by round.
 """
 
@@ -14,16 +14,16 @@ from stoker.types import Ids
 __all__ = ["PART_BITS", "Rounds"]
 
 PART_BITS = 42
-"""A place is ``part << PART_BITS | number``."""
+"""A part position is ``part << PART_BITS | number``."""
 
 _NUMBER = (1 << PART_BITS) - 1
 
 
 class Rounds:
-    """Positions of an epoch of parts, and the places at them.
+    """Converts positions of an epoch of parts to part positions and back.
 
     Inside a round parts come larger ones first, equal ones by number. So the parts of a later round are always the first
-    of those of an earlier, and rounds with equally many parts make one piece that is found by division.
+    of those of an earlier, and rounds with equally many parts make one chunk that is found by division.
 
     Args:
         sizes: int64, shape ``(parts,)``: samples of each part. At most 2**21 parts of at most 2**42 samples.
@@ -63,7 +63,7 @@ class Rounds:
         if order is not None:
             self._slots = np.empty_like(order)
             self._slots[order] = np.arange(order.size)
-        # Piece i: rounds [first_rounds[i], first_rounds[i + 1]), each of wide[i] parts.
+        # Chunk i: rounds [first_rounds[i], first_rounds[i + 1]), each of wide[i] parts.
         bounds = np.concatenate([[0], steps])
         heights = np.diff(bounds)
         self._first_rounds: Ids = bounds[:-1]
@@ -80,40 +80,40 @@ class Rounds:
     def size(self, part: int) -> int:
         """Samples of one part."""
         slot = part if self._slots is None else int(self._slots[part])
-        # A part is in all pieces that are wider than its slot.
+        # A part is in all chunks that are wider than its slot.
         last = int(np.count_nonzero(self._wide > slot))
         return int(self._first_rounds[last]) if last < self._first_rounds.size else self.largest
 
-    def to_places(self, positions: Ids) -> Ids:
-        """The places at positions in ``[0, total)``; int64 of the same shape."""
-        piece = np.searchsorted(self._first_positions, positions, side="right") - 1
-        number, slot = np.divmod(positions - self._first_positions[piece], self._wide[piece])
-        number += self._first_rounds[piece]
+    def to_part_positions(self, positions: Ids) -> Ids:
+        """The part positions of positions in ``[0, total)``; int64 of the same shape."""
+        band = np.searchsorted(self._first_positions, positions, side="right") - 1
+        number, slot = np.divmod(positions - self._first_positions[band], self._wide[band])
+        number += self._first_rounds[band]
         part = slot if self._order is None else self._order[slot]
-        places: Ids = part << PART_BITS | number
-        return places
+        part_positions: Ids = part << PART_BITS | number
+        return part_positions
 
-    def to_positions(self, places: Ids) -> Ids:
+    def to_positions(self, part_positions: Ids) -> Ids:
         """The inverse of :meth:`to_places`."""
-        part, number = places >> PART_BITS, places & _NUMBER
+        part, number = part_positions >> PART_BITS, part_positions & _NUMBER
         slot = part if self._slots is None else self._slots[part]
-        piece = np.searchsorted(self._first_rounds, number, side="right") - 1
-        inside = (number - self._first_rounds[piece]) * self._wide[piece] + slot
-        positions: Ids = inside + self._first_positions[piece]
+        band = np.searchsorted(self._first_rounds, number, side="right") - 1
+        inside = (number - self._first_rounds[band]) * self._wide[band] + slot
+        positions: Ids = inside + self._first_positions[band]
         return positions
 
     def position_of_round(self, number: int) -> int:
         """The position of a round's begin: samples of all parts below it. The total, from the end of the largest part on."""
         if number >= self.largest:
             return self.total
-        piece = int(np.searchsorted(self._first_rounds, number, side="right")) - 1
-        inside = (number - int(self._first_rounds[piece])) * int(self._wide[piece])
-        return int(self._first_positions[piece]) + inside
+        band = int(np.searchsorted(self._first_rounds, number, side="right")) - 1
+        inside = (number - int(self._first_rounds[band])) * int(self._wide[band])
+        return int(self._first_positions[band]) + inside
 
     def round_at(self, position: int) -> int | None:
         """The round that begins at ``position``, or None if that is inside a round."""
         if position >= self.total:
             return self.largest
-        piece = int(np.searchsorted(self._first_positions, position, side="right")) - 1
-        number, inside = divmod(position - int(self._first_positions[piece]), int(self._wide[piece]))
-        return None if inside else int(self._first_rounds[piece]) + number
+        band = int(np.searchsorted(self._first_positions, position, side="right")) - 1
+        number, inside = divmod(position - int(self._first_positions[band]), int(self._wide[band]))
+        return None if inside else int(self._first_rounds[band]) + number

@@ -139,14 +139,14 @@ class _PartsOrder:
         self._locator = static.locator(home)
         self._mixing = lru_cache(maxsize=256)(lambda part: static.mixing(epoch, home, batch, part))
 
-    def locate(self, places: Ids) -> tuple[Ids, Ids]:
-        """Shard number and row at each place, which is ``part << 42 | number``."""
-        parts = places >> PART_BITS
-        numbers = places & _PART_MASK
+    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
+        """Shard number and row at each position, which is ``part << 42 | number``."""
+        parts = positions >> PART_BITS
+        numbers = positions & _PART_MASK
         first = int(parts.min()) if parts.size else 0
         if not parts.size or first == int(parts.max()):
             return self._locator.locate(self._mixing(first).codes(numbers))
-        codes = np.empty_like(places)
+        codes = np.empty_like(positions)
         for part in np.unique(parts).tolist():
             here = np.flatnonzero(parts == part)
             codes[here] = self._mixing(part).codes(numbers[here])

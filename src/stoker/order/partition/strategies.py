@@ -139,10 +139,10 @@ class Contiguous(_Even):
 class HashBased(_Static):
     """Samples are hashed into partitions, and partition q goes to rank ``q % W``.
 
-    Without a ``key``, by the sample's place in its shard: the partitions' sizes differ by one at most, nothing is
+    Without a ``key``, by the sample's row in its shard: the partitions' sizes differ by one at most, nothing is
     stored, and a sample keeps its partition when shards are appended. With a ``key``, by a column's value: samples of
     one value stay together (all of a user's, all of a document's) and sizes are as the values fall. That takes two times
-    through the labels a rank, in pieces, and holds 8 bytes for each of the rank's own samples.
+    through the labels a rank, in chunks, and holds 8 bytes for each of the rank's own samples.
 
     Attributes:
         num_partitions: at least as many as ranks. Where it is a multiple of every world size that is to be used, the
@@ -270,8 +270,8 @@ class RangeBased(_Static):
 class Stratified(_Even):
     """Every rank has its share of every class: within one sample of each class, and within one in all.
 
-    The samples, sorted by class and then by place, are dealt to the ranks in turn. That takes two times through the
-    labels a rank, in pieces; it holds 8 bytes for each of the rank's own samples and nothing for the others'.
+    The samples, sorted by class and then by id, are dealt to the ranks in turn. That takes two times through the
+    labels a rank, in chunks; it holds 8 bytes for each of the rank's own samples and nothing for the others'.
 
     Attributes:
         label_column: the column of the classes. Labels are integers, a different one for each class.

@@ -25,8 +25,8 @@ class NumberSet(Protocol):
         """Number of members that are smaller than each of ``numbers`` (``>= 0``); int64 of the same shape."""
         ...
 
-    def at(self, places: Ids) -> Ids:
-        """The member that has ``places[i]`` smaller ones; int64 of the same shape."""
+    def at(self, indices: Ids) -> Ids:
+        """The member that has ``indices[i]`` smaller ones; int64 of the same shape."""
         ...
 
 
@@ -52,11 +52,11 @@ class Progression:
         below: Ids = turns * count + np.minimum(within, count)
         return below
 
-    def at(self, places: Ids) -> Ids:
+    def at(self, indices: Ids) -> Ids:
         first, step, count = self._residues.start, self._residues.step, len(self._residues)
         if count == 1:
-            return places * self._modulus + first
-        turns, within = np.divmod(places, count)
+            return indices * self._modulus + first
+        turns, within = np.divmod(indices, count)
         at: Ids = turns * self._modulus + (within * step + first)
         return at
 
@@ -83,8 +83,8 @@ class Periodic:
         below: Ids = turns * self._residues.size + np.searchsorted(self._residues, rest)
         return below
 
-    def at(self, places: Ids) -> Ids:
-        turns, within = np.divmod(places, self._residues.size)
+    def at(self, indices: Ids) -> Ids:
+        turns, within = np.divmod(indices, self._residues.size)
         at: Ids = turns * self._modulus + self._residues[within]
         return at
 
@@ -113,11 +113,11 @@ class Ranges:
         below: Ids = self._before[which] + np.minimum(numbers - self._starts[which], self._lengths[which])
         return below
 
-    def at(self, places: Ids) -> Ids:
+    def at(self, indices: Ids) -> Ids:
         if self._starts.size == 2:
-            return places + int(self._starts[1])
-        which = np.searchsorted(self._before, places, side="right") - 1
-        at: Ids = places + (self._starts - self._before)[which]
+            return indices + int(self._starts[1])
+        which = np.searchsorted(self._before, indices, side="right") - 1
+        at: Ids = indices + (self._starts - self._before)[which]
         return at
 
 
@@ -143,8 +143,8 @@ class Sorted:
     def below(self, numbers: Ids) -> Ids:
         return np.searchsorted(self._values, numbers)
 
-    def at(self, places: Ids) -> Ids:
-        at: Ids = self._values[places]
+    def at(self, indices: Ids) -> Ids:
+        at: Ids = self._values[indices]
         return at
 
 
@@ -168,8 +168,8 @@ class AllBut:
         below: Ids = numbers - np.searchsorted(self._values, numbers)
         return below
 
-    def at(self, places: Ids) -> Ids:
-        at: Ids = places + np.searchsorted(self._left, places, side="right")
+    def at(self, indices: Ids) -> Ids:
+        at: Ids = indices + np.searchsorted(self._left, indices, side="right")
         return at
 
 

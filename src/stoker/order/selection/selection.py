@@ -1,6 +1,6 @@
 """Selections: some rows of each shard of one stream, found in closed form or by a sorted list.
 
-The *dense line* of a selection is its samples of all shards laid end to end: number u of it is sample
+The *dense number* of a selected sample counts the samples of all shards before it: dense number u is sample
 ``u - start[shard]`` of its shard. A selection numbers the samples of a shard in an order of its own, which is row order
 only where no keyed order is named.
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.selection.number_sets import AllBut, NumberSet, Periodic, Progression, Ranges, Sorted
-from stoker.order.selection.stable_split import as_share, below_share
+from stoker.order.selection.stable_split import as_fraction, below_fraction
 from stoker.order.shuffle.bijection import permute, unpermute
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
@@ -47,7 +47,7 @@ _TAG_START = 13
 _PHASES = 20
 """Bits of the resolution of time in a subsample; times 2**42 samples they fit in 63 bits."""
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 """Listed ids looked at at a time."""
 
 
@@ -78,7 +78,7 @@ class TableSelection(Selection, Protocol):
 
 
 def dense_starts(selection: Selection) -> Ids:
-    """Number of each shard's first sample on the dense line, and where the last ends; int64, shape ``(shards + 1,)``."""
+    """Number of each shard's first dense number, and last the total; int64, shape ``(shards + 1,)``."""
     starts = np.zeros(selection.sizes.size + 1, dtype=np.int64)
     np.cumsum(selection.sizes, out=starts[1:])
     return starts
@@ -109,15 +109,15 @@ class _Drawn:
         self._keys = mix_array(key, np.arange(sizes.size))
 
     def rows(self, shards: Ids, numbers: Ids) -> Ids:
-        places = numbers + self._firsts[shards]
-        return self._parent.rows(shards, permute(places, self._domains[shards], self._keys[shards]))
+        indices = numbers + self._firsts[shards]
+        return self._parent.rows(shards, permute(indices, self._domains[shards], self._keys[shards]))
 
     def numbers(self, shards: Ids, rows: Ids) -> Ids:
         numbers = self._parent.numbers(shards, rows)
         domains = np.maximum(self._domains[shards], 1)
-        places = unpermute(np.maximum(numbers, 0), domains, self._keys[shards]) - self._firsts[shards]
-        chosen = (numbers >= 0) & (places >= 0) & (places < self.sizes[shards])
-        return np.where(chosen, places, -1)
+        indices = unpermute(np.maximum(numbers, 0), domains, self._keys[shards]) - self._firsts[shards]
+        chosen = (numbers >= 0) & (indices >= 0) & (indices < self.sizes[shards])
+        return np.where(chosen, indices, -1)
 
 
 class Split(_Drawn):
@@ -136,11 +136,11 @@ class Split(_Drawn):
     """
 
     def __init__(self, table: ShardTable, low: float | Fraction, high: float | Fraction, seed: int) -> None:
-        bottom, top = as_share(low, "low"), as_share(high, "high")
+        bottom, top = as_fraction(low, "low"), as_fraction(high, "high")
         if bottom >= top:
             raise ConfigError(f"a split must end above where it begins, got low={low!r} and high={high!r}")
-        firsts = np.diff(below_share(table.starts, bottom))
-        ends = np.diff(below_share(table.starts, top))
+        firsts = np.diff(below_fraction(table.starts, bottom))
+        ends = np.diff(below_fraction(table.starts, top))
         self.table = table
         super().__init__(Everything(table), firsts, ends - firsts, mix(seed, _TAG_SPLIT))
 
@@ -167,8 +167,8 @@ class Sampled(_Drawn):
         super().__init__(parent, np.zeros_like(sizes), sizes, mix(key, _TAG_SAMPLED))
 
 
-class _OnLine:
-    """The samples of the parent whose numbers on its dense line are in a set."""
+class _ByNumber:
+    """The samples of the parent whose dense numbers are in a set."""
 
     def __init__(self, parent: Selection, chosen: NumberSet) -> None:
         starts = dense_starts(parent)
@@ -180,19 +180,19 @@ class _OnLine:
         self._before = before
 
     def rows(self, shards: Ids, numbers: Ids) -> Ids:
-        line = self._chosen.at(self._before[shards] + numbers)
-        return self._parent.rows(shards, line - self._starts[shards])
+        number = self._chosen.at(self._before[shards] + numbers)
+        return self._parent.rows(shards, number - self._starts[shards])
 
     def numbers(self, shards: Ids, rows: Ids) -> Ids:
         numbers = self._parent.numbers(shards, rows)
-        line = np.maximum(numbers, 0) + self._starts[shards]
-        before = self._chosen.below(line)
-        chosen = (numbers >= 0) & (self._chosen.below(line + 1) > before)
+        number = np.maximum(numbers, 0) + self._starts[shards]
+        before = self._chosen.below(number)
+        chosen = (numbers >= 0) & (self._chosen.below(number + 1) > before)
         return np.where(chosen, before - self._before[shards], -1)
 
 
-class Residues(_OnLine):
-    """The samples whose number on the dense line leaves one of some remainders.
+class Residues(_ByNumber):
+    """The samples whose dense number leaves one of some remainders.
 
     Args:
         parent: what is chosen from.
@@ -210,8 +210,8 @@ class Residues(_OnLine):
         super().__init__(parent, chosen)
 
 
-class Span(_OnLine):
-    """The samples in ranges of the dense line.
+class Span(_ByNumber):
+    """The samples in ranges of dense numbers.
 
     Args:
         parent: what is chosen from.
@@ -226,8 +226,8 @@ class Span(_OnLine):
         super().__init__(parent, Ranges(ranges))
 
 
-class Numbered(_OnLine):
-    """The samples with these numbers on the dense line.
+class Numbered(_ByNumber):
+    """The samples with these dense numbers.
 
     Args:
         parent: what is chosen from.
@@ -238,7 +238,7 @@ class Numbered(_OnLine):
         super().__init__(parent, Sorted(values))
 
 
-class Listed(_OnLine):
+class Listed(_ByNumber):
     """Those of the listed samples that the parent has: 8 bytes each.
 
     Args:
@@ -253,10 +253,10 @@ class Listed(_OnLine):
 
     def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> None:
         self.table = parent.table
-        super().__init__(parent, Sorted(_line_numbers(parent, ids, checked)))
+        super().__init__(parent, Sorted(_dense_numbers(parent, ids, checked)))
 
 
-class Without(_OnLine):
+class Without(_ByNumber):
     """All samples of the parent but the listed ones: 16 bytes for each of these.
 
     Args:
@@ -270,22 +270,22 @@ class Without(_OnLine):
 
     def __init__(self, parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool = False) -> None:
         self.table = parent.table
-        super().__init__(parent, AllBut(_line_numbers(parent, ids, checked)))
+        super().__init__(parent, AllBut(_dense_numbers(parent, ids, checked)))
 
 
-def _line_numbers(parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool) -> Ids:
-    """Numbers on the parent's dense line of those of ``ids`` that it has, rising."""
+def _dense_numbers(parent: TableSelection, ids: Sequence[int] | NDArray[np.integer], checked: bool) -> Ids:
+    """The parent's dense numbers of those of ``ids`` that it has, rising."""
     sorted_ids = np.asanyarray(ids) if checked else _checked(ids, parent.table.total)
     if isinstance(parent, Everything):
         return sorted_ids
     starts = dense_starts(parent)
-    pieces = [np.zeros(0, dtype=np.int64)]
-    for first in range(0, sorted_ids.size, _PIECE):
-        shards, rows = parent.table.locate(sorted_ids[first : first + _PIECE])
+    chunks = [np.zeros(0, dtype=np.int64)]
+    for first in range(0, sorted_ids.size, _CHUNK):
+        shards, rows = parent.table.locate(sorted_ids[first : first + _CHUNK])
         numbers = parent.numbers(shards, rows)
         here = numbers >= 0
-        pieces.append(starts[shards[here]] + numbers[here])
-    return np.sort(np.concatenate(pieces))
+        chunks.append(starts[shards[here]] + numbers[here])
+    return np.sort(np.concatenate(chunks))
 
 
 def _checked(ids: Sequence[int] | NDArray[np.integer], total: int) -> Ids:
@@ -301,7 +301,7 @@ def _checked(ids: Sequence[int] | NDArray[np.integer], total: int) -> Ids:
         if not 0 <= extreme < total:
             raise ConfigError(f"sample id {extreme} is not in a dataset of {total} samples: ids are 0 to {total - 1}")
     values: Ids = given.astype(np.int64, copy=False)
-    if any(bool((np.diff(values[first : first + _PIECE + 1]) <= 0).any()) for first in range(0, values.size, _PIECE)):
+    if any(bool((np.diff(values[first : first + _CHUNK + 1]) <= 0).any()) for first in range(0, values.size, _CHUNK)):
         values = np.sort(values)
         again = np.flatnonzero(np.diff(values) == 0)
         if again.size:
@@ -313,7 +313,7 @@ def _subsample_sizes(available: Ids, count: int, granularity: int, key: int) -> 
     """Samples of each shard in a random draw of exactly ``count``; int64, of the shape of ``available``.
 
     Shards are cut into units of ``granularity`` samples. Unit i of n in a shard comes up at time ``(i + t) / n``, where
-    t is the shard's own random start, and units are taken as they come up until there are ``count`` samples, the last
+    t is the shard's own random start, and units are taken in this order until there are ``count`` samples, the last
     unit cut (systematic sampling with random starts: W. G. Madow and L. H. Madow, "On the Theory of Systematic Sampling",
     Annals of Mathematical Statistics 15, 1944). So with small units each shard gives its share, within one unit; with units
     as large as a shard, whole shards are taken in random order; and a larger draw of the same key takes at least as much of

@@ -27,14 +27,14 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["as_share", "below_share"]
+__all__ = ["as_fraction", "below_fraction"]
 
 # A change here would move samples between training and validation sets.
 _FIRST: Final = np.array([0, 17, 6, 11, 15, 8, 4, 13, 18, 3, 9, 12, 1, 16, 5, 14, 10, 7, 19, 2])
 _OTHERS: Final = np.array([0, 5, 7, 2, 8, 3, 4, 6, 1, 9])
 
 
-def as_share(value: float | Fraction, name: str) -> Fraction:
+def as_fraction(value: float | Fraction, name: str) -> Fraction:
     """``value`` exactly as it is written in decimals (0.1 is a tenth), checked to lie in [0, 1]."""
     try:
         share = value if isinstance(value, Fraction) else Fraction(str(value))
@@ -45,7 +45,7 @@ def as_share(value: float | Fraction, name: str) -> Fraction:
     return share
 
 
-def below_share(ends: Ids, share: Fraction) -> Ids:
+def below_fraction(ends: Ids, share: Fraction) -> Ids:
     """Number of the numbers ``0 .. ends[i] - 1`` that belong to ``share``; int64 of the shape of ``ends``.
 
     Takes a few steps for each decimal digit of the largest of ``ends``.

@@ -41,7 +41,7 @@ _ROUNDS: Final = (
 # Which of the key's two words each round takes. Rows and columns of one table never share one with the next of their kind.
 _KEY_WORDS: Final = (0, 1, 1, 0, 0)
 # So many elements are done at a time that they stay in the processor's cache.
-_PIECE: Final = 1 << 13
+_CHUNK: Final = 1 << 13
 # By a word's bytes: the shift that leaves its sign.
 _SIGN: Final[dict[int, Words]] = {4: np.asarray(31, dtype=np.int32), 8: np.asarray(63, dtype=np.int64)}
 _POWERS: Final = 1 << np.arange(63, dtype=np.int64)
@@ -132,7 +132,7 @@ class Domain:
             sizes: n of each, where that is not what the domain was made with.
             inverse: whether to undo what was done.
         """
-        # NumPy takes results' places faster as positions than by name.
+        # NumPy takes output arguments faster by position than by name.
         rows, rest = self._rows, self._rest
         if sizes is not None:
             rows, rest = sizes >> self._bits, sizes & self._last
@@ -243,20 +243,20 @@ def _apply(index: NDArray[np.integer], n: int | NDArray[np.integer], key: int | 
         return images
     if not sizes.ndim:
         domain = Domain(sizes[()])
-        for start in range(0, images.size, _PIECE):
-            piece = slice(start, start + _PIECE)
-            _apply_piece(images, piece, domain, sizes, keys, inverse)
+        for start in range(0, images.size, _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            _apply_chunk(images, chunk, domain, sizes, keys, inverse)
         return images
     # The word is a domain's own affair: it must not depend on what else is asked for in the same call.
     large = sizes >= 1 << 32
     for part in (np.flatnonzero(large), np.flatnonzero(~large)) if large.any() else (np.arange(images.size),):
-        for start in range(0, part.size, _PIECE):
-            which = part[start : start + _PIECE]
-            _apply_piece(images, which, Domain(sizes[which]), sizes[which], keys, inverse)
+        for start in range(0, part.size, _CHUNK):
+            which = part[start : start + _CHUNK]
+            _apply_chunk(images, which, Domain(sizes[which]), sizes[which], keys, inverse)
     return images
 
 
-def _apply_piece(images: Ids, which: slice | Ids, domain: Domain, sizes: Any, keys: U64, inverse: bool) -> None:
+def _apply_chunk(images: Ids, which: slice | Ids, domain: Domain, sizes: Any, keys: U64, inverse: bool) -> None:
     key = keys[which] if keys.ndim else keys[()]
     words = split_keys(key, domain.word)
     x = images[which].astype(domain.word)
@@ -264,7 +264,7 @@ def _apply_piece(images: Ids, which: slice | Ids, domain: Domain, sizes: Any, ke
         domain.move(x, *words, inverse=inverse)
         images[which] = x
         return
-    # In a table of a few entries not all places are equally likely: the domain as a whole is rotated too.
+    # In a table of a few entries not all values are equally likely: the domain as a whole is rotated too.
     mixed = mix_array(0, np.atleast_1d(key)) >> np.uint64(32)
     turns = ((mixed * sizes.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
     if inverse:

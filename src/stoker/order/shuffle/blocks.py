@@ -31,7 +31,7 @@ _KEY_FACTOR: Final = 0x9FB21C651E98DF24
 
 
 def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
-    """Divide the line of shards into blocks: where each begins, and last where the line ends.
+    """Divide the concatenated shards into blocks: where each begins, and last the total.
 
     A block ends at the shard border that comes nearest to ``size`` samples from its beginning. The first block of span c of
     C aims at ``size * (c + 1) / C``, so that spans cross into new shards at different times and downloads spread evenly.
@@ -39,12 +39,12 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     with a neighbour.
 
     Args:
-        shard_starts: where shards begin on the line, and last where it ends; rising, int64.
-        span_starts: where canonical nodes' spans begin, and last where the line ends; shape ``(C + 1,)``.
+        shard_starts: where shards begin, and last the total; rising, int64.
+        span_starts: where canonical nodes' spans begin, and last the total; shape ``(C + 1,)``.
         size: samples in a block.
 
     Returns:
-        int64, strictly rising from 0 to the line's end. Blocks have up to about five thirds of ``size`` samples. Time
+        int64, strictly rising from 0 to the total. Blocks have up to about five thirds of ``size`` samples. Time
         O(shards), with a step in Python a block.
     """
     total, spans = int(shard_starts[-1]), span_starts.size - 1
@@ -75,11 +75,11 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     return cuts[~drop]
 
 
-def _nearest(borders: Ids, places: Ids) -> Ids:
-    """Number of the border that is nearest to each place."""
-    above = np.minimum(np.searchsorted(borders, places), borders.size - 1)
+def _nearest(borders: Ids, offsets: Ids) -> Ids:
+    """Number of the border that is nearest to each offset."""
+    above = np.minimum(np.searchsorted(borders, offsets), borders.size - 1)
     below = np.maximum(above - 1, 0)
-    return np.where(borders[above] - places <= places - borders[below], above, below)
+    return np.where(borders[above] - offsets <= offsets - borders[below], above, below)
 
 
 def _split(cuts: Ids, size: int) -> Ids:
@@ -110,11 +110,11 @@ class BlockPass(ShardOrderPass):
         self._keys, _ = split_keys(mix_array(mix(self._key, _TAG_BLOCKS), np.arange(sizes.size)), self._domains.word)
         self._key_factor = np.asarray(_KEY_FACTOR & np.iinfo(self._domains.word).max, dtype=self._domains.word)
 
-    def places(self, numbers: Ids) -> Ids:
-        places = super().places(numbers)
-        blocks = self._blocks.find(places)
+    def offsets(self, numbers: Ids) -> Ids:
+        offsets = super().offsets(numbers)
+        blocks = self._blocks.find(offsets)
         starts = self._blocks.starts.take(blocks, mode="wrap")
-        x = (places - starts).astype(self._domains.word)
+        x = (offsets - starts).astype(self._domains.word)
         keys = self._keys.take(blocks, mode="wrap")
         self._domains.move(x, keys, keys * self._key_factor, self._domains.take(blocks))
         starts += x

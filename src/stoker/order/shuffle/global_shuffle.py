@@ -17,7 +17,7 @@ _TAG_GLOBAL: Final = 3
 
 
 class GlobalPass(ShufflePass):
-    """Every sample at any place. Canonical nodes have no part in it, and every node reads every shard."""
+    """Every sample can come at every position. Canonical nodes have no effect, and every node reads every shard."""
 
     moves_shards = False
 
@@ -25,7 +25,7 @@ class GlobalPass(ShufflePass):
         self._domain = Domain(np.int64(self.total))
         self._keys = split_keys(np.uint64(mix(self._key, _TAG_GLOBAL)), self._domain.word)
 
-    def places(self, numbers: Ids) -> Ids:
+    def offsets(self, numbers: Ids) -> Ids:
         x = numbers.astype(self._domain.word)
         self._domain.move(x, *self._keys)
         return x.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Runs laid end to end: which one a place lies in, found through a table of buckets instead of by bisection."""
+"""Finds which of several adjacent intervals contains an offset, through a table of buckets instead of by bisection."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST_STEPS: Final = 6
 
 
 class IntervalLookup:
-    """Some runs, none of them empty, that together cover ``[0, total)``.
+    """Some intervals, none of them empty, that together cover ``[0, total)``.
 
-    The line is cut into buckets of ``2**shift`` places, two to four for each run, each of which knows the run that its first
-    place lies in. From there a place is a few steps away: as many as runs may begin in one bucket, one where lengths are
-    alike. Where a bucket has many runs, places are found by bisection. 8 bytes a bucket and a run.
+    Buckets of ``2**shift`` offsets divide ``[0, total)``, two to four for each interval. A table holds the interval of
+    each bucket's first offset; from there the lookup takes as many steps as intervals begin in one bucket, which is one where
+    lengths are similar. Where a bucket has many intervals, it bisects instead. 8 bytes a bucket and an interval.
 
     Attributes:
-        starts: first place of each run and, last, the total; int64, shape ``(runs + 1,)``.
+        starts: first offset of each interval and, last, the total; int64, shape ``(intervals + 1,)``.
     """
 
     __slots__ = ("_next", "_shift", "_sign", "_steps", "starts")
@@ -35,29 +35,29 @@ class IntervalLookup:
         shift = max(0, (total // max(1, _BUCKETS_PER_RUN * lengths.size)).bit_length())
         self._shift = np.asarray(shift, dtype=np.int64)
         buckets = ((total - 1) >> shift) + 1
-        # Run i begins at or before the first place of all buckets from `at` on.
+        # Interval i begins at or before the first offset of all buckets from `at` on.
         at = (starts[1:-1] + ((1 << shift) - 1)) >> shift
         begins = np.bincount(at[at < buckets], minlength=max(1, buckets))
-        # One more than the run: what comes next is to see whether a place lies before it.
+        # One more than the interval, as `find` first compares whether an offset is less than its start.
         begins[0] += 1
         self._next = np.cumsum(begins, dtype=np.int64)
-        # Runs that begin inside the bucket; one that begins at its first place does no harm.
+        # Intervals that begin inside the bucket; one that begins at its first offset does no harm.
         self._steps = int(np.bincount(starts[1:-1] >> shift, minlength=1).max())
         self._sign = np.asarray(63, dtype=np.int64)
 
-    def find(self, places: Ids) -> Ids:
-        """The run of each place in ``[0, total)``; int64 of the shape of ``places``."""
+    def find(self, offsets: Ids) -> Ids:
+        """The interval of each offset in ``[0, total)``; int64 of the shape of ``offsets``."""
         if self._steps > _MOST_STEPS:
-            return np.searchsorted(self.starts[1:], places, side="right")
-        runs = self._next.take(places >> self._shift, mode="wrap")
+            return np.searchsorted(self.starts[1:], offsets, side="right")
+        found = self._next.take(offsets >> self._shift, mode="wrap")
         if not self._steps:
-            runs -= 1
+            found -= 1
         for step in range(self._steps):
             if step:
-                runs += 1
-            # Minus one where the place lies before the run, which is faster than to compare and to add what comes of it.
-            before = self.starts.take(runs, mode="wrap")
-            np.subtract(places, before, before)
+                found += 1
+            # Minus one where the offset lies before the interval, which is faster than to compare and to add the result.
+            before = self.starts.take(found, mode="wrap")
+            np.subtract(offsets, before, before)
             np.right_shift(before, self._sign, before)
-            runs += before
-        return runs
+            found += before
+        return found

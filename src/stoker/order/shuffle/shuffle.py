@@ -15,10 +15,10 @@ global     one keyed bijection over all samples; canonical nodes have no part in
 
 How all but ``global`` work:
 
-1. The shards are put into a random order (sorted by a keyed hash; not for ``none``). Laid end to end they make a line
+1. The shards are put into a random order (sorted by a keyed hash; not for ``none``). Concatenated, they are a sequence
    ``[0, N)``.
 2. Number p belongs to canonical node ``c = p % C`` and is its sample ``j = p // C``. The node owns a contiguous span of the
-   line, of length ``ceil((N - c) / C)``, so each shard is needed by one canonical node (by two where a span's border cuts
+   sequence, of length ``ceil((N - c) / C)``, so each shard is needed by one canonical node (by two where a span's border cuts
    it).
 3. For ``block`` the span is cut into blocks of about K samples, which end where a shard ends (:mod:`.blocks`). The first
    block of node c has about ``K * (c + 1) / C`` samples, so that the nodes cross into new shards at different times and
@@ -62,7 +62,7 @@ _SHARDS_PER_CANONICAL_NODE: Final = 8
 _SHARDS_PER_BLOCK: Final = 2
 
 # So many numbers are located at a time that all arrays on the way stay in the processor's cache.
-_PIECE: Final = 1 << 13
+_CHUNK: Final = 1 << 13
 
 
 class ShardRows(Protocol):
@@ -148,14 +148,14 @@ class ShuffledStream:
         self._some = np.flatnonzero(self._sizes)
         self.total = int(self._sizes.sum())
         self._fixed: IntervalLookup | None = None
-        # A piece touches one pass or two; small lines go through many.
+        # A chunk touches one pass or two; small streams go through many.
         self._pass = lru_cache(maxsize=2)(self._make_pass)
 
     def locate(self, numbers: Ids) -> tuple[Ids, Ids]:
         """Shard number and row of each number; int64, shape ``(k,)`` as ``numbers``, which are 0 or more.
 
         Raises:
-            ConfigError: numbers were asked of a line that has no samples.
+            ConfigError: numbers were requested of a stream that has no samples.
         """
         shards = np.empty(numbers.shape, dtype=np.int64)
         rows = np.empty(numbers.shape, dtype=np.int64)
@@ -165,12 +165,12 @@ class ShuffledStream:
             raise ConfigError(
                 "samples were asked of a stream that has none: its shards are empty, or no sample is chosen"
             )
-        for start in range(0, numbers.size, _PIECE):
-            piece = slice(start, start + _PIECE)
-            self._locate_piece(numbers[piece], shards[piece], rows[piece])
+        for start in range(0, numbers.size, _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            self._locate_chunk(numbers[chunk], shards[chunk], rows[chunk])
         return shards, rows
 
-    def _locate_piece(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
+    def _locate_chunk(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
         total = self.total
         # Most numbers of a call lie in one pass; as unsigned integers, those before it are above it too.
         first = int(numbers[0]) // total

@@ -18,12 +18,12 @@ __all__ = ["ShardOrderPass", "ShufflePass", "StoredOrderPass"]
 
 
 class ShufflePass(ABC):
-    """One pass over all samples of a stream. The shards, laid end to end in an order, are the pass's *line*.
+    """One pass over all samples of a stream, whose shards it concatenates in some order. An *offset* counts samples there.
 
     Args:
-        shards: the shards' numbers, in their order on the line; int64.
-        bounds: finds the shard of a place on the line.
-        num_canonical_nodes: C, how many spans of the line are interleaved.
+        shards: the shards' numbers, in the order in which they are concatenated; int64.
+        bounds: finds the shard of an offset.
+        num_canonical_nodes: C, how many spans of the concatenation are interleaved.
         block_size: K, about how many samples a block has.
         key: any integer, another one for each pass.
     """
@@ -46,11 +46,11 @@ class ShufflePass(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Compute what :meth:`places` needs: O(shards)."""
+        """Compute what :meth:`offsets` needs: O(shards)."""
 
     @abstractmethod
-    def places(self, numbers: Ids) -> Ids:
-        """Place on the line of each number in ``[0, total)``: a permutation; int64 of the same shape."""
+    def offsets(self, numbers: Ids) -> Ids:
+        """Offset in the concatenated shards of each number in ``[0, total)``: a permutation; int64 of the same shape."""
 
     @classmethod
     def shards_per_node(cls, shards: int, samples: int, block_size: int) -> int:  # noqa: ARG003
@@ -59,15 +59,15 @@ class ShufflePass(ABC):
 
     def locate(self, numbers: Ids, shards: Ids, rows: Ids) -> None:
         """Write shard and row of each number into the last two arguments."""
-        places = self.places(numbers)
-        found = self._bounds.find(places)
+        offsets = self.offsets(numbers)
+        found = self._bounds.find(offsets)
         self._shards.take(found, out=shards, mode="wrap")
         self._bounds.starts.take(found, out=rows, mode="wrap")
-        np.subtract(places, rows, out=rows)
+        np.subtract(offsets, rows, out=rows)
 
 
 class StoredOrderPass(ShufflePass):
-    """``none``: id order. Canonical node c of C reads the c-th span of the line, side by side with the others."""
+    """``none``: id order. Canonical node c of C reads the c-th span of the concatenation, side by side with the others."""
 
     moves_shards = False
 
@@ -82,7 +82,7 @@ class StoredOrderPass(ShufflePass):
         lengths = (self.total - nodes + self._nodes - 1) // self._nodes
         self._starts = np.cumsum(lengths) - lengths
 
-    def places(self, numbers: Ids) -> Ids:
+    def offsets(self, numbers: Ids) -> Ids:
         if self._nodes == 1:
             return numbers
         if self._nodes_shift is not None:

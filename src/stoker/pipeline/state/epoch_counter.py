@@ -22,7 +22,7 @@ from stoker.order.sample_order import EpochPosition
 
 __all__ = ["EpochClock"]
 
-# Places of the shared int64 numbers: the next epoch, how many records were made, and how many epochs were begun.
+# Indices of the shared int64 numbers: the next epoch, how many records were made, and how many epochs were begun.
 _NEXT, _RECORDS, _BEGINNINGS = 0, 1, 2
 # Then a slot with the position that a state was loaded at, and records, the newest written over the oldest: which pass of
 # which workers began which epoch where, and a bit for each worker that has begun it. A slot is a position as pickle writes

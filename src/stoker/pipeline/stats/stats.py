@@ -1,16 +1,27 @@
-"""Statistics of any loader: one snapshot of all counts, cheap enough to be taken at any time."""
+"""Statistics of any loader: one snapshot of all counts, cheap enough to be taken at any time, also as Prometheus' text."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_start
+from stoker.errors import ConfigError
 
-__all__ = ["PERCENTILES", "StreamStats"]
+__all__ = [
+    "METRICS",
+    "METRIC_PREFIX",
+    "PERCENTILES",
+    "READ_TIME",
+    "READ_TIME_ABOUT",
+    "Metric",
+    "StreamStats",
+    "prometheus_text",
+]
 
 PERCENTILES: Final = (50, 90, 99)
 _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)
@@ -28,6 +39,24 @@ def _metric(about: str, count: Count | None = None, *, name: str = "", unit: str
         rises: whether it only ever rises.
     """
     return field(metadata={"about": about, "count": count, "name": name, "unit": unit, "rises": rises})
+
+
+class Metric(NamedTuple):
+    """One metric.
+
+    Attributes:
+        name: without prefix and without the endings that a system asks for.
+        attribute: of :class:`~stoker.pipeline.stats.stats.StreamStats`.
+        unit: its unit by Prometheus' names; empty for a number of things.
+        counts: whether it only ever rises.
+        about: what it is.
+    """
+
+    name: str
+    attribute: str
+    unit: str
+    counts: bool
+    about: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +93,8 @@ class StreamStats:
         replicated_shards: shards that were brought into the cache for other workers.
         replicated_bytes: their bytes.
         token_batches: batches for language models that were delivered.
-        tokens: their places that hold tokens, those of eos counted.
-        token_places: all their places.
+        tokens: their slots that hold tokens, those of eos counted.
+        token_slots: all their slots, those of padding counted.
         cut_documents: documents of which a layout cut something off.
         cut_tokens: tokens that were cut off.
     """
@@ -98,15 +127,15 @@ class StreamStats:
     replicated_shards: int = _metric("Shards cached for other workers.", Count.REPLICATED_SHARDS)
     replicated_bytes: int = _metric("Their bytes.", Count.REPLICATED_BYTES, name="replicated", unit="bytes")
     token_batches: int = _metric("Batches for language models delivered.", Count.BATCHES)
-    tokens: int = _metric("Their places that hold tokens.", Count.TOKENS)
-    token_places: int = _metric("All their places.", Count.TOKEN_PLACES)
+    tokens: int = _metric("Their slots that hold tokens.", Count.TOKENS)
+    token_slots: int = _metric("All their slots.", Count.TOKEN_SLOTS)
     cut_documents: int = _metric("Documents of which a layout cut something off.", Count.CUT_DOCUMENTS)
     cut_tokens: int = _metric("Tokens that were cut off.", Count.CUT_TOKENS)
 
     @property
     def padding_waste(self) -> float:
-        """The part of all places of batches for language models that is padding, 0 to 1."""
-        return 1 - self.tokens / self.token_places if self.token_places else 0.0
+        """The fraction of the slots of batches for language models that is padding, 0 to 1."""
+        return 1 - self.tokens / self.token_slots if self.token_slots else 0.0
 
     @classmethod
     def of(cls, counts: Counts, *, buffered: bool = False) -> StreamStats:
@@ -142,10 +171,71 @@ class StreamStats:
         )
 
     def prometheus(self, **labels: str) -> str:
-        """All numbers in Prometheus' text format; see :mod:`stoker.pipeline.stats.metrics`."""
-        from stoker.pipeline.stats.metrics import prometheus_text
-
+        """All numbers in Prometheus' text format; see :func:`prometheus_text`."""
         return prometheus_text(self, labels)
+
+
+METRICS: Final = tuple(
+    [
+        Metric(told["name"] or one.name, one.name, told["unit"], told["rises"], told["about"])
+        for one in fields(StreamStats)
+        if (told := one.metadata)
+    ]
+)
+
+METRIC_PREFIX: Final = "stoker_"
+READ_TIME: Final = "read_seconds"
+READ_TIME_ABOUT: Final = "Time of a step of reading, by quantile."
+
+
+def _full_name(metric: Metric) -> str:
+    parts = [METRIC_PREFIX + metric.name, metric.unit, "total" if metric.counts else ""]
+    return "_".join(filter(None, parts))
+
+
+def prometheus_text(stats: StreamStats, labels: Mapping[str, str] | None = None) -> str:
+    """All metrics in Prometheus' text exposition format 0.0.4.
+
+    Args:
+        stats: a snapshot.
+        labels: put on every metric, such as the rank.
+
+    Raises:
+        ConfigError: a label's name is none that Prometheus allows.
+    """
+    given = dict(labels or {})
+    for name in given:
+        if not name.isidentifier() or not name.isascii() or name.startswith("__") or name == "quantile":
+            raise ConfigError(f"{name!r} is no name for a label: letters, digits and underscores, and not 'quantile'")
+    lines: list[str] = []
+    for metric in METRICS:
+        name = _full_name(metric)
+        lines += [
+            f"# HELP {name} {metric.about}",
+            f"# TYPE {name} {'counter' if metric.counts else 'gauge'}",
+            f"{name}{_labels(given)} {_number(getattr(stats, metric.attribute))}",
+        ]
+    name = METRIC_PREFIX + READ_TIME
+    lines += [f"# HELP {name} {READ_TIME_ABOUT}", f"# TYPE {name} summary"]
+    for percent, seconds in stats.load_percentiles.items():
+        lines.append(f"{name}{_labels({**given, 'quantile': str(percent / 100)})} {_number(seconds)}")
+    lines.append(f"{name}_sum{_labels(given)} {_number(stats.mean_load_time * stats.samples_loaded)}")
+    lines.append(f"{name}_count{_labels(given)} {stats.reads}")
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    written = []
+    for name, value in labels.items():
+        text = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        written.append(f'{name}="{text}"')
+    return "{" + ",".join(written) + "}"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else repr(float(value))
 
 
 def percentile(histogram: NDArray[np.int64], part: float) -> float:

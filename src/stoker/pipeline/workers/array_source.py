@@ -28,7 +28,7 @@ from stoker.types import Array, Batch, Column, Ids, Transform
 __all__ = ["ArraySource", "array_order"]
 
 _CHUNK: Final = 4096
-_HASHED_PIECES: Final = 64
+_HASHED_CHUNKS: Final = 64
 _HASHED_BYTES: Final = 1 << 16
 
 
@@ -67,14 +67,14 @@ class ArraySource:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of names, types and shapes, and of each array's bytes: of all of a small one, of 64 pieces of a large one."""
+        """Hash of names, types and shapes, and of each array's bytes: of all of a small one, of 64 chunks of a large one."""
         digest = xxhash.xxh3_128()
         for name, values in sorted(self._columns.items()):
             if isinstance(values, np.ndarray) and values.dtype.kind != "O":
                 digest.update(f"{name} {values.dtype.str} {values.shape};".encode())
                 step = max(1, _HASHED_BYTES // max(1, values[:1].nbytes))
                 starts = range(0, len(values), step)
-                for start in starts if len(starts) <= _HASHED_PIECES else starts[:: len(starts) // _HASHED_PIECES]:
+                for start in starts if len(starts) <= _HASHED_CHUNKS else starts[:: len(starts) // _HASHED_CHUNKS]:
                     digest.update(np.ascontiguousarray(values[start : start + step]).tobytes())
             else:
                 digest.update(f"{name} list {len(values)};".encode())
@@ -101,10 +101,10 @@ class ArraySource:
         self._count(len(rows), begun)
         return found
 
-    def runs(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
+    def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
         """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
-        for places in run.plan.chunks(_CHUNK):
-            shards, rows = run.order.locate(np.concatenate(places))
+        for positions in run.plan.chunks(_CHUNK):
+            shards, rows = run.order.locate(np.concatenate(positions))
             for start in range(0, len(rows), most):
                 here = slice(max(start, min(skip, start + most)), start + most)
                 if len(rows[here]):
@@ -113,8 +113,8 @@ class ArraySource:
 
     def batches(self, run: Run) -> Iterator[Batch]:
         """All batches of a run."""
-        for places in run.plan.chunks(_CHUNK):
-            for some in places:
+        for positions in run.plan.chunks(_CHUNK):
+            for some in positions:
                 yield self.batch(*run.order.locate(some))
 
     def chunk(self, batch_size: int) -> int:
@@ -190,15 +190,15 @@ def _column(name: str, values: Any) -> Column:
     raise ConfigError(f"column {name!r} is a {type(values).__name__}: an array or a list is needed")
 
 
-def array_order(rows: ArraySource, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeOrder:
-    """The order of arrays: a shuffle of all rows, as no sample is farther away than another."""
-    table = ShardTable(np.array([rows.total], dtype=np.int64))
+def array_order(arrays: ArraySource, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeOrder:
+    """The order of arrays: a shuffle of all rows, as all samples are equally fast to read."""
+    table = ShardTable(np.array([arrays.total], dtype=np.int64))
     source = StreamSource(
         name="arrays",
         table=table,
         selection=Everything(table),
-        about={"fingerprint": rows.fingerprint, "samples": rows.total},
-        labels=rows.labels(partition),
+        about={"fingerprint": arrays.fingerprint, "samples": arrays.total},
+        labels=arrays.labels(partition),
     )
     settings = NativeSettings(
         shuffle="none" if shuffle_seed is None else "global",

@@ -31,14 +31,14 @@ class Ledger:
         self._counts = counts
         self._delivered: dict[LeasedSplit, int] = {}
         self._done: dict[LeasedSplit, int] = {}
-        self._asked: dict[LeasedSplit, int] = {}
+        self._requested: dict[LeasedSplit, int] = {}
         self._unsettled: dict[LeasedSplit, int] = {}  # of what was asked for, what is neither committed nor refused
-        self._asked_at = 0.0
+        self._requested_at = 0.0
 
     @property
     def uncommitted(self) -> int:
         """Samples that were delivered and not asked to be committed."""
-        return sum(end - self._asked.get(split, split.begin) for split, end in self._delivered.items())
+        return sum(end - self._requested.get(split, split.begin) for split, end in self._delivered.items())
 
     def deliver(self, split: LeasedSplit, end: int) -> bool:
         """Note that the samples before position ``end`` are about to be delivered; ``False`` if they must not be."""
@@ -58,11 +58,11 @@ class Ledger:
             return
         self._done.update(self._delivered)
         moment = time.monotonic()
-        late = moment - self._asked_at > _COMMIT_EVERY
+        late = moment - self._requested_at > _COMMIT_EVERY
         for split, end in list(self._delivered.items()):
             if late or end == split.end:
-                self._asked_at = moment
-                self._ask(split, end)
+                self._requested_at = moment
+                self._request(split, end)
         if late:
             self.settle()
 
@@ -77,16 +77,16 @@ class Ledger:
     def commit(self) -> None:
         """Ask for all that is done to be committed."""
         for split, end in list(self._done.items()):
-            self._ask(split, end)
+            self._request(split, end)
 
-    def _ask(self, split: LeasedSplit, end: int) -> None:
-        if end > self._asked.get(split, split.begin):
+    def _request(self, split: LeasedSplit, end: int) -> None:
+        if end > self._requested.get(split, split.begin):
             try:
                 split.commit(end)
             except LeaseLostError:
                 self._lose(split)
                 return
-            self._asked[split] = self._unsettled[split] = end
+            self._requested[split] = self._unsettled[split] = end
         if end == split.end:
             self._forget(split)
 
@@ -114,4 +114,4 @@ class Ledger:
     def _forget(self, split: LeasedSplit) -> None:
         self._delivered.pop(split, None)
         self._done.pop(split, None)
-        self._asked.pop(split, None)
+        self._requested.pop(split, None)

@@ -17,7 +17,7 @@ from stoker.order.native import NativeOrder
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.delivered_splits import Ledger
-from stoker.pipeline.workers.range_source import Piece, RangeReader, RangeSource, RestoreRequest, WorkerProgress
+from stoker.pipeline.workers.range_source import RangeReader, RangeSource, RestoreRequest, SampleChunk, WorkerProgress
 from stoker.pipeline.workers.replicas import Replicas, lanes_held
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.pipeline.workers.split_reader import SplitReader
@@ -44,8 +44,8 @@ class LeasedSource(RangeSource):
     per_rank = False
     leases = True
 
-    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
-        super().__init__(rows, sample_order, config)
+    def __init__(self, sample_source: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
+        super().__init__(sample_source, sample_order, config)
         self._order = sample_order
         self._coordination: Coordination | None = None
         self._reader: SplitReader | None = None
@@ -58,7 +58,7 @@ class LeasedSource(RangeSource):
         self._lock = threading.RLock()
         self._forked = self._forked or self._coordination is not None
         self._reader = self._coordination = None
-        self._ledger = Ledger(self._rows.counts)
+        self._ledger = Ledger(self._sample_source.counts)
 
     def _check_process(self) -> None:
         if self._forked:
@@ -75,23 +75,23 @@ class LeasedSource(RangeSource):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return max(1, self._config.prefetch_buffer_size)  # always a thread: leasing does not wait for the consumer
 
-    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:  # noqa: ARG002 - the coordinator knows
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - the coordinator knows
         config, coordination = self._config, self._take_part()
         replicate = None
         if config.replication_factor > 1:
-            replicate = partial(Replicas, self._rows, self._splits, config, coordination)
-        reader = RangeReader(self._rows, self._splits, config, batched=config.batch_size is not None)
+            replicate = partial(Replicas, self._sample_source, self._splits, config, coordination)
+        reader = RangeReader(self._sample_source, self._splits, config, batched=config.batch_size is not None)
         self._reader = SplitReader(reader, coordination, self._ledger.lost, replicate, closing)
-        return self._reader.pieces()
+        return self._reader.chunks()
 
-    def deliver(self, piece: Piece, begin: int, end: int) -> bool:
+    def deliver(self, chunk: SampleChunk, begin: int, end: int) -> bool:
         if self._config.commit == "next":
             self._ledger.done()
-        assert piece.split is not None
-        if not self._ledger.deliver(piece.split, end):
+        assert chunk.split is not None
+        if not self._ledger.deliver(chunk.split, end):
             return False
         self.last_positions = range(begin, end)
         return True
@@ -209,7 +209,7 @@ class LeasedSource(RangeSource):
                 logger.warning(
                     "epoch %d has no samples: there are none in the dataset, or its subset leaves none", epoch
                 )
-            self._ledger = Ledger(self._rows.counts)
+            self._ledger = Ledger(self._sample_source.counts)
             self.last_positions = range(0)
             self.epoch = epoch
 

@@ -16,7 +16,7 @@ from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.resume import check_not_empty, others_have_more, resume_point, run_from
 from stoker.pipeline.state.state import make_state, read_state
 from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
-from stoker.pipeline.workers.range_source import Piece, RangeSource, RestoreRequest, WorkerProgress, piece_size
+from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.types import Batch
 
@@ -38,8 +38,10 @@ class LockstepSource(RangeSource):
 
     kind = "lockstep"
 
-    def __init__(self, rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int) -> None:
-        super().__init__(rows, sample_order, config)
+    def __init__(
+        self, sample_source: SampleSource, sample_order: SampleOrder, config: StreamingConfig, batch_size: int
+    ) -> None:
+        super().__init__(sample_source, sample_order, config)
         self._data_rank = DataRank(config.rank, config.world_size, 1, batch_size)
         self._begin(EpochPosition(0))
 
@@ -68,10 +70,10 @@ class LockstepSource(RangeSource):
             self._begin(self._here(at))
         return self._point.partial
 
-    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:  # noqa: ARG002 - waits for nobody
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
         check_not_empty(self.sample_order, self._point, self._run, self._data_rank)
         reader = _LockstepReader(
-            self._rows, self.sample_order, self._config, self._data_rank, self._point, self._run, at
+            self._sample_source, self.sample_order, self._config, self._data_rank, self._point, self._run, at
         )
         return reader.samples() if self._config.batch_size is None else reader.batches()
 
@@ -131,7 +133,7 @@ class LockstepSource(RangeSource):
 class _LockstepReader:
     """All that the reading thread needs; it knows nothing of the source."""
 
-    rows: SampleSource
+    sample_source: SampleSource
     sample_order: SampleOrder
     config: StreamingConfig
     data_rank: DataRank
@@ -139,38 +141,38 @@ class _LockstepReader:
     run: Run
     at: int
 
-    def samples(self) -> Iterator[Piece]:
+    def samples(self) -> Iterator[SampleChunk]:
         """The rest of the rank's part, some samples at a time."""
         begin = self.at
-        for some in self.rows.runs(self.run, begin, piece_size(self.config)):
-            yield Piece(begin, begin + len(some), len(some), samples=some)
+        for some in self.sample_source.chunks(self.run, begin, chunk_size(self.config)):
+            yield SampleChunk(begin, begin + len(some), len(some), samples=some)
             begin += len(some)
 
-    def batches(self) -> Iterator[Piece]:
+    def batches(self) -> Iterator[SampleChunk]:
         """The rest of the rank's part, batch by batch; then fillers, if ranks are to end together."""
         joined = self.config.remainder == "join"
         batch: Batch | None = None
         steps = 0
-        for batch in self.rows.batches(self.run):
-            yield self._piece(steps, {**batch, FILLER: _flags(batch, of=False)} if joined else batch)
+        for batch in self.sample_source.batches(self.run):
+            yield self._chunk(steps, {**batch, FILLER: _flags(batch, of=False)} if joined else batch)
             steps += 1
         if joined:
             for step in range(steps, _most_steps(self.sample_order, self.point, self.data_rank)):
                 if batch is None:
                     batch = self._any_batch()
-                yield self._piece(step, {**batch, FILLER: _flags(batch, of=True)})
+                yield self._chunk(step, {**batch, FILLER: _flags(batch, of=True)})
 
-    def _piece(self, step: int, batch: Batch) -> Piece:
+    def _chunk(self, step: int, batch: Batch) -> SampleChunk:
         size = self.run.plan.batch_size
         begin = self.at + step * size
-        return Piece(begin, begin + size, _length(batch), batch=batch)
+        return SampleChunk(begin, begin + size, _length(batch), batch=batch)
 
     def _any_batch(self) -> Batch:
         """A batch of some other rank, for one that has none at all."""
         for rank in range(self.data_rank.world_size):
             run = self.sample_order.run(self.point, replace(self.data_rank, rank=rank))
-            for places in run.plan.chunks(1):
-                return self.rows.batch(*run.order.locate(places[0]))
+            for positions in run.plan.chunks(1):
+                return self.sample_source.batch(*run.order.locate(positions[0]))
         raise AssertionError("some rank has a batch")
 
 

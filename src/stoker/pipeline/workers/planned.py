@@ -19,10 +19,10 @@ from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
 from stoker.pipeline.workers.range_source import (
     STEPS_AHEAD,
-    Piece,
     RangeReader,
     RangeSource,
     RestoreRequest,
+    SampleChunk,
     WorkerProgress,
 )
 from stoker.pipeline.workers.sample_source import SampleSource
@@ -48,9 +48,9 @@ class PlannedSource(RangeSource):
 
     kind = "planned"
 
-    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
+    def __init__(self, sample_source: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
         assert config.global_batch_size is not None
-        super().__init__(rows, sample_order, config)
+        super().__init__(sample_source, sample_order, config)
         self._order = sample_order
         self._step = config.global_batch_size
         self._steps = max(1, -(-config.prefetch_buffer_size * config.world_size // self._step))
@@ -87,17 +87,17 @@ class PlannedSource(RangeSource):
         return "drop"
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self._steps if self._config.prefetch_buffer_size else 0
 
     @staticmethod
-    def cost(piece: Piece) -> int:  # noqa: ARG004
+    def cost(chunk: SampleChunk) -> int:  # noqa: ARG004
         """One for each step, however many samples it has: so none beyond the horizon is read."""
         return 1
 
-    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:  # noqa: ARG002 - waits for nobody
-        reader = RangeReader(self._rows, self._splits, self._config, batched=True)
-        return _pieces(reader, self._current, self._config.rank, at)
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
+        reader = RangeReader(self._sample_source, self._splits, self._config, batched=True)
+        return _chunks(reader, self._current, self._config.rank, at)
 
     def advance(self) -> None:
         self._begin(self.epoch + 1, self._current.plan.generations[-1])
@@ -119,7 +119,7 @@ class PlannedSource(RangeSource):
             ConfigError: the ranks or weights make no sense, or nothing of the epoch is left beyond the horizon.
         """
         chosen = tuple(range(self._config.world_size)) if ranks is None else tuple(ranks)
-        _check_shares(self._step, chosen, weights, self._config.world_size)
+        _check_step_sizes(self._step, chosen, weights, self._config.world_size)
         plan = self.plan(at)
         gone = set(chosen) - set(plan.generations[-1].ranks)
         if gone and at > 0:
@@ -175,7 +175,7 @@ class PlannedSource(RangeSource):
         return position
 
 
-def _pieces(reader: RangeReader, current: _CurrentPlan, rank: int, position: int) -> Iterator[Piece]:
+def _chunks(reader: RangeReader, current: _CurrentPlan, rank: int, position: int) -> Iterator[SampleChunk]:
     """A rank's part of each global batch from a position on."""
     expected = position
     while position < current.plan.end:
@@ -197,20 +197,20 @@ def _equal_or_given(config: StreamingConfig) -> tuple[tuple[int, ...], tuple[int
     assert config.global_batch_size is not None
     ranks = tuple(range(config.world_size))
     weights = config.weights or (1,) * len(ranks)
-    _check_shares(config.global_batch_size, ranks, weights, len(ranks))
+    _check_step_sizes(config.global_batch_size, ranks, weights, len(ranks))
     return ranks, weights
 
 
-def _check_shares(step: int, ranks: Sequence[int], weights: Sequence[int], world_size: int) -> None:
+def _check_step_sizes(step: int, ranks: Sequence[int], weights: Sequence[int], world_size: int) -> None:
     if len(weights) != len(ranks):
         raise ConfigError(f"there are {len(ranks)} ranks and {len(weights)} weights: each rank needs one")
     outside = [rank for rank in ranks if not 0 <= rank < world_size]
     if outside:
         raise ConfigError(f"rank {outside[0]} is not in a world of {world_size}")
-    shares = apportion(step, weights)
-    if min(shares) == 0:
-        rank = ranks[shares.index(0)]
+    sizes = apportion(step, weights)
+    if min(sizes) == 0:
+        rank = ranks[sizes.index(0)]
         raise ConfigError(
-            f"rank {rank} with weight {weights[shares.index(0)]} of {sum(weights)} gets nothing of a global batch of {step}, "
+            f"rank {rank} with weight {weights[sizes.index(0)]} of {sum(weights)} gets nothing of a global batch of {step}, "
             "and the others would wait for it: raise its weight or the batch, or leave the rank out"
         )

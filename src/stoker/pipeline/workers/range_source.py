@@ -17,16 +17,16 @@ from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
 from stoker.pipeline.workers.sample_source import SampleSource, in_order
 
-__all__ = ["Piece", "WorkerProgress", "RangeReader", "RangeSource", "RestoreRequest"]
+__all__ = ["SampleChunk", "WorkerProgress", "RangeReader", "RangeSource", "RestoreRequest"]
 
 # Samples that are read in one step, where they are delivered one by one.
-_PIECE: Final = 64
+_CHUNK: Final = 64
 # So many steps ahead of the one that is read, shards are fetched.
 STEPS_AHEAD: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SampleChunk:
     """Samples of a range, or one batch of them, on their way to the consumer.
 
     Attributes:
@@ -100,8 +100,8 @@ class RangeSource(ABC):
     leases: ClassVar[bool] = False
     epoch: int
 
-    def __init__(self, rows: SampleSource, sample_order: SampleOrder, config: StreamingConfig) -> None:
-        self._rows = rows
+    def __init__(self, sample_source: SampleSource, sample_order: SampleOrder, config: StreamingConfig) -> None:
+        self._sample_source = sample_source
         self._config = config
         self.sample_order = sample_order
 
@@ -110,7 +110,7 @@ class RangeSource(ABC):
         """Samples, or batches, of an epoch."""
 
     @abstractmethod
-    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:
         """Everything from number ``at`` to the epoch's end.
 
         Called in the consumer's thread; the iterator is used in the reading thread. It must not refer to the source, or a
@@ -143,14 +143,14 @@ class RangeSource(ABC):
         return "uneven"
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Capacity of the buffer, in samples; 0: nothing is read ahead."""
         return self._config.prefetch_buffer_size
 
     @staticmethod
-    def cost(piece: Piece) -> int:
-        """The part of :attr:`room` that a piece takes."""
-        return piece.count
+    def cost(chunk: SampleChunk) -> int:
+        """The part of :attr:`capacity` that a chunk takes."""
+        return chunk.count
 
     def reopen(self, at: int) -> int:
         """Prepare to read again from number ``at``; returns the number that it has from now on."""
@@ -167,16 +167,16 @@ class RangeSource(ABC):
         """Forget, in a forked child, what only the parent may use."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of everything; reading has stopped."""
+        """Release all resources; reading has stopped."""
 
     # -- leases: nothing to do where there are none -------------------------------------------------------------------
 
-    def deliver(self, piece: Piece, begin: int, end: int) -> bool:  # noqa: ARG002
-        """Note that numbers ``[begin, end)`` of a piece are about to be delivered; ``False`` if they must not be."""
+    def deliver(self, chunk: SampleChunk, begin: int, end: int) -> bool:  # noqa: ARG002
+        """Note that numbers ``[begin, end)`` of a chunk are about to be delivered; ``False`` if they must not be."""
         return True
 
     def before_wait(self) -> None:  # noqa: B027
-        """Called when the consumer needs another piece and may wait for it."""
+        """Called when the consumer needs another chunk and may wait for it."""
 
     def check_starved(self) -> None:  # noqa: B027
         """Called every now and then while the consumer waits. Raises an error if it would wait for ever."""
@@ -206,16 +206,16 @@ class RangeReader:
         batched: whether a range that is read is one batch.
     """
 
-    def __init__(self, rows: SampleSource, splits: Splits, config: StreamingConfig, *, batched: bool) -> None:
-        self.rows = rows
+    def __init__(self, sample_source: SampleSource, splits: Splits, config: StreamingConfig, *, batched: bool) -> None:
+        self.sample_source = sample_source
         self._splits = splits
         self._batched = batched
-        self._step = config.batch_size or piece_size(config)
+        self._step = config.batch_size or chunk_size(config)
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Have the shards of these ranges fetched; those of others may go."""
         shards = [self._splits.locate(begin, end)[0] for begin, end in ranges]
-        self.rows.expect(in_order(np.concatenate(shards)) if shards else ())
+        self.sample_source.expect(in_order(np.concatenate(shards)) if shards else ())
 
     def steps(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Positions ``[begin, end)`` cut into batches, or into as many samples as are read in one step."""
@@ -225,14 +225,14 @@ class RangeReader:
                 self.expect([(first, min(end, first + STEPS_AHEAD * step))])
             yield first, min(end, first + step)
 
-    def read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None = None) -> Piece:
+    def read(self, begin: int, end: int, numbers: tuple[int, int], split: LeasedSplit | None = None) -> SampleChunk:
         """The samples at positions ``[begin, end)``, which the source gives these numbers."""
-        places = self._splits.locate(begin, end)
+        located = self._splits.locate(begin, end)
         if self._batched:
-            return Piece(*numbers, end - begin, batch=self.rows.batch(*places), split=split)
-        return Piece(*numbers, end - begin, samples=self.rows.samples(*places), split=split)
+            return SampleChunk(*numbers, end - begin, batch=self.sample_source.batch(*located), split=split)
+        return SampleChunk(*numbers, end - begin, samples=self.sample_source.samples(*located), split=split)
 
 
-def piece_size(config: StreamingConfig) -> int:
+def chunk_size(config: StreamingConfig) -> int:
     """Samples that are read in one step where they are delivered one by one: a quarter of the buffer, 64 at most."""
-    return max(1, min(_PIECE, (config.prefetch_buffer_size or _PIECE) // 4))
+    return max(1, min(_CHUNK, (config.prefetch_buffer_size or _CHUNK) // 4))

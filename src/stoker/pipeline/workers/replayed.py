@@ -14,7 +14,7 @@ from stoker.order.native import NativeOrder
 from stoker.pipeline.state.state import check_same_order
 from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.range_source import Piece, RangeReader, RangeSource, RestoreRequest, WorkerProgress
+from stoker.pipeline.workers.range_source import RangeReader, RangeSource, RestoreRequest, SampleChunk, WorkerProgress
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.storage.recorded_versions import check_versions, host_versions
 
@@ -37,8 +37,8 @@ class ReplayedSource(RangeSource):
     kind = "replay"
     per_rank = False  # its ranges are compared
 
-    def __init__(self, rows: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
-        super().__init__(rows, sample_order, config)
+    def __init__(self, sample_source: SampleSource, sample_order: NativeOrder, config: StreamingConfig) -> None:
+        super().__init__(sample_source, sample_order, config)
         assert config.adaptive is not None
         assignment = config.adaptive.replay
         assert assignment is not None
@@ -61,9 +61,11 @@ class ReplayedSource(RangeSource):
         size = self._config.batch_size or 1
         return sum(-(-(end - begin) // size) for begin, end in self._ranges)
 
-    def pieces(self, at: int, closing: threading.Event) -> Iterator[Piece]:  # noqa: ARG002 - waits for nobody
-        reader = RangeReader(self._rows, self._splits, self._config, batched=self._config.batch_size is not None)
-        return _pieces(reader, self._ranges, at)
+    def chunks(self, at: int, closing: threading.Event) -> Iterator[SampleChunk]:  # noqa: ARG002 - waits for nobody
+        reader = RangeReader(
+            self._sample_source, self._splits, self._config, batched=self._config.batch_size is not None
+        )
+        return _chunks(reader, self._ranges, at)
 
     def check_advance(self, *, finished: bool) -> None:  # noqa: ARG002
         """Raises ConfigError: an assignment is of one epoch."""
@@ -96,7 +98,7 @@ class ReplayedSource(RangeSource):
         return {"batch_size": self._config.batch_size, "ranges": [list(one) for one in self._ranges]}
 
 
-def _pieces(reader: RangeReader, ranges: list[tuple[int, int]], at: int) -> Iterator[Piece]:
+def _chunks(reader: RangeReader, ranges: list[tuple[int, int]], at: int) -> Iterator[SampleChunk]:
     """The ranges one after the other, from their sample number ``at`` on."""
     before = 0
     for first, last in ranges:

@@ -21,7 +21,7 @@ __all__ = ["Replicas", "lanes_held"]
 
 logger = logging.getLogger(__name__)
 
-_PIECE: Final = 1 << 16
+_CHUNK: Final = 1 << 16
 
 
 def lanes_held(rank: int, lanes: int, world_size: int, replication: int) -> list[int]:
@@ -54,16 +54,20 @@ class Replicas:
         coordination: the run.
     """
 
-    def __init__(self, rows: SampleSource, splits: Splits, config: StreamingConfig, coordination: Coordination) -> None:
-        self._rows = rows
+    def __init__(
+        self, sample_source: SampleSource, splits: Splits, config: StreamingConfig, coordination: Coordination
+    ) -> None:
+        self._sample_source = sample_source
         self._splits = splits
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        if isinstance(rows, PoolSource):
+        if isinstance(sample_source, PoolSource):
             starts = coordination.epoch.starts
             lanes = lanes_held(config.rank, len(starts) - 1, config.world_size, config.replication_factor)
             spans = [(starts[lane], starts[lane + 1]) for lane in lanes]
-            self._thread = threading.Thread(target=self._fetch, args=(rows, spans), name="stoker-replicas", daemon=True)
+            self._thread = threading.Thread(
+                target=self._fetch, args=(sample_source, spans), name="stoker-replicas", daemon=True
+            )
             self._thread.start()
 
     def close(self) -> None:
@@ -72,9 +76,9 @@ class Replicas:
         if self._thread is not None:
             self._thread.join(1.0)
 
-    def _fetch(self, rows: PoolSource, spans: list[tuple[int, int]]) -> None:
-        pool = rows.pool
-        seen = np.zeros(rows.shards, dtype=np.bool_)
+    def _fetch(self, sample_source: PoolSource, spans: list[tuple[int, int]]) -> None:
+        pool = sample_source.pool
+        seen = np.zeros(sample_source.shards, dtype=np.bool_)
         try:
             for shard in self._shards(spans, seen):
                 info, cache = pool.index.shards[shard], pool.cache_of(shard)
@@ -88,20 +92,20 @@ class Replicas:
                         continue
                     logger.info("the cache has no space for more replicas")
                     return
-                rows.counts.add(Count.REPLICATED_SHARDS, 1)
-                rows.counts.add(Count.REPLICATED_BYTES, sum(file.bytes for file in info.stored))
+                sample_source.counts.add(Count.REPLICATED_SHARDS, 1)
+                sample_source.counts.add(Count.REPLICATED_BYTES, sum(file.bytes for file in info.stored))
         except StokerError as error:
             logger.warning("replicas are no longer fetched: %s", error)
 
     def _shards(self, spans: list[tuple[int, int]], seen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[int]:
-        """Shards in the order in which the lanes come to them, a piece of each lane in turn."""
+        """Shards in the order in which the lanes come to them, a chunk of each lane in turn."""
         longest = max((end - begin for begin, end in spans), default=0)
-        for offset in range(0, longest, _PIECE):
+        for offset in range(0, longest, _CHUNK):
             for begin, end in spans:
                 first = begin + offset
                 if self._closed.is_set() or first >= end:
                     continue
-                shards, _ = self._splits.locate(first, min(end, first + _PIECE))
+                shards, _ = self._splits.locate(first, min(end, first + _CHUNK))
                 for shard in in_order(shards):
                     if not seen[shard]:
                         seen[shard] = True

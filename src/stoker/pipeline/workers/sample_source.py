@@ -58,7 +58,7 @@ class SampleSource(Protocol):
         """The same, as columns."""
         ...
 
-    def runs(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
+    def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
         """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
         ...
 
@@ -75,7 +75,7 @@ class SampleSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         ...
 
 
@@ -129,7 +129,7 @@ class PoolSource:
         self._count(shards, len(numbers), ready, begun)
         return found
 
-    def runs(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
+    def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
         """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
         for part in self._pipeline(run, one_by_one=True).sample_runs():
             while True:
@@ -159,7 +159,7 @@ class PoolSource:
         self.pool.prefetch(list(self._expected)[: self._settings.most_shards])
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self.pool.close()
 
     def _pipeline(self, run: Run, *, one_by_one: bool) -> Pipeline:

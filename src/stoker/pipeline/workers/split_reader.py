@@ -1,4 +1,4 @@
-"""Reads the splits that a worker leases, piece by piece, ahead of their consumer."""
+"""Reads the splits that a worker leases, chunk by chunk, ahead of their consumer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.concurrency.shared_counters import Count
 from stoker.coordination import Coordination, LeasedSplit, WaitTimeoutError
-from stoker.pipeline.workers.range_source import Piece, RangeReader
+from stoker.pipeline.workers.range_source import RangeReader, SampleChunk
 from stoker.pipeline.workers.replicas import Replicas
 
 __all__ = ["SplitReader"]
@@ -49,14 +49,14 @@ class SplitReader:
         self._replicate = replicate
         self._closing = closing
 
-    def pieces(self) -> Iterator[Piece]:
-        """Pieces of all splits that this worker gets; their numbers are positions."""
+    def chunks(self) -> Iterator[SampleChunk]:
+        """Chunks of all splits that this worker gets; their numbers are positions."""
         replicas = None if self._replicate is None else self._replicate()
         try:
             while (split := self._next_split()) is not None:
-                self._reader.rows.counts.add(Count.LEASES, 1)
+                self._reader.sample_source.counts.add(Count.LEASES, 1)
                 try:
-                    yield from self._pieces_of(split)
+                    yield from self._chunks_of(split)
                 except Exception:
                     self.failed = split
                     raise
@@ -65,7 +65,7 @@ class SplitReader:
             if replicas is not None:
                 replicas.close()
 
-    def _pieces_of(self, split: LeasedSplit) -> Iterator[Piece]:
+    def _chunks_of(self, split: LeasedSplit) -> Iterator[SampleChunk]:
         for begin, end in self._reader.steps(split.begin, split.end):
             if split in self._lost or self._closing.is_set():
                 break

@@ -49,11 +49,11 @@ def changed_order(sample_order: SampleOrder, config: StreamingConfig) -> SampleO
     return NativeOrder(sample_order.sources, settings, sample_order.origin)
 
 
-def order_of_arrays(rows: ArraySource, config: StreamingConfig) -> NativeOrder:
+def order_of_arrays(source: ArraySource, config: StreamingConfig) -> NativeOrder:
     """The sample order of arrays in memory, as the config says."""
     given = config.adaptive.base if config.adaptive is not None else config.partition
     assert not isinstance(given, Adaptive)
     alone = config.world_size == 1 or config.global_batch_size is not None
     partition: Partition = given or (Elastic() if alone else RoundRobin())
     remainder = "uneven" if config.remainder in (None, "join") else config.remainder
-    return array_order(rows, partition, config.shuffle_seed, remainder)
+    return array_order(source, partition, config.shuffle_seed, remainder)

@@ -12,7 +12,7 @@ from stoker.errors import StateError
 from stoker.pipeline.prefetch_buffer import END, NothingYet, PrefetchBuffer
 from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.config import StreamingConfig
-from stoker.pipeline.workers.range_source import Piece, RangeSource, RestoreRequest
+from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk
 
 __all__ = ["WorkerReader"]
 
@@ -40,11 +40,11 @@ class WorkerReader:
         self._config = config
         self._counts = counts
         self._lock = threading.RLock()
-        self._buffer: PrefetchBuffer[Piece] | None = None
+        self._buffer: PrefetchBuffer[SampleChunk] | None = None
         self._closing = threading.Event()
-        self._piece: Piece | None = None
+        self._chunk: SampleChunk | None = None
         self._leases = source.leases
-        self._counted = 0  # samples of the pieces that are delivered
+        self._counted = 0  # samples of the chunks that are delivered
         self.at = 0
         self.finished = False
         reset_in_children(self)
@@ -53,31 +53,31 @@ class WorkerReader:
         """See :class:`~stoker.concurrency.forks.Forkable`: the child continues by itself after what was delivered."""
         self._lock = threading.RLock()
         self._buffer = None
-        self._drop_piece()
+        self._drop_chunk()
         self.source.after_fork()
 
     # -- delivering ------------------------------------------------------------------------------------------------
 
     def next(self) -> Any:
         """The next sample, or batch; :data:`~stoker.pipeline.prefetch_buffer.END` at the epoch's end."""
-        while (piece := self._piece or self._next_piece()) is not None:
-            begin, samples = self.at, piece.samples
-            end = piece.end if samples is None else begin + 1
-            if self._leases and not self.source.deliver(piece, begin, end):
-                self._drop_piece()  # others have it now
+        while (chunk := self._chunk or self._next_chunk()) is not None:
+            begin, samples = self.at, chunk.samples
+            end = chunk.end if samples is None else begin + 1
+            if self._leases and not self.source.deliver(chunk, begin, end):
+                self._drop_chunk()  # others have it now
                 continue
             self.at = end
-            if end == piece.end:
-                self._counted += piece.count
-                self._piece = None
-            return piece.batch if samples is None else samples[begin - piece.begin]
+            if end == chunk.end:
+                self._counted += chunk.count
+                self._chunk = None
+            return chunk.batch if samples is None else samples[begin - chunk.begin]
         return END
 
     @property
     def delivered(self) -> int:
         """Samples of the epoch that it has delivered since it began or was restored."""
-        piece = self._piece
-        return self._counted + (0 if piece is None else self.at - piece.begin)
+        chunk = self._chunk
+        return self._counted + (0 if chunk is None else self.at - chunk.begin)
 
     def prefetch(self, samples: int, timeout: float | None) -> int:
         """Have so many samples ready, or as many as the buffer holds or could be leased; returns how many are."""
@@ -102,16 +102,16 @@ class WorkerReader:
             self._go_to(0)
 
     def close(self) -> None:
-        """Stop reading ahead, and let go of what the source holds."""
+        """Stop reading ahead, and release what the source holds."""
         self._stop()
         self.source.close()
 
-    def _next_piece(self) -> Piece | None:
+    def _next_chunk(self) -> SampleChunk | None:
         if not self.finished:
             self.source.before_wait()
         while not self.finished:
             try:
-                piece = self._open_buffer().take(_LOOK)
+                chunk = self._open_buffer().take(_LOOK)
             except NothingYet:
                 self.source.check_starved()
                 continue
@@ -123,35 +123,35 @@ class WorkerReader:
                 if not self._leases:  # what is leased would be lost with the buffer
                     self._stop()
                 raise
-            if piece is not None:
-                self.at, self._piece = piece.begin, piece
-                return piece
+            if chunk is not None:
+                self.at, self._chunk = chunk.begin, chunk
+                return chunk
             with self._lock:
                 self.finished = True
             self._stop()
         return None
 
-    def _open_buffer(self) -> PrefetchBuffer[Piece]:
+    def _open_buffer(self) -> PrefetchBuffer[SampleChunk]:
         with self._lock:
             if self._buffer is None:
                 source = self.source
                 self.at = source.reopen(self.at)
                 self._closing = threading.Event()
-                pieces = source.pieces(self.at, self._closing)
-                self._buffer = PrefetchBuffer(pieces, _count, source.room, self._counts, source.cost)
+                chunks = source.chunks(self.at, self._closing)
+                self._buffer = PrefetchBuffer(chunks, _count, source.capacity, self._counts, source.cost)
             return self._buffer
 
     def _stop(self) -> None:
         with self._lock:
             buffer, self._buffer = self._buffer, None
-            self._drop_piece()
+            self._drop_chunk()
             self._closing.set()
         if buffer is not None:
             buffer.close()
 
-    def _drop_piece(self) -> None:
+    def _drop_chunk(self) -> None:
         self._counted = self.delivered
-        self._piece = None
+        self._chunk = None
 
     def _go_to(self, at: int) -> None:
         self.at, self._counted = at, 0
@@ -208,5 +208,5 @@ class WorkerReader:
             self._go_to(source.restore(request))
 
 
-def _count(piece: Piece) -> int:
-    return piece.count
+def _count(chunk: SampleChunk) -> int:
+    return chunk.count

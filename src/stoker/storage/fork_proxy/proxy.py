@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.errors import ConfigError, StorageError
 from stoker.storage.copying import fill
@@ -30,9 +30,6 @@ from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, writ
 from stoker.storage.local import file_errors
 from stoker.storage.stream import Made, first_part
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
-
-if TYPE_CHECKING:
-    from stoker.storage.store import Store
 
 __all__ = ["ProxyStore"]
 
@@ -113,7 +110,7 @@ class Helper:
                 if self._dead:
                     raise HelperDiedError
                 try:
-                    write_frame(self._to, number, message, partial(self._wait_for_room, silence))
+                    write_frame(self._to, number, message, partial(self._wait_until_writable, silence))
                 except BaseException as error:
                     self._dead = True  # at once, so that the request that is repeated does not come here again
                     self._process.kill()  # half a message: what would follow could not be understood
@@ -131,7 +128,7 @@ class Helper:
             with self._lock:
                 self._waiting.pop(number, None)
 
-    def _wait_for_room(self, silence: Silence) -> None:
+    def _wait_until_writable(self, silence: Silence) -> None:
         poll = select.poll()
         poll.register(self._to, select.POLLOUT)
         if not poll.poll(BEAT_SECONDS * 1000):
@@ -143,7 +140,7 @@ class Helper:
         self._process.kill()
 
     def disown(self) -> None:
-        """In a fork of the process that made it: let go of the pipe, so that it closes with that process."""
+        """In a fork of the process that made it: close the pipe, so that it closes with that process."""
         self._dead = True
         self._process.returncode = 0  # not our child: nobody is to wait for it
         with contextlib.suppress(OSError):
@@ -200,11 +197,17 @@ class Silence:
 
 
 class ProxyStore:
-    """A store whose requests the process's helper carries out."""
+    """A store whose requests the process's helper carries out.
 
-    def __init__(self, url: str, store: Store) -> None:
+    Args:
+        url: of the store, for messages.
+        store: the :class:`~stoker.storage.Store`, which is pickled for the helper.
+        stall_timeout: seconds without progress after which a request fails.
+    """
+
+    def __init__(self, url: str, store: object, stall_timeout: float) -> None:
         self._url = url
-        self._patience = store.stall_timeout
+        self._patience = stall_timeout
         try:
             self._store = pickle.dumps(store, protocol=5)
         except Exception as error:  # noqa: BLE001 - whatever the options hold

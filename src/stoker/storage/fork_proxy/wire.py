@@ -53,10 +53,10 @@ def _read(fd: int, size: int) -> bytearray | None:
     data = bytearray()
     while len(data) < size:
         try:
-            piece = os.read(fd, min(_READ, size - len(data)))
+            chunk = os.read(fd, min(_READ, size - len(data)))
         except OSError:
             return None
-        if not piece:
+        if not chunk:
             return None
-        data += piece
+        data += chunk
     return data

@@ -333,12 +333,12 @@ def _azure(
 ) -> ClientSpec:
     if str(config.get("endpoint", environ.get("AZURE_STORAGE_ENDPOINT", ""))).startswith("http://"):
         client.setdefault("allow_http", True)
-    places = ("account_name", "endpoint", "use_fabric_endpoint", "use_emulator", "authority_host", "tenant_id")
+    names = ("account_name", "endpoint", "use_fabric_endpoint", "use_emulator", "authority_host", "tenant_id")
     hints = ("KEY", "SAS", "CLIENT", "TOKEN", "IDENTITY", "CLI", "SKIP_SIGNATURE", "MSI", "CREDENTIAL")
     found = any(
         value and (name.startswith("AZURE_") and any(hint in name for hint in hints)) for name, value in environ.items()
     )
-    if any(name.lower().removeprefix("azure_").removeprefix("storage_") not in places for name in config):
+    if any(name.lower().removeprefix("azure_").removeprefix("storage_") not in names for name in config):
         identity = _GIVEN
     elif found or environ.get("IDENTITY_ENDPOINT") or environ.get("MSI_ENDPOINT"):
         identity = "the environment's Azure credentials"

@@ -1,4 +1,4 @@
-"""From pieces of documents, and where they go, to a batch."""
+"""From spans of documents, and where they go, to a batch."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 
 from stoker.errors import FormatError
 from stoker.integers import ranges
-from stoker.tokens.batch import Extents, LMBatch, runs_of
+from stoker.tokens.batch import Extents, LMBatch, gaps_and_spans
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged, copy_runs
+from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.types import Array, Ids
 
-__all__ = ["DocumentRuns", "assemble", "batch_arrays", "full_lengths", "too_long_error"]
+__all__ = ["DocumentSpans", "assemble", "batch_arrays", "full_lengths", "too_long_error"]
 
 _LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentRuns:
+class DocumentSpans:
     """Runs of documents, and where they lie in a batch. Lengths count eos as a token of its document.
 
     Attributes:
-        rows: row of each piece's document in the :class:`Ragged`; int64, shape ``(k,)``.
+        rows: row of each span's document in the :class:`Ragged`; int64, shape ``(k,)``.
         firsts: its first token in the document.
         lengths: tokens, at least 1.
-        starts: its place in the batch, ``row * width + column``; rising, and no piece overlaps another or leaves its row.
+        starts: its slot in the batch, ``row * width + column``; rising, and no span overlaps another or leaves its row.
     """
 
     rows: Ids
@@ -50,33 +50,34 @@ def batch_arrays(size: int, settings: LMSettings) -> tuple[Array, Array | None]:
     """
     output, wanted = settings.output, settings.labels != "none"
     line = _LINE // output.itemsize
-    room = -(-size // line) * line
-    both = np.empty((1 + wanted) * room + line, dtype=output)
+    padded = -(-size // line) * line
+    both = np.empty((1 + wanted) * padded + line, dtype=output)
     first = -both.__array_interface__["data"][0] % _LINE // output.itemsize
-    return both[first : first + size], both[first + room : first + room + size] if wanted else None
+    return both[first : first + size], both[first + padded : first + padded + size] if wanted else None
 
 
 def too_long_error(documents: Ragged, row: int, length: int, settings: LMSettings, remedy: str) -> FormatError:
     """The error for a document that a row does not hold."""
     return FormatError(
-        f"{documents.place(row)}: {length} tokens, more than seq_len={settings.seq_len}: pass {remedy}, or a larger seq_len"
+        f"{documents.describe_row(row)}: {length} tokens, more than seq_len={settings.seq_len}: pass {remedy}, or "
+        "a larger seq_len"
     )
 
 
 def assemble(
     documents: Ragged,
-    pieces: DocumentRuns,
+    spans: DocumentSpans,
     shape: tuple[int, int],
     settings: LMSettings,
     *,
     first_document: int | Ids = 0,
     cut: tuple[int, int] = (0, 0),
 ) -> LMBatch:
-    """The batch that has these pieces.
+    """The batch that has these spans.
 
     Args:
         documents: where tokens come from.
-        pieces: which of them go where.
+        spans: which of them go where.
         shape: rows and width of the batch.
         settings: see :class:`LMSettings`.
         first_document: the number that the first of ``documents`` has in ``document_ids``, or the numbers of all.
@@ -84,48 +85,48 @@ def assemble(
 
     Raises:
         FormatError: an id is not in the vocabulary, or does not fit the dtype of the batch.
-        ConfigError: there are places to fill, but no ``pad_id``.
+        ConfigError: there are slots to fill, but no ``pad_id``.
     """
     documents.check(settings.limit)
     size = shape[0] * shape[1]
     lengths = documents.lengths
-    inside = lengths[pieces.rows]
-    stops = pieces.firsts + pieces.lengths
+    inside = lengths[spans.rows]
+    stops = spans.firsts + spans.lengths
     with_eos = stops > inside  # eos is beyond the document's own tokens
     whole = stops == full_lengths(inside, settings)
-    sources = documents.offsets[pieces.rows] + pieces.firsts
+    sources = documents.offsets[spans.rows] + spans.firsts
     ids, labels = batch_arrays(size, settings)
-    copy_runs(documents.values, sources, pieces.lengths - with_eos, ids, pieces.starts)
-    lasts = pieces.starts + pieces.lengths - 1
+    copy_spans(documents.values, sources, spans.lengths - with_eos, ids, spans.starts)
+    lasts = spans.starts + spans.lengths - 1
     if settings.eos_id is not None:
         ids[lasts[with_eos]] = settings.eos_id
     padding = None
-    tokens = int(pieces.lengths.sum())
+    tokens = int(spans.lengths.sum())
     if tokens < size:
-        pad = settings.padding("a batch has places that no token fills")
-        gaps = runs_of(pieces.starts, pieces.lengths, size)[::2]
+        pad = settings.padding("a batch has slots that no token fills")
+        gaps = gaps_and_spans(spans.starts, spans.lengths, size)[::2]
         begins = np.append(np.zeros(1, dtype=np.int64), lasts + 1)
         padding = ranges(begins[gaps > 0], gaps[gaps > 0])
         ids[padding] = pad
     if labels is not None:
         if settings.labels == "shifted":
             labels[:-1] = ids[1:]
-            labels[lasts] = _next_tokens(documents, pieces, ids, whole, settings, shape[1])
+            labels[lasts] = _next_tokens(documents, spans, ids, whole, settings, shape[1])
         else:
             labels[:] = ids
             if not settings.cross_document_labels:
                 # What begins a row without beginning its document is not predicted from another one.
-                borders = (pieces.firsts == 0) | (pieces.starts % max(shape[1], 1) > 0)
-                labels[pieces.starts[borders]] = settings.ignore_index
+                borders = (spans.firsts == 0) | (spans.starts % max(shape[1], 1) > 0)
+                labels[spans.starts[borders]] = settings.ignore_index
         if padding is not None:
             labels[padding] = settings.ignore_index
-    numbers = pieces.rows + first_document if isinstance(first_document, int) else first_document[pieces.rows]
+    numbers = spans.rows + first_document if isinstance(first_document, int) else first_document[spans.rows]
     return LMBatch(
         ids.reshape(shape),
         None if labels is None else labels.reshape(shape),
         settings.labels,
         tokens,
-        Extents(pieces.starts, pieces.lengths, numbers),
+        Extents(spans.starts, spans.lengths, numbers),
         settings.ignore_index,
         settings.reset_positions,
         *cut,
@@ -134,26 +135,26 @@ def assemble(
 
 def _next_tokens(
     documents: Ragged,
-    pieces: DocumentRuns,
+    spans: DocumentSpans,
     ids: Array,
     whole: np.ndarray[tuple[int], np.dtype[np.bool_]],
     settings: LMSettings,
     width: int,
 ) -> Array:
-    """The label of each piece's last token: what follows it in its document, if anything does."""
-    follows = np.full(pieces.starts.size, settings.ignore_index, dtype=ids.dtype)
+    """The label of each span's last token: what follows it in its document, if anything does."""
+    follows = np.full(spans.starts.size, settings.ignore_index, dtype=ids.dtype)
     part = np.flatnonzero(~whole)
     if part.size:
-        rows = pieces.rows[part]
-        at = documents.offsets[rows] + pieces.firsts[part] + pieces.lengths[part]
+        rows = spans.rows[part]
+        at = documents.offsets[rows] + spans.firsts[part] + spans.lengths[part]
         eos = at == documents.offsets[rows + 1]
         follows[part] = documents.values[at - eos]
         if settings.eos_id is not None:
             follows[part[eos]] = settings.eos_id
-    if settings.cross_document_labels and pieces.starts.size:
-        ends = pieces.starts + pieces.lengths
+    if settings.cross_document_labels and spans.starts.size:
+        ends = spans.starts + spans.lengths
         near = np.zeros(whole.size, dtype=bool)
-        near[:-1] = whole[:-1] & (ends[:-1] == pieces.starts[1:])
+        near[:-1] = whole[:-1] & (ends[:-1] == spans.starts[1:])
         near &= ends % width != 0
         follows[near] = ids[ends[near]]
     return follows

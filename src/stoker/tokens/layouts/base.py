@@ -12,7 +12,7 @@ import numpy as np
 from stoker.errors import StateError
 from stoker.order.shuffle.bijection import permute
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, check_too_long
+from stoker.tokens.layouts.bin_packing import PackedRows, TooLong, check_too_long
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
@@ -30,7 +30,7 @@ class DocumentBlock:
         numbers: number of each document; int64.
         order: the order in which documents, or packed rows, come; ``None``: as they lie.
         starts: where documents, or packed rows, begin in amounts, in that order, and the total; int64.
-        placed: packed rows.
+        packed: packed rows.
         whole: every document is as long as a row, and nothing is put behind it.
         rows: the order in which rows come that are cut of the joined documents and lie in the block; ``None``: as they lie.
     """
@@ -39,7 +39,7 @@ class DocumentBlock:
     numbers: Ids
     order: Ids | None
     starts: Ids
-    placed: PackedPieces | None = None
+    packed: PackedRows | None = None
     whole: bool = False
     rows: Ids | None = None
 
@@ -99,7 +99,7 @@ class TokenLayout(ABC):
 
     Attributes:
         name: for ``layout=``.
-        needs_padding: whether rows may have places that no token fills.
+        needs_padding: whether rows may have slots that no token fills.
         document_rows: whether each document is one row.
         rows_a_cell: row groups are put together until they have tokens for so many rows; 0: each is read by itself.
         step: amounts in a row.
@@ -154,7 +154,7 @@ class TokenLayout(ABC):
     def row_maker(
         self, batch_size: int, lookahead: int, state: Mapping[str, Any] | None, fetch: Callable[[Ids], Ragged]
     ) -> RowMaker:
-        """Makes rows of documents as they come; of layouts without ``document_rows``.
+        """Makes rows of a stream of documents; of layouts without ``document_rows``.
 
         Args:
             batch_size: rows in a batch.

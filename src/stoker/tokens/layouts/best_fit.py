@@ -40,10 +40,10 @@ def best_fit(lengths: Ids, capacity: int) -> Ids:
         raise ConfigError(f"lengths to pack are in [1, {capacity}], not {int(lengths.min())} to {int(lengths.max())}")
     order = np.argsort(-lengths, kind="stable")
     values, counts = np.unique(lengths, return_counts=True)
-    rooms = _Rooms(capacity)
+    open_rows = _OpenRows(capacity)
     found: list[int] = []
     for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        rooms.place(length, count, found)
+        open_rows.add(length, count, found)
     rows = np.empty(lengths.size, dtype=np.int64)
     rows[order] = found
     _, first = np.unique(rows, return_index=True)
@@ -52,7 +52,7 @@ def best_fit(lengths: Ids, capacity: int) -> Ids:
     return numbers[rows]
 
 
-class _Rooms:
+class _OpenRows:
     """Rows by the room that is left in them.
 
     ``words`` is a set of bits: bit r is set where a row has room r. ``top`` has a bit for each word that is not zero.
@@ -67,25 +67,25 @@ class _Rooms:
         self.words = [0] * (capacity // _WORD + 1)
         self.top = 0
 
-    def place(self, length: int, count: int, found: list[int]) -> None:
+    def add(self, length: int, count: int, found: list[int]) -> None:
         """Place ``count`` times a length that is none of those before surpasses; their rows are added to ``found``.
 
         The row with the least room that is enough stays the best one until it is full: what is left in it is less still.
         """
         while count:
-            room = self._least(length)
-            if not room:
+            space = self._least(length)
+            if not space:
                 self._open(length, count, found)
                 return
-            rows = self.rows[room]
-            each = min(room // length, count)
+            rows = self.rows[space]
+            each = min(space // length, count)
             chosen = rows[-(count // each) :]
             del rows[-len(chosen) :]
             if not rows:
-                self._drop(room)
+                self._drop(space)
             found += chosen * each
             count -= each * len(chosen)
-            self._put(chosen, room - each * length)
+            self._put(chosen, space - each * length)
 
     def _open(self, length: int, count: int, found: list[int]) -> None:
         """New rows for ``count`` times a length, as many in each as it holds; the last may get fewer."""
@@ -113,20 +113,20 @@ class _Rooms:
         low = self.words[word]
         return word * _WORD + (low & -low).bit_length() - 1
 
-    def _put(self, rows: list[int], room: int) -> None:
-        if room and rows:
-            there = self.rows.get(room)
+    def _put(self, rows: list[int], space: int) -> None:
+        if space and rows:
+            there = self.rows.get(space)
             if there is None:
-                self.rows[room] = rows
-                word, bit = divmod(room, _WORD)
+                self.rows[space] = rows
+                word, bit = divmod(space, _WORD)
                 self.words[word] |= 1 << bit
                 self.top |= 1 << word
             else:
                 there += rows
 
-    def _drop(self, room: int) -> None:
-        del self.rows[room]
-        word, bit = divmod(room, _WORD)
+    def _drop(self, space: int) -> None:
+        del self.rows[space]
+        word, bit = divmod(space, _WORD)
         self.words[word] ^= 1 << bit
         if not self.words[word]:
             self.top ^= 1 << word

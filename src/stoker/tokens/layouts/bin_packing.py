@@ -1,4 +1,4 @@
-"""Placing: which pieces of documents go where, so that rows are as full as can be."""
+"""Placing: which spans of documents go where, so that rows are as full as can be."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Literal, get_args
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.tokens.layouts.assemble import DocumentRuns, full_lengths, too_long_error
+from stoker.tokens.layouts.assemble import DocumentSpans, full_lengths, too_long_error
 from stoker.tokens.layouts.best_fit import best_fit
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Ids
 
-__all__ = ["PackedPieces", "TooLong", "check_too_long", "into_rows", "place", "split"]
+__all__ = ["PackedRows", "TooLong", "check_too_long", "into_rows", "pack_documents", "split"]
 
 TooLong = Literal["split", "truncate", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPieces:
-    """Pieces of documents in rows; sorted by row, and in it by document.
+class PackedRows:
+    """Spans of documents in rows; sorted by row, and in it by document.
 
     Attributes:
-        documents: row of each piece's document in its :class:`Ragged`; int64, shape ``(k,)``, as are all.
+        documents: row of each span's document in its :class:`Ragged`; int64, shape ``(k,)``, as are all.
         firsts: its first token in the document.
         lengths: its tokens, eos counted.
         columns: where it begins in its row.
-        bounds: of the pieces of each row; shape ``(rows + 1,)``.
+        bounds: of the spans of each row; shape ``(rows + 1,)``.
         cut: documents and tokens that were cut off.
     """
 
@@ -44,18 +44,18 @@ class PackedPieces:
         """Number of rows."""
         return self.bounds.size - 1
 
-    def pieces(self, first: int, stop: int, width: int) -> DocumentRuns:
-        """The pieces of rows ``[first, stop)`` in a batch of these rows."""
+    def spans(self, first: int, stop: int, width: int) -> DocumentSpans:
+        """The spans of rows ``[first, stop)`` in a batch of these rows."""
         low, high = int(self.bounds[first]), int(self.bounds[stop])
         rows = np.repeat(np.arange(stop - first, dtype=np.int64), np.diff(self.bounds[first : stop + 1]))
         here = slice(low, high)
-        return DocumentRuns(
+        return DocumentSpans(
             self.documents[here], self.firsts[here], self.lengths[here], rows * width + self.columns[here]
         )
 
 
-def place(documents: Ragged, settings: LMSettings, too_long: TooLong) -> PackedPieces:
-    """Place documents by best-fit-decreasing.
+def pack_documents(documents: Ragged, settings: LMSettings, too_long: TooLong) -> PackedRows:
+    """Pack documents into rows by best-fit-decreasing.
 
     Raises:
         FormatError: a document is too long, where that is an error.
@@ -66,7 +66,7 @@ def place(documents: Ragged, settings: LMSettings, too_long: TooLong) -> PackedP
 
 
 def split(documents: Ragged, settings: LMSettings, too_long: TooLong) -> tuple[Ids, Ids, Ids, tuple[int, int]]:
-    """Pieces that fit a row: their documents, first tokens and lengths; and what was cut off."""
+    """Spans that fit a row: their documents, first tokens and lengths; and what was cut off."""
     check_too_long(too_long)
     whole = full_lengths(documents.lengths, settings)
     size = settings.seq_len
@@ -88,7 +88,7 @@ def split(documents: Ragged, settings: LMSettings, too_long: TooLong) -> tuple[I
     return np.repeat(rows, counts), firsts, np.minimum(np.repeat(lengths, counts) - firsts, size), (0, 0)
 
 
-def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, int]) -> PackedPieces:
+def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, int]) -> PackedRows:
     order = np.argsort(row, kind="stable")
     row, lengths = row[order], lengths[order]
     count = int(row[-1]) + 1 if row.size else 0
@@ -96,7 +96,7 @@ def into_rows(rows: Ids, firsts: Ids, lengths: Ids, row: Ids, cut: tuple[int, in
     ends = np.cumsum(lengths)
     before = np.concatenate([np.zeros(1, dtype=np.int64), ends])[bounds[:-1]]
     columns = ends - lengths - np.repeat(before, np.diff(bounds))
-    return PackedPieces(rows[order], firsts[order], lengths, columns, bounds, cut)
+    return PackedRows(rows[order], firsts[order], lengths, columns, bounds, cut)
 
 
 def check_too_long(too_long: TooLong) -> None:

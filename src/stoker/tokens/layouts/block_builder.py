@@ -14,7 +14,7 @@ from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
 from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings
 from stoker.tokens.sources.block_buffer import Gathered
 from stoker.tokens.sources.memory import Memory
-from stoker.tokens.sources.source import TokenSource, place_of
+from stoker.tokens.sources.source import TokenSource, describe_row
 
 __all__ = ["BlockBuilder"]
 
@@ -85,9 +85,9 @@ class BlockBuilder:
             for group in range(int(cells.bounds[cell]), int(cells.bounds[cell + 1])):
                 facts = int(groups.first_rows[group]), int(groups.rows[group]), int(groups.tokens[group])
                 if facts[2]:
-                    gathered.add(self.source.pieces(group), *facts, self.source.where(group))
+                    gathered.add(self.source.chunks(group), *facts, self.source.where(group))
             bounds.append(gathered.documents)
-        documents, numbers = gathered.finish(partial(place_of, self.source))
+        documents, numbers = gathered.finish(partial(describe_row, self.source))
         documents.check(self.settings.limit)
         return self.layout.block(
             BlockInput(

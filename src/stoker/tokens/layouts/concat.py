@@ -16,7 +16,7 @@ from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.streaming_concat import Joiner
 from stoker.tokens.layouts.windows import windows
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged, copy_runs
+from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Array, Ids
 
@@ -98,21 +98,21 @@ class ConcatLayout(TokenLayout):
         return LMBatch.concat(parts)
 
     def _inside(self, block: DocumentBlock, at: Ids) -> LMBatch:
-        """Rows that lie in one block, by the places in its stream at which they begin."""
+        """Rows that lie in one block, by the offsets in its stream at which they begin."""
         settings = self.settings
         shape = at.size, settings.seq_len
         ids, labels = batch_arrays(shape[0] * shape[1], settings)
-        pieces: Extents | Callable[[], Extents]
+        spans: Extents | Callable[[], Extents]
         if block.whole and not int(at[0]) % shape[1]:
-            pieces = self._fill_whole(block, at, ids, labels)
+            spans = self._fill_whole(block, at, ids, labels)
         else:
-            pieces = self._fill(block, at, ids, labels)
+            spans = self._fill(block, at, ids, labels)
         return LMBatch(
             ids.reshape(shape),
             None if labels is None else labels.reshape(shape),
             settings.labels,
             ids.size,
-            pieces,
+            spans,
             settings.ignore_index,
             settings.reset_positions,
         )
@@ -120,12 +120,12 @@ class ConcatLayout(TokenLayout):
     def _fill_whole(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
         """Fill rows that are a document each; returns what tells where they lie."""
         size = self.settings.seq_len
-        places = at // size
-        documents = places if block.order is None else block.order[places]
+        rows = at // size
+        documents = rows if block.order is None else block.order[rows]
         ids.reshape(-1, size)[:] = block.documents.values.reshape(-1, size)[documents]
         if labels is not None:
             if self.settings.cross_document_labels:
-                self._label(block, ids, labels, places + 1, at + size)
+                self._label(block, ids, labels, rows + 1, at + size)
             else:
                 # The token behind a row is of another document: there is no need to look for it.
                 if self._shifted:
@@ -138,23 +138,23 @@ class ConcatLayout(TokenLayout):
     def _fill(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Extents:
         """Fill rows of any documents; returns where they lie."""
         ends = at + self.settings.seq_len
-        # Pieces of each row: places of their documents in the block's order.
+        # Spans of each row: indices of their documents in the block's order.
         first = np.searchsorted(block.starts, at, side="right") - 1
         stop = np.searchsorted(block.starts, ends, side="left")
         counts = stop - first
         upto = np.cumsum(counts)
-        places: Ids = np.arange(int(upto[-1]), dtype=np.int64) + np.repeat(first - (upto - counts), counts)
-        documents = places if block.order is None else block.order[places]
-        starts, behind = block.starts[places], block.starts[places + 1]
+        rows: Ids = np.arange(int(upto[-1]), dtype=np.int64) + np.repeat(first - (upto - counts), counts)
+        documents = rows if block.order is None else block.order[rows]
+        starts, behind = block.starts[rows], block.starts[rows + 1]
         begins: Ids = np.maximum(starts, np.repeat(at, counts))
         lengths: Ids = np.minimum(behind, np.repeat(ends, counts)) - begins
         targets: Ids = begins + np.repeat(np.arange(0, ids.size, self.settings.seq_len) - at, counts)
         lasts = (targets + lengths - 1)[begins + lengths == behind]  # of documents that end here
         sources = block.documents.offsets[documents] + (begins - starts)
         if self.settings.eos_id is None:
-            copy_runs(block.documents.values, sources, lengths, ids, targets)
+            copy_spans(block.documents.values, sources, lengths, ids, targets)
         else:
-            copy_runs(block.documents.values, sources, lengths - (begins + lengths == behind), ids, targets)
+            copy_spans(block.documents.values, sources, lengths - (begins + lengths == behind), ids, targets)
             ids[lasts] = self.settings.eos_id
         if labels is not None:
             self._label(block, ids, labels, stop, ends)
@@ -169,7 +169,7 @@ class ConcatLayout(TokenLayout):
             block: the documents.
             ids: of all rows.
             labels: to fill.
-            stop: one past the place of each row's last document.
+            stop: one past the index of each row's last document.
             ends: where each row ends in the block's stream.
         """
         if not self._shifted:
@@ -177,13 +177,13 @@ class ConcatLayout(TokenLayout):
             return
         labels[:-1] = ids[1:]
         # What is behind a row: more of its last document, or the next one.
-        place = np.minimum(stop - (block.starts[stop] > ends), len(block.documents) - 1)
-        documents = place if block.order is None else block.order[place]
-        sources = block.documents.offsets[documents] + (ends - block.starts[place])
+        last = np.minimum(stop - (block.starts[stop] > ends), len(block.documents) - 1)
+        documents = last if block.order is None else block.order[last]
+        sources = block.documents.offsets[documents] + (ends - block.starts[last])
         values = block.documents.values
         tokens = values[np.minimum(sources, values.size - 1)].astype(np.int64)
         if self.settings.eos_id is not None:
-            tokens[block.starts[place + 1] == ends + 1] = self.settings.eos_id
+            tokens[block.starts[last + 1] == ends + 1] = self.settings.eos_id
         labels[self.settings.seq_len - 1 :: self.settings.seq_len] = tokens
 
     def _across(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
@@ -208,7 +208,7 @@ class ConcatLayout(TokenLayout):
 
 
 def _whole_rows(numbers: Ids, documents: Ids, size: int) -> Extents:
-    """The places of rows that are a document each."""
+    """The extents of rows that are a document each."""
     count = documents.size
     starts = np.arange(0, count * size, size, dtype=np.int64)
     return Extents(starts, np.full(count, size, dtype=np.int64), numbers[documents])

@@ -10,9 +10,9 @@ import numpy as np
 from stoker.errors import CorruptDataError
 from stoker.integers import ranges
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.assemble import DocumentRuns, assemble, full_lengths
+from stoker.tokens.layouts.assemble import DocumentSpans, assemble, full_lengths
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, RowMaker, TokenLayout, batch_of_rows, order_of
-from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, place
+from stoker.tokens.layouts.bin_packing import PackedRows, TooLong, pack_documents
 from stoker.tokens.layouts.streaming_pack import Packer
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.measure import packed_rows
@@ -27,7 +27,7 @@ _VERSION: Final = 1
 
 
 class PackLayout(TokenLayout):
-    """Documents side by side in rows, as :func:`~stoker.tokens.layouts.bin_packing.place` puts those of each cell."""
+    """Documents side by side in rows, as :func:`~stoker.tokens.layouts.bin_packing.pack_documents` packs each cell."""
 
     name = "pack"
     rows_a_cell = 512  # of a group that is packed by itself about a row is wasted
@@ -54,36 +54,36 @@ class PackLayout(TokenLayout):
         parts = []
         bounds = found.bounds.tolist()
         for first, stop, rows in zip(bounds[:-1], bounds[1:], found.amounts.tolist(), strict=True):
-            placed = place(found.documents[first:stop], self.settings, self.too_long)
-            if placed.count != rows:
+            packed = pack_documents(found.documents[first:stop], self.settings, self.too_long)
+            if packed.count != rows:
                 raise CorruptDataError(
-                    f"{found.where}: its documents fill {placed.count} rows, and filled {rows} when they were counted: the "
-                    "file was replaced, or what was kept beside it is of another version: remove the cache directory"
+                    f"{found.where}: its documents fill {packed.count} rows, and filled {rows} when they were counted: the "
+                    "file was replaced, or a side file of it is of another version: remove the cache directory"
                 )
-            parts.append(placed)
-        placed = parts[0] if len(parts) == 1 else _concat(parts, found.bounds)
-        starts = np.arange(placed.count + 1, dtype=np.int64)
-        return DocumentBlock(found.documents, found.numbers, order_of(placed.count, found.key), starts, placed)
+            parts.append(packed)
+        packed = parts[0] if len(parts) == 1 else _concat(parts, found.bounds)
+        starts = np.arange(packed.count + 1, dtype=np.int64)
+        return DocumentBlock(found.documents, found.numbers, order_of(packed.count, found.key), starts, packed)
 
     def batch(self, blocks: Sequence[DocumentBlock], inside: int, count: int) -> LMBatch:
         return batch_of_rows(blocks, inside, count, self._rows)
 
     def _rows(self, block: DocumentBlock, rows: Ids) -> LMBatch:
-        placed, width = block.placed, self.settings.seq_len
-        assert placed is not None
-        low = placed.bounds[rows]
-        counts = placed.bounds[rows + 1] - low
+        packed, width = block.packed, self.settings.seq_len
+        assert packed is not None
+        low = packed.bounds[rows]
+        counts = packed.bounds[rows + 1] - low
         which = ranges(low, counts)
-        starts = np.repeat(np.arange(rows.size, dtype=np.int64) * width, counts) + placed.columns[which]
-        documents = placed.documents[which]
-        pieces = DocumentRuns(documents, placed.firsts[which], placed.lengths[which], starts)
+        starts = np.repeat(np.arange(rows.size, dtype=np.int64) * width, counts) + packed.columns[which]
+        documents = packed.documents[which]
+        spans = DocumentSpans(documents, packed.firsts[which], packed.lengths[which], starts)
         cut = (0, 0)
         if self.too_long == "truncate":
             over = full_lengths(block.documents.lengths[documents], self.settings) - width
             over = over[over > 0]
             cut = over.size, int(over.sum())
         shape = rows.size, width
-        return assemble(block.documents, pieces, shape, self.settings, first_document=block.numbers, cut=cut)
+        return assemble(block.documents, spans, shape, self.settings, first_document=block.numbers, cut=cut)
 
     def row_maker(
         self, batch_size: int, lookahead: int, state: Mapping[str, Any] | None, fetch: Callable[[Ids], Ragged]
@@ -91,7 +91,7 @@ class PackLayout(TokenLayout):
         return Packer(self.settings, batch_size, lookahead=lookahead, too_long=self.too_long, state=state, fetch=fetch)
 
 
-def _concat(parts: Sequence[PackedPieces], bounds: Ids) -> PackedPieces:
+def _concat(parts: Sequence[PackedRows], bounds: Ids) -> PackedRows:
     """Packed rows of several cells as those of one."""
     documents = [part.documents + first for part, first in zip(parts, bounds[:-1].tolist(), strict=True)]
     sizes = np.cumsum([0, *(part.documents.size for part in parts)]).tolist()
@@ -100,7 +100,7 @@ def _concat(parts: Sequence[PackedPieces], bounds: Ids) -> PackedPieces:
     def together(arrays: Sequence[Array]) -> Ids:
         return np.concatenate(arrays)
 
-    return PackedPieces(
+    return PackedRows(
         together(documents),
         together([part.firsts for part in parts]),
         together([part.lengths for part in parts]),

@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.tokens.batch import Extents, LMBatch
-from stoker.tokens.layouts.assemble import DocumentRuns, assemble, full_lengths, too_long_error
+from stoker.tokens.layouts.assemble import DocumentSpans, assemble, full_lengths, too_long_error
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout, batch_of_rows, order_of
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
@@ -104,6 +104,6 @@ def pad(
     starts = rows * width
     if side == "left":
         starts += width - lengths
-    pieces = DocumentRuns(rows, np.zeros(rows.size, dtype=np.int64), lengths, starts)
+    spans = DocumentSpans(rows, np.zeros(rows.size, dtype=np.int64), lengths, starts)
     told = (cut.size, int(whole.sum() - lengths.sum()))
-    return assemble(documents, pieces, (len(documents), width), settings, first_document=first_document, cut=told)
+    return assemble(documents, spans, (len(documents), width), settings, first_document=first_document, cut=told)

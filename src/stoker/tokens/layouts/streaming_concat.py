@@ -45,12 +45,12 @@ class Joiner:
         self._tokens = 0  # in all parts, eos counted
         self._number = 0  # of the first part's first document
         self._row = 0  # of the document there in which the next row begins
-        self._place = 0  # where it begins in that part
+        self._token = 0  # where it begins in that part
         self._finished = False
         if state is not None:
             if state.get("version") != 1 or state.get("eos") != (settings.eos_id is not None):
                 raise StateError(f"not the state of a joiner of this version with these settings: {dict(state)!r}")
-            self._number, self._place = state_number(state, "document"), state_number(state, "token")
+            self._number, self._token = state_number(state, "document"), state_number(state, "token")
 
     @property
     def next_document(self) -> int:
@@ -70,9 +70,9 @@ class Joiner:
         if self._finished:
             raise ConfigError("this joiner is finished: make a new one for more documents")
         part = _Part(documents, stream_starts(documents.lengths, self._settings))
-        if not self._parts and len(documents) and self._place > int(part.starts[1]):
+        if not self._parts and len(documents) and self._token > int(part.starts[1]):
             raise StateError(
-                f"document {self._number} has {int(part.starts[1])} tokens, of which {self._place} were delivered: has "
+                f"document {self._number} has {int(part.starts[1])} tokens, of which {self._token} were delivered: has "
                 "the data changed?"
             )
         if len(documents):
@@ -96,7 +96,7 @@ class Joiner:
         return {
             "version": 1,
             "document": self._number + self._row,
-            "token": self._place - (int(self._parts[0].starts[self._row]) if self._parts else 0),
+            "token": self._token - (int(self._parts[0].starts[self._row]) if self._parts else 0),
             "eos": self._settings.eos_id is not None,
         }
 
@@ -105,15 +105,15 @@ class Joiner:
         # A label across documents at the end of a row needs the first token of the document that follows.
         ahead = int(not last and settings.cross_document_labels and settings.labels == "shifted")
         while True:
-            left = self._tokens - self._place
+            left = self._tokens - self._token
             rows = min((left - ahead) // size if whole else -(-left // size), self._batch_size)
             if rows < (1 if last else self._batch_size):
                 self._let_go()
                 return
-            end = self._place + min(rows * size, left)
+            end = self._token + min(rows * size, left)
             batch = windows(
                 self._until(min(end + 1, self._tokens)),
-                self._place - int(self._parts[0].starts[self._row]),
+                self._token - int(self._parts[0].starts[self._row]),
                 rows,
                 settings,
                 first_document=self._number + self._row,
@@ -134,14 +134,14 @@ class Joiner:
                 break
         return Ragged.concat(found)
 
-    def _advance(self, place: int) -> None:
-        while self._parts and place >= self._parts[0].tokens:
+    def _advance(self, token: int) -> None:
+        while self._parts and token >= self._parts[0].tokens:
             part = self._parts.popleft()
             self._tokens -= part.tokens
             self._number += len(part.documents)
-            place -= part.tokens
-        self._place = place
-        self._row = int(np.searchsorted(self._parts[0].starts, place, side="right")) - 1 if self._parts else 0
+            token -= part.tokens
+        self._token = token
+        self._row = int(np.searchsorted(self._parts[0].starts, token, side="right")) - 1 if self._parts else 0
 
     def _let_go(self) -> None:
         """Keep a copy of the few documents that are left of a part, not its whole memory."""
@@ -150,7 +150,7 @@ class Joiner:
         part = self._parts[0]
         rest = part.documents[self._row :]
         if 4 * rest.values.size < part.documents.values.size:
-            self._place -= int(part.starts[self._row])
+            self._token -= int(part.starts[self._row])
             kept = rest.take(np.arange(len(rest)))
             self._parts[0] = _Part(kept, stream_starts(kept.lengths, self._settings))
             self._tokens = self._parts[0].tokens

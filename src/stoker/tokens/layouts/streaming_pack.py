@@ -14,7 +14,7 @@ from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.assemble import assemble, full_lengths
 from stoker.tokens.layouts.base import state_number
 from stoker.tokens.layouts.best_fit import best_fit
-from stoker.tokens.layouts.bin_packing import PackedPieces, TooLong, check_too_long, into_rows, split
+from stoker.tokens.layouts.bin_packing import PackedRows, TooLong, check_too_long, into_rows, split
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array, Ids
@@ -32,18 +32,18 @@ class Packer:
     """Packs documents that come little by little, and can stop and go on at any row.
 
     Documents are numbered in the order in which they are fed. They are packed a block at a time; a block ends after
-    ``lookahead`` documents or ``lookahead_tokens`` tokens, whichever comes first, however they are fed. Pieces in rows with
+    ``lookahead`` documents or ``lookahead_tokens`` tokens, whichever comes first, however they are fed. Spans in rows with
     more than 1 % free may be held back, once, to be packed with the next block, at most ``lookahead / 16`` of them. So a
     document comes at most two blocks late, and batches depend on nothing but the documents and these arguments.
 
-    A state is small: where the block begins, which pieces it was handed, and how many of its rows have been delivered.
+    A state is small: where the block begins, which spans it was handed, and how many of its rows have been delivered.
 
     Args:
         settings: see :class:`LMSettings`; needs ``pad_id``.
         batch_size: rows in a batch; all but the last have so many. It may be another after a resume.
         lookahead: documents in a block.
         lookahead_tokens: tokens in a block; default 4 Mi or 256 rows, whichever is more.
-        too_long: a document longer than ``seq_len``, its eos counted, is ``"split"`` into pieces, of which all but the last
+        too_long: a document longer than ``seq_len``, its eos counted, is ``"split"`` into spans, of which all but the last
             fill a row, cut (``"truncate"``), or an ``"error"``.
         state: from :meth:`state_dict`, to go on there; then feed documents from number :attr:`next_document` on.
         fetch: with a state, hands out the documents of these numbers, in this order.
@@ -239,30 +239,30 @@ class Packer:
                 go = ~kept
                 rows, firsts, lengths = rows[go], firsts[go], lengths[go]
                 row = np.unique(row[go], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        placed = into_rows(rows, firsts, lengths, row, cut)
+        packed = into_rows(rows, firsts, lengths, row, cut)
         skip, self._skip = self._skip, 0
-        if skip > placed.count:
-            raise StateError(f"the state has had {skip} rows of {placed.count}: has the data changed?")
-        return _Block(documents, numbers, placed, first, held, skip, memory)
+        if skip > packed.count:
+            raise StateError(f"the state has had {skip} rows of {packed.count}: has the data changed?")
+        return _Block(documents, numbers, packed, first, held, skip, memory)
 
     def _hold(self, row: Ids, lengths: Ids, old: int) -> Array:
-        """Choose the pieces to hold back: those in rows with room, the emptiest first; none of the ``old`` first pieces."""
+        """Choose the spans to hold back: those in rows with room, the emptiest first; none of the ``old`` first spans."""
         if not row.size:
             return np.zeros(0, dtype=bool)
         count = int(row.max()) + 1
-        room = self._settings.seq_len - np.bincount(row, weights=lengths, minlength=count).astype(np.int64)
-        room[row[:old]] = 0
-        poor = np.flatnonzero(room * _POOR > self._settings.seq_len)
-        poor = poor[np.argsort(-room[poor], kind="stable")]
-        pieces = np.cumsum(np.bincount(row, minlength=count)[poor])
+        space = self._settings.seq_len - np.bincount(row, weights=lengths, minlength=count).astype(np.int64)
+        space[row[:old]] = 0
+        poor = np.flatnonzero(space * _POOR > self._settings.seq_len)
+        poor = poor[np.argsort(-space[poor], kind="stable")]
+        counts = np.cumsum(np.bincount(row, minlength=count)[poor])
         chosen = np.zeros(count, dtype=bool)
-        chosen[poor[pieces <= max(1, self._lookahead // _HELD_PART)]] = True
+        chosen[poor[counts <= max(1, self._lookahead // _HELD_PART)]] = True
         return chosen[row]
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Pieces that wait for the next block: documents, their numbers, and for each piece its row there and its extent."""
+    """Spans that wait for the next block: documents, their numbers, and for each span its row there and its extent."""
 
     documents: Ragged
     numbers: Ids
@@ -292,13 +292,13 @@ class _Held:
 class _Block:
     """Packed rows, of which some have been delivered."""
 
-    __slots__ = ("_cut", "_documents", "_numbers", "_placed", "delivered", "first", "held", "memory")
+    __slots__ = ("_cut", "_documents", "_numbers", "_packed", "delivered", "first", "held", "memory")
 
     def __init__(
         self,
         documents: Ragged,
         numbers: Ids,
-        placed: PackedPieces,
+        packed: PackedRows,
         first: int,
         held: _Held,
         delivered: int,
@@ -306,9 +306,9 @@ class _Block:
     ) -> None:
         self._documents = documents
         self._numbers = numbers
-        self._placed = placed
+        self._packed = packed
         # What is told of cuts is told with the block's first row.
-        self._cut = (0, 0) if delivered else placed.cut
+        self._cut = (0, 0) if delivered else packed.cut
         self.first = first
         self.held = held
         self.delivered = delivered
@@ -316,13 +316,13 @@ class _Block:
 
     @property
     def left(self) -> int:
-        return self._placed.count - self.delivered
+        return self._packed.count - self.delivered
 
     def take(self, rows: int, settings: LMSettings) -> LMBatch:
         first = self.delivered
-        pieces = self._placed.pieces(first, first + rows, settings.seq_len)
+        spans = self._packed.spans(first, first + rows, settings.seq_len)
         cut, self._cut = self._cut, (0, 0)
         shape = rows, settings.seq_len
-        batch = assemble(self._documents, pieces, shape, settings, first_document=self._numbers, cut=cut)
+        batch = assemble(self._documents, spans, shape, settings, first_document=self._numbers, cut=cut)
         self.delivered += rows
         return batch

@@ -10,7 +10,7 @@ from stoker.errors import ConfigError
 from stoker.tokens.batch import Extents, LMBatch
 from stoker.tokens.layouts.assemble import batch_arrays, full_lengths
 from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.ragged import Ragged, copy_runs
+from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.types import Array, Ids
 
 __all__ = ["stream_starts", "windows"]
@@ -74,7 +74,7 @@ def _label_stream(documents: Ragged, starts: Ids, skip: int, ids: Array, labels:
     """Labels of rows of a stream, of which ``ids`` are the tokens from ``skip`` on; the rest is padding."""
     tokens, end = ids.size, skip + ids.size
     if settings.labels == "shifted":
-        # From the stream, not from the ids: so the last place has its label, too.
+        # From the stream, not from the ids: so the last slot has its label, too.
         have = min(tokens, int(starts[-1]) - skip - 1)
         _copy_stream(documents, starts, skip + 1, labels[: max(have, 0)], settings)
         labels[max(have, 0) :] = settings.ignore_index
@@ -100,16 +100,16 @@ def _copy_stream(documents: Ragged, starts: Ids, skip: int, out: Array, settings
     first = int(np.searchsorted(starts, skip, side="right")) - 1
     stop = int(np.searchsorted(starts, end, side="left"))
     begins = np.maximum(starts[first:stop], skip)
-    ends = starts[first + 1 : stop + 1] - 1  # places of eos; wrong for empty documents, which are dropped next
+    ends = starts[first + 1 : stop + 1] - 1  # offsets of eos; wrong for empty documents, which are dropped next
     full = documents.offsets[first + 1 : stop + 1] > documents.offsets[first:stop]
     begins, ends = begins[full], ends[full]
     sources = (documents.offsets[first:stop] - starts[first:stop])[full] + begins
-    copy_runs(documents.values, sources, np.minimum(ends, end) - begins, out, begins - skip)
+    copy_spans(documents.values, sources, np.minimum(ends, end) - begins, out, begins - skip)
     out[ends[: ends.size - (int(ends[-1]) >= end)] - skip] = settings.eos_id
 
 
 def _window_extents(starts: Ids, skip: int, end: int, size: int, first_document: int | Ids) -> Extents:
-    """The places of documents in rows of ``size``, which are tokens ``[skip, end)`` of a stream."""
+    """The extents of documents in rows of ``size``, which are tokens ``[skip, end)`` of a stream."""
     rows = np.arange(skip, end, size, dtype=np.int64)
     low, high = np.searchsorted(starts, (skip, end)).tolist()
     # Documents' beginnings and rows', merged; an empty document begins where the next one does.

@@ -30,7 +30,7 @@ __all__ = [
     "MOST_SKEW",
     "RowGroupRuns",
     "TokenDivision",
-    "FileShares",
+    "PartFiles",
     "Granularity",
     "Groups",
     "ReadSequence",
@@ -116,7 +116,7 @@ class ReadSequence:
 
     Attributes:
         cells: numbers of the cells, in order.
-        bounds: first place in ``cells`` of each block, and their number; int64, shape ``(blocks + 1,)``.
+        bounds: first index in ``cells`` of each block, and their number; int64, shape ``(blocks + 1,)``.
         starts: amounts before each block, and all; int64, shape ``(blocks + 1,)``.
     """
 
@@ -215,7 +215,7 @@ class TokenDivision:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FileShares:
+class PartFiles:
     """The files of a rank, each with as large a share of the epoch as it has of the rank's tokens.
 
     Without shuffling, a file's share is what it holds.
@@ -229,7 +229,7 @@ class FileShares:
     ends: Ids
 
     @classmethod
-    def of(cls, cells: RowGroupRuns, division: TokenDivision, part: int) -> FileShares:
+    def of(cls, cells: RowGroupRuns, division: TokenDivision, part: int) -> PartFiles:
         """The files of a part: all, where rows are divided; else those of which it has something."""
         mine = slice(None) if division.owners is None else division.owners == part
         amounts = np.zeros(int(cells.file[-1]) + 1, dtype=np.int64)

@@ -65,7 +65,7 @@ def read_ahead(
     make: Callable[[Sequence[_Block], int, int], _Batch],
     threads: int,
 ) -> Iterator[list[_Batch]]:
-    """Batches, as the pieces that their spans make.
+    """Batches, as the chunks that their spans make.
 
     A block is decoded once, and let go when a batch needs another of its sequence and not this one. So in memory, or being
     decoded, there are one block a sequence and ``threads`` more; and where a batch needs more than that, what it needs. With
@@ -85,7 +85,7 @@ def read_ahead(
     try:
         for step in _first_of(window, steps, blocks):
             blocks.turn_to(step)
-            while blocks.room():
+            while blocks.has_space():
                 if blocks.begin_next():
                     continue
                 later = next(steps, None)
@@ -140,7 +140,7 @@ class _Blocks(Generic[_Block]):
                 del self._wanted[key]
 
     def turn_to(self, step: Sequence[BlockSpan]) -> None:
-        """A batch is next: let go of what it has passed, and begin what it needs."""
+        """A batch is next: release what it has passed, and begin to read what it needs."""
         now = tuple((span.sequence, span.blocks) for span in step)
         if now == self._last:
             return
@@ -155,7 +155,7 @@ class _Blocks(Generic[_Block]):
                     self._coming.remove(key)
                 self._begin(key)
 
-    def room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether another block may be begun ahead."""
         return len(self._open) - len({sequence for sequence, _ in self._open}) < self._threads
 

@@ -223,8 +223,8 @@ class TokenOrder:
         first = int(self.sequence(sequence).members(block)[0])
         return mix(seed, _TAG_BLOCK, self.epoch, first)
 
-    def place(self, part: int, number: int) -> int:
-        """The place of a part's unit."""
+    def part_position(self, part: int, number: int) -> int:
+        """The position of a part's unit."""
         return part << PART_BITS | number
 
     @staticmethod
@@ -232,27 +232,27 @@ class TokenOrder:
         """Tracks and numbers of blocks as :meth:`locate` gives them."""
         return blocks >> _BLOCK_BITS, blocks & ((1 << _BLOCK_BITS) - 1)
 
-    def locate(self, places: Ids) -> tuple[Ids, Ids]:
+    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
         """The block in which each unit begins, as ``sequence << 32 | block``, and amounts of the block before it."""
-        blocks, inside = np.empty_like(places), np.empty_like(places)
-        parts = places >> PART_BITS
+        blocks, inside = np.empty_like(positions), np.empty_like(positions)
+        parts = positions >> PART_BITS
         for part in np.unique(parts).tolist():
             here = parts == part
             number, sequence = self.division.sequence_of(part), self.sequence(self.division.sequence_of(part))
-            amounts = (self.division.firsts[part] + (places[here] & _NUMBER)) * self.settings.step
+            amounts = (self.division.firsts[part] + (positions[here] & _NUMBER)) * self.settings.step
             found = sequence.find(amounts)
             blocks[here] = found | number << _BLOCK_BITS
             inside[here] = amounts - sequence.starts[found]
         return blocks, inside
 
-    def last_block(self, places: Ids) -> Ids:
+    def last_block(self, positions: Ids) -> Ids:
         """The block in which that ends which is needed to make each unit, as ``sequence << 32 | block``."""
-        blocks = np.empty_like(places)
-        parts = places >> PART_BITS
+        blocks = np.empty_like(positions)
+        parts = positions >> PART_BITS
         for part in np.unique(parts).tolist():
             here = parts == part
             number, sequence = self.division.sequence_of(part), self.sequence(self.division.sequence_of(part))
-            ends = (self.division.firsts[part] + (places[here] & _NUMBER) + 1) * self.settings.step
+            ends = (self.division.firsts[part] + (positions[here] & _NUMBER) + 1) * self.settings.step
             ends = np.minimum(ends + self.settings.reach, sequence.total)
             blocks[here] = sequence.find(ends - 1) | number << _BLOCK_BITS
         return blocks
@@ -263,15 +263,15 @@ def block_spans(
 ) -> Iterator[list[BlockSpan]]:
     """A plan's batches as spans of sequences, batch by batch; arguments as those of :meth:`Plan.chunks`."""
     for batches in plan.chunks(_TOGETHER, worker, workers, skip):
-        places = batches[0] if len(batches) == 1 else np.concatenate(batches)
+        positions = batches[0] if len(batches) == 1 else np.concatenate(batches)
         begins = np.cumsum([0, *(len(batch) for batch in batches)])
-        fresh = np.ones(places.size, dtype=bool)
-        np.not_equal(places[1:], places[:-1] + 1, out=fresh[1:])
+        fresh = np.ones(positions.size, dtype=bool)
+        np.not_equal(positions[1:], positions[:-1] + 1, out=fresh[1:])
         fresh[begins[:-1]] = True
         at = np.flatnonzero(fresh)
-        counts = np.diff(at, append=places.size)
-        found, inside = order.locate(places[at])
-        (sequences, first), (_, last) = order.split(found), order.split(order.last_block(places[at + counts - 1]))
+        counts = np.diff(at, append=positions.size)
+        found, inside = order.locate(positions[at])
+        (sequences, first), (_, last) = order.split(found), order.split(order.last_block(positions[at + counts - 1]))
         columns = sequences, first, last + 1, inside, counts
         made = [BlockSpan(t, (a, b), i, n) for t, a, b, i, n in zip(*(c.tolist() for c in columns), strict=True)]
         bounds = np.searchsorted(at, begins).tolist()

@@ -18,7 +18,7 @@ _KINDS = tuple(np.dtype(name) for name in ("uint16", "uint32", "int64"))
 
 
 class Gathered:
-    """Takes pieces of decoded documents, one after the other.
+    """Takes chunks of decoded documents, one after the other.
 
     Tokens are copied, so that what they were decoded into is free at once, into 16 bits where ids allow it. Documents
     without tokens are left out.
@@ -45,11 +45,11 @@ class Gathered:
         """Documents that were taken."""
         return self._counts[0]
 
-    def add(self, pieces: Iterable[Ragged], first_row: int, rows: int, tokens: int, where: str) -> None:
+    def add(self, chunks: Iterable[Ragged], first_row: int, rows: int, tokens: int, where: str) -> None:
         """Add a group.
 
         Args:
-            pieces: its documents.
+            chunks: its documents.
             first_row: number of its first row among the rows of all groups.
             rows: documents with tokens that it should have.
             tokens: tokens that it should have.
@@ -60,11 +60,11 @@ class Gathered:
             CorruptDataError: it has other numbers of documents and tokens.
         """
         before = self._counts
-        for piece in pieces:
-            piece.check(self._limit)
-            self._take(piece, first_row)
-            self._column = piece.column
-            first_row += len(piece)
+        for chunk in chunks:
+            chunk.check(self._limit)
+            self._take(chunk, first_row)
+            self._column = chunk.column
+            first_row += len(chunk)
         found = self._counts[0] - before[0], self._counts[1] - before[1]
         if found != (rows, tokens):
             raise CorruptDataError(
@@ -72,29 +72,29 @@ class Gathered:
                 "damaged, or was replaced after it was indexed: write it again"
             )
 
-    def finish(self, place: Callable[[int], str]) -> tuple[Ragged, Ids]:
+    def finish(self, describe: Callable[[int], str]) -> tuple[Ragged, Ids]:
         """All documents, and the number of each document's row among the rows of all groups; int64.
 
         Args:
-            place: names a row by that number, for messages.
+            describe: names a row by that number, for messages.
         """
         zero = np.zeros(1, dtype=np.int64)
         offsets = np.concatenate([zero, *self._ends])
         numbers = np.concatenate([zero[:0], *self._numbers])
-        return Ragged(self._values[: self._used], offsets, column=self._column, where=place, rows=numbers), numbers
+        return Ragged(self._values[: self._used], offsets, column=self._column, where=describe, rows=numbers), numbers
 
-    def _take(self, piece: Ragged, first_row: int) -> None:
-        size = piece.values.size
+    def _take(self, chunk: Ragged, first_row: int) -> None:
+        size = chunk.values.size
         if size:
-            while not np.can_cast(piece.values.dtype, _KINDS[self._kind]) and (
-                int(piece.values.max()) > np.iinfo(_KINDS[self._kind]).max
+            while not np.can_cast(chunk.values.dtype, _KINDS[self._kind]) and (
+                int(chunk.values.max()) > np.iinfo(_KINDS[self._kind]).max
             ):
                 self._widen(self._kind + 1)
             if self._used + size > self._values.size:  # more than was promised; told when the group ends
                 self._values = np.concatenate([self._values[: self._used], np.empty(size, _KINDS[self._kind])])
-            self._values[self._used : self._used + size] = piece.values
-        full = piece.lengths > 0
-        ends, numbers = piece.offsets[1:] + self._used, np.arange(first_row, first_row + len(piece), dtype=np.int64)
+            self._values[self._used : self._used + size] = chunk.values
+        full = chunk.lengths > 0
+        ends, numbers = chunk.offsets[1:] + self._used, np.arange(first_row, first_row + len(chunk), dtype=np.int64)
         if not full.all():
             ends, numbers = ends[full], numbers[full]
         self._ends.append(ends)

@@ -13,10 +13,10 @@ import numpy as np
 
 from stoker.concurrency.threads import Threads
 from stoker.errors import FormatError
-from stoker.tokens.layouts.bin_packing import TooLong, place, split
+from stoker.tokens.layouts.bin_packing import TooLong, pack_documents, split
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.source import TokenSource, place_of
+from stoker.tokens.sources.source import TokenSource, describe_row
 from stoker.types import Ids
 
 __all__ = ["measure", "packed_rows"]
@@ -70,27 +70,27 @@ def packed_rows(source: TokenSource, bounds: Ids, settings: LMSettings, too_long
     for cell, (first, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
         lengths = np.concatenate([next(found) for _ in range(first, stop)])
         try:
-            counts[cell] = place(_lengths_only(lengths), settings, too_long).count
+            counts[cell] = pack_documents(_lengths_only(lengths), settings, too_long).count
         except FormatError as error:
             raise _named(error, source, range(first, stop), settings) from None
     return counts
 
 
 def _named(error: FormatError, source: TokenSource, groups: Sequence[int], settings: LMSettings) -> FormatError:
-    """The error of the first document of some groups that is too long, with its place.
+    """The error of the first document of some groups that is too long, with its row.
 
     The groups are decoded again for it: lengths without those of empty documents do not tell a row's number.
     """
-    where = partial(place_of, source)
+    where = partial(describe_row, source)
     for group in groups:
         row = int(source.groups.first_rows[group])
-        for piece in source.pieces(group):
-            documents = Ragged(piece.values, piece.offsets, column=piece.column, where=where, rows=row)
+        for chunk in source.chunks(group):
+            documents = Ragged(chunk.values, chunk.offsets, column=chunk.column, where=where, rows=row)
             try:
                 split(documents, settings, "error")
             except FormatError as found:
                 return found
-            row += len(piece)
+            row += len(chunk)
     return error
 
 

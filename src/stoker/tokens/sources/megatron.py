@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from stoker.errors import ConfigError, CorruptDataError, EncodingError
 from stoker.formats.megatron import DTYPES, index_bytes, read_index
 from stoker.storage.files import check_mapped
-from stoker.tokens.sources.ragged import Ragged, copy_runs
+from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.tokens.sources.raw import map_file
 from stoker.types import Ids
 
@@ -45,7 +45,7 @@ class MegatronFile:
         self.dtype = index.dtype
         self.lengths: Ids = index.lengths
         self.borders: Ids = index.borders
-        self._places: Ids = index.places
+        self._starts: Ids = index.byte_offsets
         self._file = map_file(self._data)
         self._tokens = np.frombuffer(self._file, np.uint8)
         self._check()
@@ -99,26 +99,26 @@ class MegatronFile:
 
     def _rows(self, rows: Ids) -> Ragged:
         check_mapped([self._file])
-        lengths, places = self.lengths[rows], self._places[rows] // self.dtype.itemsize
+        lengths, starts = self.lengths[rows], self._starts[rows] // self.dtype.itemsize
         offsets = np.zeros(rows.size + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         tokens = self._tokens[: self._tokens.size // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
-        if not rows.size or np.array_equal(places, places[0] + offsets[:-1]):
-            first = int(places[0]) if rows.size else 0
+        if not rows.size or np.array_equal(starts, starts[0] + offsets[:-1]):
+            first = int(starts[0]) if rows.size else 0
             return Ragged(tokens[first : first + int(offsets[-1])], offsets, where=self._data, rows=rows)
         values = np.empty(int(offsets[-1]), self.dtype)
-        copy_runs(tokens, places, lengths, values, offsets[:-1])
+        copy_spans(tokens, starts, lengths, values, offsets[:-1])
         return Ragged(values, offsets, where=self._data, rows=rows)
 
     def _check(self) -> None:
         if not len(self):
             return
-        wrong = self._places > self._tokens.size - self.lengths * self.dtype.itemsize
+        wrong = self._starts > self._tokens.size - self.lengths * self.dtype.itemsize
         if wrong.any():
             row = int(np.argmax(wrong))
             raise CorruptDataError(
                 f"{self._index} says that sequence {row} of {int(self.lengths[row])} tokens begins at byte "
-                f"{int(self._places[row])} of {self._data}, which has {self._tokens.size} bytes. Are the two of one writing?"
+                f"{int(self._starts[row])} of {self._data}, which has {self._tokens.size} bytes. Are the two of one writing?"
             )
 
 

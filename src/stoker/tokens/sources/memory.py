@@ -20,7 +20,7 @@ _ALIGN = 64
 class Memory:
     """Hands out arrays, and takes those again that nothing refers to any more. Thread-safe.
 
-    What refers to an array, or to memory of it (a view, a tensor that shares it), keeps it. So whoever was handed one may
+    What refers to an array, or to memory of it (a view, a tensor that shares it), keeps it. So a caller that has one may
     hold it for as long as he likes; once ``count`` are held, others are made for him alone.
 
     Args:

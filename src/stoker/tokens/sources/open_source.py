@@ -32,7 +32,7 @@ def open_source(
         ConfigError: it is none of these.
     """
     if not isinstance(source, str | os.PathLike | list | tuple):
-        if not hasattr(source, "pieces"):
+        if not hasattr(source, "chunks"):
             raise ConfigError(f"source is a {type(source).__name__}: expected files, or a TokenSource")
         return source  # type: ignore[return-value]
     names = [os.fspath(one) for one in ([source] if isinstance(source, str | os.PathLike) else source)]
@@ -40,7 +40,7 @@ def open_source(
         for name in names:
             if not os.path.exists(f"{name[:-4]}.idx"):
                 raise ConfigError(
-                    f"{name} has no {name[:-4]}.idx beside it, so it is not Megatron's. If it is one array of tokens, pass "
+                    f"{name} has no {name[:-4]}.idx next to it, so it is not Megatron's. If it is one array of tokens, pass "
                     "RawSource(path, dtype, row_tokens=seq_len)"
                 )
         return MegatronSource(names)

@@ -1,4 +1,4 @@
-"""Token columns of Parquet files as a source: plans from footers, decoding piece by piece."""
+"""Token columns of Parquet files as a source: plans from footers, decoding chunk by chunk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import SkippedFile
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["ParquetSource", "decode_pieces", "open_files"]
+__all__ = ["ParquetSource", "decode_chunks", "open_files"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 _MOST_LOOKED_AT: Final = 64
 _FETCH_THREADS: Final = 8
 # What is decoded at a time stays in the processor's cache until it has been copied.
-_PIECE_TOKENS: Final = 1 << 18
+_CHUNK_TOKENS: Final = 1 << 18
 
 
 class ParquetSource:
     """A token column of Parquet files; groups are row groups.
 
     Args:
-        place: the opened files, with this column alone.
+        location: the opened files, with this column alone.
         column: its name, or ``None`` for the one that is called ``input_ids``, ``token_ids`` or ``tokens``.
         counts: where it counts what it reads.
 
@@ -55,37 +55,37 @@ class ParquetSource:
         ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
     """
 
-    def __init__(self, place: DatasetLocation, column: str | None = None, counts: Counts | None = None) -> None:
-        self._place = place
-        self.column = token_column(place.index, column)
-        self._pool = ShardPool(place.index, place.cache, threads=_FETCH_THREADS, most_open=1, counts=counts)
+    def __init__(self, location: DatasetLocation, column: str | None = None, counts: Counts | None = None) -> None:
+        self._location = location
+        self.column = token_column(location.index, column)
+        self._pool = ShardPool(location.index, location.cache, threads=_FETCH_THREADS, most_open=1, counts=counts)
         self._coming: frozenset[int] = frozenset()
         self._closed = False
         self._reset()
         self.skipped: Sequence[SkippedFile] = [
-            SkippedFile(self._name(one["key"]), one["problem"]) for one in place.index.extra.get("skipped_files", ())
+            SkippedFile(self._name(one["key"]), one["problem"]) for one in location.index.extra.get("skipped_files", ())
         ]
         self.groups = self._groups()
         self.name = os.path.basename(os.path.dirname(self.groups.files[0])) or "tokens"
-        self.url = place.url
+        self.url = location.url
         self.about: Mapping[str, Any] = {
-            **place.about,
+            **location.about,
             "column": self.column,
             "tokens": int(self.groups.tokens.sum()),
         }
 
     def where(self, group: int) -> str:
         """See :class:`~stoker.tokens.sources.source.TokenSource`."""
-        detail = self._place.index.shards[group].detail
-        assert isinstance(detail, RowGroup)  # the place is one of Parquet files
+        detail = self._location.index.shards[group].detail
+        assert isinstance(detail, RowGroup)  # the location is one of Parquet files
         return f"{self._name(detail.file.key)}: row group {detail.number}"
 
-    def pieces(self, group: int) -> Iterator[Ragged]:
+    def chunks(self, group: int) -> Iterator[Ragged]:
         """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         reader: Any = self._pool.get(group)
         try:
-            for piece in decode_pieces(reader, self.column, self.where(group)):
-                yield piece
+            for chunk in decode_chunks(reader, self.column, self.where(group)):
+                yield chunk
                 self._pool.check(group)
         finally:
             del reader
@@ -93,7 +93,7 @@ class ParquetSource:
 
     def lengths(self, group: int) -> Ids:
         """See :class:`~stoker.tokens.sources.source.TokenSource`."""
-        lengths = np.concatenate([piece.lengths for piece in self.pieces(group)])
+        lengths = np.concatenate([chunk.lengths for chunk in self.chunks(group)])
         return lengths[lengths > 0]
 
     def fetch(self, groups: Iterable[int]) -> None:
@@ -128,7 +128,7 @@ class ParquetSource:
             sink.append(np.ascontiguousarray(make(), dtype=np.int64))
             return "int64", b""
 
-        found: Ids = derived_array(self._place, kind, self.column, {"column": self.column, **recipe}, write).array
+        found: Ids = derived_array(self._location, kind, self.column, {"column": self.column, **recipe}, write).array
         return found
 
     def close(self) -> None:
@@ -153,11 +153,11 @@ class ParquetSource:
         return self._lock
 
     def _name(self, key: str) -> str:
-        store = self._place.cache.store
-        return os.path.join(self._place.cache.root, key) if store is None else store.url_of(key)
+        store = self._location.cache.store
+        return os.path.join(self._location.cache.root, key) if store is None else store.url_of(key)
 
     def _groups(self) -> Groups:
-        index = self._place.index
+        index = self._location.index
         names: list[str] = []
         file = np.empty(len(index), dtype=np.int64)
         # Values of the column that are null stand for rows without tokens; a null token is an error when it is read.
@@ -165,18 +165,18 @@ class ParquetSource:
         last: object = None
         for number, shard in enumerate(index.shards):
             group = shard.detail
-            assert isinstance(group, RowGroup)  # the place is one of Parquet files
+            assert isinstance(group, RowGroup)  # the location is one of Parquet files
             if group.file is not last:
                 last = group.file
                 names.append(self._name(group.file.key))
             file[number] = len(names) - 1
-            nulls[number] = group.file.chunks[group.place, 0, NULLS]
+            nulls[number] = group.file.chunks[group.index, 0, NULLS]
         tokens = token_counts(index, self.column)
         rows = index.sizes - nulls
         if (unknown := np.flatnonzero(tokens < 0)).size:
             rows[unknown], tokens[unknown] = self._count(unknown)
         if not tokens.sum():
-            raise ConfigError(f"{self._place.cache.root}: there are no tokens in its {len(names)} files with rows")
+            raise ConfigError(f"{self._location.cache.root}: there are no tokens in its {len(names)} files with rows")
         if (rows < 0).any():
             wrong = int(np.argmax(rows < 0))
             raise CorruptDataError(
@@ -192,9 +192,9 @@ class ParquetSource:
             logger.warning(
                 "footers of %s do not say how many tokens %d of %d row groups hold (written without statistics): they are "
                 "decoded once to count them",
-                self._place.cache.root,
+                self._location.cache.root,
                 unknown.size,
-                len(self._place.index),
+                len(self._location.index),
             )
             found = measure(self, unknown.tolist(), lambda lengths: np.array([lengths.size, lengths.sum()]))
             return np.concatenate(list(found))
@@ -224,7 +224,7 @@ def open_files(
     check_memory(in_memory, given, local)
     if column is None:
         column = _find_column(given, storage_options, skip_bad=on_bad_files == "skip")
-    place = open_unindexed(
+    location = open_unindexed(
         given,
         "parquet",
         local,
@@ -233,7 +233,7 @@ def open_files(
         settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
         storage_options=storage_options,
     )
-    return ParquetSource(place, column, counts)
+    return ParquetSource(location, column, counts)
 
 
 def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:
@@ -259,7 +259,7 @@ def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_b
     )
 
 
-def decode_pieces(reader: ParquetReader, column: str, where: str) -> Iterator[Ragged]:
+def decode_chunks(reader: ParquetReader, column: str, where: str) -> Iterator[Ragged]:
     """The documents of a row group, some at a time: faster than all at once. Each holds until the next are asked for.
 
     Args:
@@ -280,8 +280,8 @@ def decode_pieces(reader: ParquetReader, column: str, where: str) -> Iterator[Ra
     except OtherPagesError as reason:
         logger.debug("%s, column %r: decoded by pyarrow from row %d on: %s", where, column, done, reason)
     first = 0
-    for array in reader.batches(column, _PIECE_TOKENS):
-        piece = Ragged.from_arrow(array, column=column, where=where, first_row=first)
-        first += len(piece)
+    for array in reader.batches(column, _CHUNK_TOKENS):
+        chunk = Ragged.from_arrow(array, column=column, where=where, first_row=first)
+        first += len(chunk)
         if first > done:
-            yield piece[max(0, done - first + len(piece)) :]
+            yield chunk[max(0, done - first + len(chunk)) :]

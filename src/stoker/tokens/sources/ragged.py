@@ -11,13 +11,13 @@ from numpy.typing import DTypeLike
 from stoker.errors import ConfigError, FormatError
 from stoker.types import Array, Ids
 
-__all__ = ["Ragged", "copy_runs"]
+__all__ = ["Ragged", "copy_spans"]
 
 Where: TypeAlias = str | Callable[[int], str]
 
 # From this mean length on, one slice a run is faster than joining them; seen between 2,000 and 8,000.
 _LONG: Final = 4096
-# Places that are joined at a time: what is joined lies in memory twice.
+# Tokens that are copied at a time: they are in memory twice.
 _AT_ONCE: Final = 1 << 18
 
 
@@ -77,7 +77,7 @@ class Ragged:
         if isinstance(column, np.ndarray) and column.dtype != object:
             if column.ndim != 2 or column.dtype.kind not in "iu":
                 raise FormatError(
-                    f"{_place(name, where)} holds {column.dtype} of shape {column.shape[1:]} a row, not a row of token ids: "
+                    f"{_column(name, where)} holds {column.dtype} of shape {column.shape[1:]} a row, not a row of token ids: "
                     "name the column that does"
                 )
             offsets = np.arange(len(column) + 1, dtype=np.int64) * column.shape[1]
@@ -131,7 +131,7 @@ class Ragged:
                 parts.append(cls.from_arrow(chunk, column=column, where=where, first_row=first_row))
                 first_row += len(chunk)
             return cls.concat(parts)
-        place = _place(column, where)
+        here = _column(column, where)
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         kind = array.type
@@ -145,19 +145,19 @@ class Ragged:
             hint = (
                 "make tokens of it with `stoker tokenize`" if "string" in str(kind) else "name the column of token ids"
             )
-            raise FormatError(f"{place} holds {kind}, not lists of token ids: {hint}")
+            raise FormatError(f"{here} holds {kind}, not lists of token ids: {hint}")
         offsets, values = _flat_arrow(array)
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if pa.types.is_null(values.type) and not len(values):
             values = pa.array([], pa.int64())
         if not pa.types.is_integer(values.type):
-            raise FormatError(f"{place} holds {kind}, whose elements are not integers: name the column of token ids")
+            raise FormatError(f"{here} holds {kind}, whose elements are not integers: name the column of token ids")
         if values.null_count:
             token = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
             row = int(np.searchsorted(offsets, token, side="right")) - 1
             raise FormatError(
-                f"{place}, row {first_row + row}: token {token - int(offsets[row])} is null; {values.null_count} tokens are. "
+                f"{here}, row {first_row + row}: token {token - int(offsets[row])} is null; {values.null_count} tokens are. "
                 "Write the column without nulls"
             )
         flat: Array = values.to_numpy(zero_copy_only=True)
@@ -233,12 +233,12 @@ class Ragged:
             return np.arange(self._rows, self._rows + len(self), dtype=np.int64)
         return self._rows
 
-    def place(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Names a row, for messages: its file and number there, as far as known, and the column."""
         number = int(self.rows[row])
         if isinstance(self.where, str):
-            return f"{_place(self.column, self.where)}, row {number}"
-        return _place(self.column, self.where(number))
+            return f"{_column(self.column, self.where)}, row {number}"
+        return _column(self.column, self.where(number))
 
     def take(self, rows: Ids) -> Ragged:
         """These rows, in this order, copied; any may be taken more than once."""
@@ -246,7 +246,7 @@ class Ragged:
         offsets = np.zeros(lengths.size + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         values = np.empty(int(offsets[-1]), dtype=self.values.dtype)
-        copy_runs(self.values, self.offsets[rows], lengths, values, offsets[:-1])
+        copy_spans(self.values, self.offsets[rows], lengths, values, offsets[:-1])
         return self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
 
     def check(self, limit: int) -> Self:
@@ -276,7 +276,7 @@ class Ragged:
         first = int(np.argmax(wrong))
         row = int(np.searchsorted(self.offsets, first, side="right")) - 1
         raise FormatError(
-            f"{self.place(row)}: {int(self.values[first])} at token "
+            f"{self.describe_row(row)}: {int(self.values[first])} at token "
             f"{first - int(self.offsets[row])} is not an id in [0, {limit}); {int(wrong.sum())} tokens are not. "
             "Is this the column of another tokenizer, or of labels? Ids must be smaller than vocab_size, and fit the "
             "dtype that is asked for"
@@ -302,17 +302,17 @@ class Ragged:
         self._bounds = bounds
 
 
-def _place(column: str, where: str) -> str:
+def _column(column: str, where: str) -> str:
     return f"{where}: column {column!r}" if where else f"column {column!r}"
 
 
 def _row(row: Any, number: int, dtype: DTypeLike | None, column: str, where: str) -> Array:
     if isinstance(row, bytes | memoryview | bytearray):
         if dtype is None:
-            raise FormatError(f"{_place(column, where)} holds bytes: say which integers they are, like dtype='uint16'")
+            raise FormatError(f"{_column(column, where)} holds bytes: say which integers they are, like dtype='uint16'")
         if len(row) % np.dtype(dtype).itemsize:
             raise FormatError(
-                f"{_place(column, where)}, row {number}: {len(row)} bytes are no whole number of {np.dtype(dtype)}"
+                f"{_column(column, where)}, row {number}: {len(row)} bytes are no whole number of {np.dtype(dtype)}"
             )
         return np.frombuffer(row, dtype)
     array = np.zeros(0, np.int64) if row is None else np.asarray(row)
@@ -323,7 +323,7 @@ def _row(row: Any, number: int, dtype: DTypeLike | None, column: str, where: str
             type(row).__name__ if array.ndim == 0 or array.dtype == object else f"{array.dtype} of shape {array.shape}"
         )
         raise FormatError(
-            f"{_place(column, where)}, row {number} holds {what}, not token ids: name the column that holds them, or make "
+            f"{_column(column, where)}, row {number} holds {what}, not token ids: name the column that holds them, or make "
             "tokens of text with tokenize()"
         )
     return array
@@ -331,7 +331,7 @@ def _row(row: Any, number: int, dtype: DTypeLike | None, column: str, where: str
 
 def _as_int64(array: Array, number: int, column: str, where: str) -> Array:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise FormatError(f"{_place(column, where)}, row {number}: {int(array.max())} is no token id")
+        raise FormatError(f"{_column(column, where)}, row {number}: {int(array.max())} is no token id")
     return array.astype(np.int64)
 
 
@@ -355,19 +355,19 @@ def _flat_arrow(array: Any) -> tuple[Ids, Any]:
     return offsets, array.flatten()
 
 
-def copy_runs(values: Array, sources: Ids, lengths: Ids, out: Array, targets: Ids) -> None:
+def copy_spans(values: Array, sources: Ids, lengths: Ids, out: Array, targets: Ids) -> None:
     """``out[targets[i] : targets[i] + lengths[i]] = values[sources[i] : sources[i] + lengths[i]]`` for every i.
 
     Args:
         values: integers, shape ``(tokens,)``.
         sources: where runs begin in ``values``; int64, shape ``(k,)``.
         lengths: of the runs; int64, shape ``(k,)``; zeros are allowed.
-        out: integers that hold those of ``values``, shape ``(places,)``. What lies between runs may be overwritten.
+        out: integers that hold those of ``values``, shape ``(n,)``. The rest may be overwritten.
         targets: where runs begin in ``out``; int64, shape ``(k,)``; rising, and runs do not overlap.
     """
     if not lengths.size:
         return
-    # Runs that go on where the one before ended, here and there, are one run. Joined documents are often one altogether.
+    # Spans that continue the one before in source and target are one span. Joined documents are often a single one.
     fresh = np.ones(lengths.size, dtype=bool)
     ends = lengths[:-1]
     np.not_equal(sources[:-1] + ends, sources[1:], out=fresh[1:])
@@ -386,7 +386,7 @@ def copy_runs(values: Array, sources: Ids, lengths: Ids, out: Array, targets: Id
         return
     if not total:
         return
-    # Places between two runs get what follows the first of them in the values, as it may be anything.
+    # Slots between two runs get what follows the first of them in the values, as it may be anything.
     borders = np.append(targets, targets[-1] + lengths[-1])
     flat = np.ascontiguousarray(values).view(np.uint8).data
     size = values.itemsize

@@ -21,7 +21,7 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.raw import RawTokens
 from stoker.types import Ids
 
-__all__ = ["MegatronSource", "RawSource", "SkippedFile", "TokenSource", "place_of"]
+__all__ = ["MegatronSource", "RawSource", "SkippedFile", "TokenSource", "describe_row"]
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -73,8 +73,8 @@ class TokenSource(Protocol):
         """Names a group in errors."""
         ...
 
-    def pieces(self, group: int) -> Iterator[Ragged]:
-        """A group's documents, decoded now, some at a time. A piece may be overwritten when the next is asked for."""
+    def chunks(self, group: int) -> Iterator[Ragged]:
+        """A group's documents, decoded now, some at a time. A chunk may be overwritten when the next is asked for."""
         ...
 
     def lengths(self, group: int) -> Ids:
@@ -98,11 +98,11 @@ class TokenSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of all files. Reading opens them again."""
+        """Close all files. Reading opens them again."""
         ...
 
 
-def place_of(source: TokenSource, row: int) -> str:
+def describe_row(source: TokenSource, row: int) -> str:
     """Names a row by its number among the rows of all groups, in errors."""
     group, here, there = source.groups.find(row)
     return f"{source.where(group)}, row {here} (row {there} of the file)"
@@ -187,15 +187,15 @@ class MegatronSource(_Mapped):
     def _open(self) -> None:
         self._files = [MegatronFile(path) for path in self._paths]
 
-    def pieces(self, group: int) -> Iterator[Ragged]:
+    def chunks(self, group: int) -> Iterator[Ragged]:
         """See :class:`TokenSource`."""
         file = self._files[int(self.groups.file[group])]
         yield file.documents(int(self._firsts[group]), int(self._stops[group]))
 
     def lengths(self, group: int) -> Ids:
         """See :class:`TokenSource`."""
-        (piece,) = self.pieces(group)
-        return piece.lengths[piece.lengths > 0]
+        (chunk,) = self.chunks(group)
+        return chunk.lengths[chunk.lengths > 0]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
@@ -240,7 +240,7 @@ class RawSource(_Mapped):
     def _open(self) -> None:
         self._files = [RawTokens(path, self._dtype, header_bytes=self._header) for path in self._paths]
 
-    def pieces(self, group: int) -> Iterator[Ragged]:
+    def chunks(self, group: int) -> Iterator[Ragged]:
         """See :class:`TokenSource`."""
         first, count = int(self._firsts[group]), int(self.groups.tokens[group])
         file = self._files[int(self.groups.file[group])]
@@ -250,8 +250,8 @@ class RawSource(_Mapped):
 
     def lengths(self, group: int) -> Ids:
         """See :class:`TokenSource`."""
-        (piece,) = self.pieces(group)
-        return piece.lengths
+        (chunk,) = self.chunks(group)
+        return chunk.lengths
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_files"}

@@ -15,7 +15,7 @@ from typing import IO, Any, Final, Literal
 from stoker.catalog.splits import refuse_splits
 from stoker.catalog.unindexed.files_location import check_exists
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
-from stoker.formats.text.json_shards import lines_remedy
+from stoker.formats.text.json import lines_remedy
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files import is_in_cache, open_regular, read_regular, walk_files
 from stoker.storage.job_record import file_version

@@ -94,7 +94,7 @@ def get_encoding(name: str) -> Encoding:
 def register_encoding(name: str, encoding: type[Encoding] | Encoding, *, replace: bool = False) -> None:
     """Make an encoding of your own known to every writer and reader of this process.
 
-    The index stores only the name, so whoever reads the data registers the same encoding first; other
+    The index stores only the name, so a program that reads the data registers the same encoding first; other
     readers of MDS refuse such a column. A class that takes parameters (``name:config``) defines
     ``from_config``.
 

@@ -44,8 +44,8 @@ class FooterBounds:
         self._constants = constants
         self._made: dict[str, list[Bounds | None]] = {}
 
-    def of(self, place: int, name: str) -> Bounds | None:
-        """Bounds of a column in the row group at ``place``; ``None`` where they are not known.
+    def of(self, number: int, name: str) -> Bounds | None:
+        """Bounds of a column in row group ``number``; ``None`` where they are not known.
 
         Raises:
             ConfigError: there is no such column, or none that has an order.
@@ -63,7 +63,7 @@ class FooterBounds:
                     f"filters= names {name!r}, which holds {column.type}: only plain columns have an order"
                 )
             self._made[name] = self._make(column)
-        return self._made[name][place]
+        return self._made[name][number]
 
     def _make(self, column: ColumnSchema) -> list[Bounds | None]:
         pa, pq = pyarrow(), pyarrow("parquet")
@@ -81,12 +81,12 @@ class FooterBounds:
         except (pa.ArrowException, OSError):
             return [None] * len(parts)
         made: list[Bounds | None] = []
-        for place, (chunk, found) in enumerate(zip(chunks, fields, strict=True)):
+        for number, (chunk, found) in enumerate(zip(chunks, fields, strict=True)):
             values, nulls = chunk[2], chunk[7]
             if 0 <= values == nulls:
                 made.append(Bounds(None, None, exact=True, empty=True))
                 continue
-            made.append(_bounds(meta.row_group(place).column(0).statistics, found, nulls != 0) if found else None)
+            made.append(_bounds(meta.row_group(number).column(0).statistics, found, nulls != 0) if found else None)
         return made
 
     def _fields(self, chunk: thrift.Chunk, kind: int) -> dict[int, bytes | int]:

@@ -31,12 +31,12 @@ __all__ = [
 MAGIC: Final = b"PAR1"
 """The first and last bytes of a Parquet file."""
 
-# Facts of a chunk, in this order. Places are bytes from the file's start; -1 where there is none.
+# Facts of a chunk, in this order. Offsets are bytes from the file's start; -1 where there is none.
 START, DATA_PAGE, DICTIONARY_PAGE, COMPRESSED, UNCOMPRESSED, VALUES, NULLS, CODEC = range(8)
 FIELDS: Final = 8
 
 GROUP_FIELDS: Final = 4
-"""Count of the numbers of a row group before the facts of its chunks: its place in the file, its rows, its uncompressed
+"""Count of the numbers of a row group before the facts of its chunks: its index in the file, its rows, its uncompressed
 bytes with all columns, and whether a row of it may fulfil the predicate."""
 
 
@@ -49,7 +49,7 @@ class FileFacts:
         size: bytes of the file.
         version: see :class:`~stoker.formats.base.FilePart`.
         schema: the columns that are read, in the file's order.
-        numbers: place of each row group in the file; int64, shape ``(row groups,)``.
+        numbers: index of each row group in the file; int64, shape ``(row groups,)``.
         rows: rows of each; int64.
         bytes: uncompressed bytes of each with all columns; int64.
         chunks: facts of the column chunks; int64, shape ``(row groups, leaves, FIELDS)``, leaves in the schema's order.
@@ -69,7 +69,7 @@ class FileFacts:
     @classmethod
     def of(cls, file: UnindexedFile, schema: FileSchema) -> FileFacts:
         """The facts that :func:`~stoker.formats.parquet.footer.footer.read_facts` found, by its numbers of each row group."""
-        groups, leaves = file.pieces, sum(len(column.paths) for column in schema.columns)
+        groups, leaves = file.spans, sum(len(column.paths) for column in schema.columns)
         return cls(
             file.key,
             file.file.size,
@@ -89,25 +89,25 @@ class RowGroup:
 
     Attributes:
         file: the file that it lies in.
-        place: its place in the file's facts.
+        index: its index in the file's facts.
         constants: names and values of the columns that its directory's name tells.
     """
 
     file: FileFacts
-    place: int
+    index: int
     constants: tuple[tuple[str, Any], ...]
 
     @property
     def number(self) -> int:
         """Its number in the file."""
-        return int(self.file.numbers[self.place])
+        return int(self.file.numbers[self.index])
 
     @property
     def bytes(self) -> int:
         """Compressed bytes of the columns that are read."""
-        return int(self.file.chunks[self.place, :, COMPRESSED].sum())
+        return int(self.file.chunks[self.index, :, COMPRESSED].sum())
 
     @property
     def identity(self) -> str:
         """See :class:`~stoker.formats.base.ShardDetail`."""
-        return f"{self.file.key}\0{self.file.size}\0{self.number}\0{int(self.file.bytes[self.place])}"
+        return f"{self.file.key}\0{self.file.size}\0{self.number}\0{int(self.file.bytes[self.index])}"

@@ -28,7 +28,7 @@ _TAIL: Final = 8
 # Uncompressed, Snappy, gzip, Brotli, LZ4 as Hadoop frames it, zstd, LZ4: all but LZO.
 _CODECS: Final = frozenset([0, 1, 2, 4, 5, 6, 7])
 _MOST_ROWS: Final = 1 << 31
-# Place of the number of values in a chunk as thrift.py has it.
+# Index of the number of values in a chunk as thrift.py has it.
 _VALUES: Final = 2
 
 
@@ -78,7 +78,7 @@ def read_facts(
     partition: Mapping[str, Any] = MappingProxyType({}),
     schemas: dict[Any, KnownSchema],
 ) -> HeaderFacts:
-    """Reads of a footer what an index needs; ``pieces`` are the row groups with rows.
+    """Reads of a footer what an index needs; ``spans`` are the row groups with rows.
 
     Args:
         footer: the footer without its tail.
@@ -117,7 +117,7 @@ def read_facts(
     possible = [True] * len(filled)
     if predicate is not None:
         bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], schema.whole, partition)
-        possible = [predicate.possible(partial(bounds.of, place)) for place in range(len(filled))]
+        possible = [predicate.possible(partial(bounds.of, number)) for number in range(len(filled))]
     leaves = [
         (leaf, kind, column.name, column.flat)
         for column in schema.chosen.columns

@@ -53,10 +53,10 @@ def describe_row_groups(
             schema = schemas[id(file.spec)] = FileSchema.from_spec(file.spec)
         one = FileFacts.of(file, schema)
         chosen = tuple((name, value) for name, value in partitions.get(file.key, ()) if name in kinds)
-        places, rows = np.flatnonzero(one.possible).tolist(), one.rows.tolist()
-        for part, together in _windows(one, places) if in_place else _fetched(one, places, apart):
-            for place in together:
-                yield ShardInfo("parquet", rows[place], (part,), (), None, spec, RowGroup(one, place, chosen))
+        indices, rows = np.flatnonzero(one.possible).tolist(), one.rows.tolist()
+        for part, together in _windows(one, indices) if in_place else _fetched(one, indices, apart):
+            for index in together:
+                yield ShardInfo("parquet", rows[index], (part,), (), None, spec, RowGroup(one, index, chosen))
 
 
 def storage_of(files: Sequence[UnindexedFile]) -> tuple[int, tuple[str, ...]]:
@@ -67,27 +67,27 @@ def storage_of(files: Sequence[UnindexedFile]) -> tuple[int, tuple[str, ...]]:
     return sum(int(one[:, :, UNCOMPRESSED].sum()) for one in chunks), names
 
 
-def _windows(facts: FileFacts, places: Sequence[int]) -> Iterator[tuple[FileInfo, Sequence[int]]]:
+def _windows(facts: FileFacts, indices: Sequence[int]) -> Iterator[tuple[FileInfo, Sequence[int]]]:
     """Row groups one by one, each with the window of the file that holds its chunks."""
     if facts.chunks.shape[1]:
         starts = facts.chunks[:, :, START].min(axis=1).tolist()
         ends = (facts.chunks[:, :, START] + facts.chunks[:, :, COMPRESSED]).max(axis=1).tolist()
     else:  # nothing is read but what the directory's name tells
         starts = ends = [0] * len(facts.rows)
-    for place in places:
-        start, end = starts[place], ends[place]
+    for index in indices:
+        start, end = starts[index], ends[index]
         part = FilePart(facts.key, facts.size, facts.version, (start,), (end,), in_place=True)
-        yield FileInfo(facts.key, end - start, _NO_HASHES, part), (place,)
+        yield FileInfo(facts.key, end - start, _NO_HASHES, part), (index,)
 
 
-def _fetched(facts: FileFacts, places: Sequence[int], apart: bool) -> Iterator[tuple[FileInfo, Sequence[int]]]:
+def _fetched(facts: FileFacts, indices: Sequence[int], apart: bool) -> Iterator[tuple[FileInfo, Sequence[int]]]:
     """Row groups that share a file of the cache, with this file."""
     sizes = facts.chunks[:, :, COMPRESSED].sum(axis=1).tolist()
     together: list[int] = []
     total = 0
-    for place in places:
-        together.append(place)
-        total += sizes[place]
+    for index in indices:
+        together.append(index)
+        total += sizes[index]
         if apart or total >= _FETCH_TOGETHER:
             yield _file(facts, together), together
             together, total = [], 0
@@ -95,9 +95,9 @@ def _fetched(facts: FileFacts, places: Sequence[int], apart: bool) -> Iterator[t
         yield _file(facts, together), together
 
 
-def _file(facts: FileFacts, places: Sequence[int]) -> FileInfo:
+def _file(facts: FileFacts, indices: Sequence[int]) -> FileInfo:
     """A file of the cache that holds the chunks of some row groups."""
-    chunks = facts.chunks[places]
+    chunks = facts.chunks[indices]
     starts = np.sort(chunks[:, :, START], axis=None)
     order = np.argsort(chunks[:, :, START], axis=None, kind="stable")
     ends = starts + chunks[:, :, COMPRESSED].ravel()[order]
@@ -119,5 +119,5 @@ def _file(facts: FileFacts, places: Sequence[int]) -> FileInfo:
     digest = hashlib.sha256(
         repr((part.size, stable_version(part.version), part.starts, part.ends)).encode()
     ).hexdigest()[:16]
-    name = f"{facts.key}/{facts.numbers[places[0]]}-{facts.numbers[places[-1]]}-{digest}.chunks"
+    name = f"{facts.key}/{facts.numbers[indices[0]]}-{facts.numbers[indices[-1]]}-{digest}.chunks"
     return FileInfo(name, len(MAGIC) + int((lasts - firsts).sum()), _NO_HASHES, part)

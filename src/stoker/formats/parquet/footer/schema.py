@@ -35,7 +35,7 @@ class ColumnSchema:
         arrow: a schema of this field alone in Arrow's IPC format; empty where the file tells no Arrow types.
         elements: the column's elements of the Parquet schema, as structs that follow each other.
         count: number of these elements.
-        first: number of its first leaf in the file, which is its place in every row group's list of chunks.
+        first: number of its first leaf in the file, which is its index in every row group's list of chunks.
         paths: path of each leaf in the schema.
         kinds: physical type of each leaf.
     """

@@ -35,7 +35,7 @@ class ColumnPart:
 
     Attributes:
         rows: rows of the row group.
-        chunks: facts of the column's chunks, one a leaf, places counted from the start of the buffer that holds them.
+        chunks: facts of the column's chunks, one a leaf, offsets counted from the start of the buffer that holds them.
         statistics: statistics of a column with one leaf, made by :func:`~stoker.formats.parquet.footer.thrift_writer.struct`.
     """
 

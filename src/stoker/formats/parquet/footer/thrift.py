@@ -29,7 +29,7 @@ Chunk = tuple[int, ...]
 Physical type, codec, values, uncompressed and compressed bytes, offsets of the first data page and of the dictionary page;
 then the statistics' number of nulls, and where the statistics begin and end in the footer."""
 
-# Numbers of ColumnMetaData's fields, and their places in a Chunk. Behind them come null_count of its statistics, and where
+# Numbers of ColumnMetaData's fields, and their indices in a Chunk. Behind them come null_count of its statistics, and where
 # these begin and end in the footer.
 _CHUNK_FIELDS: Final = {1: 0, 4: 1, 5: 2, 6: 3, 7: 4, 9: 5, 11: 6}
 _CHUNK: Final = 10
@@ -157,7 +157,7 @@ class ThriftReader:
 
     @property
     def at(self) -> int:
-        """Place of the next value."""
+        """Offset of the next value."""
         return self._at
 
     def fields(self) -> Iterator[tuple[int, int]]:
@@ -261,9 +261,9 @@ class ThriftReader:
                     shift += 7
                 if shift > 70:
                     raise CorruptDataError("its footer holds a number that is too long")
-                place = _CHUNK_FIELDS.get(field)
-                if place is not None:
-                    values[place] = (value >> 1) ^ -(value & 1)
+                slot = _CHUNK_FIELDS.get(field)
+                if slot is not None:
+                    values[slot] = (value >> 1) ^ -(value & 1)
             elif field == 12 and kind == _STRUCT:
                 nulls, end = _null_count(data, at)
                 values[_NULLS:] = nulls, at, end
@@ -326,8 +326,8 @@ def _null_count(data: bytes, at: int) -> tuple[int, int]:
             start = at
             at = _skip(data, at, kind, 0)
             value = 0
-            for place in range(at - 1, start - 1, -1):
-                value = value << 7 | data[place] & 127
+            for index in range(at - 1, start - 1, -1):
+                value = value << 7 | data[index] & 127
             nulls = (value >> 1) ^ -(value & 1)
         else:
             at = _skip(data, at, kind, 0)

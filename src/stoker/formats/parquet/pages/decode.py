@@ -29,7 +29,7 @@ def decode_column(
     Args:
         column: the column.
         rows: rows of the row group.
-        chunks: facts of the column's chunks, places counted from the buffer's start.
+        chunks: facts of the column's chunks, offsets counted from the buffer's start.
         created_by: what wrote the file.
         buffer: bytes that hold the chunks.
         where: names the row group in errors.

@@ -1,4 +1,4 @@
-"""Values of one size that lie in the file as they are: their places are enough, nothing is decoded or copied.
+"""Values of one size that lie in the file as they are: their offsets are enough, nothing is decoded or copied.
 
 Taken are columns of ``FIXED_LEN_BYTE_ARRAY`` without nulls whose pages are PLAIN and not compressed; all else is left to
 pyarrow. A field of such values that the file's Arrow schema gives the metadata ``dtype`` (NumPy's name) and ``shape``
@@ -25,7 +25,7 @@ from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.thrift import ThriftReader
 from stoker.formats.parquet.pages.pages import OtherPagesError, read_pages
 from stoker.formats.parquet.pages.rle_bitpacked import exceptions
-from stoker.formats.parquet.pages.values import ColumnValues, Fixed, PlacedValues, as_values, gather
+from stoker.formats.parquet.pages.values import AddressedValues, ColumnValues, Fixed, as_values, gather
 from stoker.types import Buffer, Column, Ids
 
 __all__ = ["as_arrays", "in_place"]
@@ -55,7 +55,7 @@ class _Bytes(ColumnValues):
         return list(values if views else map(bytes, values))
 
 
-class _Arrays(PlacedValues):
+class _Arrays(AddressedValues):
     """Arrays in the file.
 
     Args:
@@ -66,16 +66,16 @@ class _Arrays(PlacedValues):
 
     def __init__(self, buffer: Buffer, starts: Ids, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._file = np.frombuffer(buffer, np.uint8)
-        self._places = starts + address_of(self._file)
+        self._addresses = starts + address_of(self._file)
         self.dtype, self.shape = dtype, shape
         self.nbytes = starts.nbytes
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._addresses)
 
     def addresses(self, rows: Ids) -> Ids:
-        places: Ids = self._places[rows]
-        return places
+        found: Ids = self._addresses[rows]
+        return found
 
     def take(self, rows: Ids, *, views: bool = False) -> Column:  # noqa: ARG002 - rows do not lie end to end
         return gather([self], np.zeros(len(rows), np.int64), rows)
@@ -87,7 +87,7 @@ def in_place(column: ColumnSchema, rows: int, facts: NDArray[np.int64], buffer: 
     Args:
         column: the column.
         rows: rows of the row group.
-        facts: of the chunk, places counted from the buffer's start.
+        facts: of the chunk, offsets counted from the buffer's start.
         buffer: bytes that hold it; kept.
 
     Raises:

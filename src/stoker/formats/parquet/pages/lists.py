@@ -101,7 +101,7 @@ def decode_equal(shape: ListShape, rows: int, facts: NDArray[np.int64], buffer: 
     unpacker = Unpacker(buffer, int(facts[CODEC]))
     values = _Values(shape, unpacker, dictionary)
     out = empty(rows, length * shape.logical.itemsize)
-    flat, places = out.reshape(-1).view(shape.logical), out.reshape(-1)
+    flat, flat_out = out.reshape(-1).view(shape.logical), out.reshape(-1)
     size, done, begun = shape.logical.itemsize, 0, 0
     for page in pages:
         repetitions, definitions, data = unpacker(page)
@@ -115,7 +115,7 @@ def decode_equal(shape: ListShape, rows: int, facts: NDArray[np.int64], buffer: 
         elif len(data) < page.entries * size:
             raise OtherPagesError("a page has fewer values than it says")
         else:
-            places[done * size : end * size] = np.frombuffer(data, np.uint8, page.entries * size)
+            flat_out[done * size : end * size] = np.frombuffer(data, np.uint8, page.entries * size)
         begun += lists.starts.size
         done = end
     if begun != rows:
@@ -131,7 +131,7 @@ def decode_lists(
     Args:
         shape: of the column.
         rows: rows of the row group.
-        facts: of the chunk, places counted from the buffer's start.
+        facts: of the chunk, offsets counted from the buffer's start.
         buffer: bytes that hold it.
 
     Yields:
@@ -205,10 +205,10 @@ class _Lists:
             return cls(starts, int(starts[0]) if starts.size else count, count, last_empty=False)
         if int(levels.max()) >= shape.entry:
             raise OtherPagesError("a value is null")
-        place = np.searchsorted(starts, holes)
-        if int(place[-1]) >= starts.size or bool((starts[place] != holes).any()):
+        index = np.searchsorted(starts, holes)
+        if int(index[-1]) >= starts.size or bool((starts[index] != holes).any()):
             raise OtherPagesError("an empty list in the middle of another")
-        after = np.append(starts, page.entries)[place + 1]
+        after = np.append(starts, page.entries)[index + 1]
         if bool((after != holes + 1).any()):
             raise OtherPagesError("an empty list with values")
         before = np.searchsorted(holes, starts)
@@ -224,7 +224,7 @@ class _Values:
         self._entries: Any = None
         self._size = 0
         self._same = False
-        self._room = np.empty(0, dtype=np.uint8)
+        self._scratch = np.empty(0, dtype=np.uint8)
         if dictionary is not None:
             self._keep(self._plain(unpacker.values(dictionary), dictionary.entries))
 
@@ -262,8 +262,8 @@ class _Values:
         flat = np.frombuffer(data, dtype=np.uint8, count=count * self._dtype.itemsize)
         if flat.ctypes.data % self._dtype.itemsize:
             # Values that do not lie at multiples of their size are several times as slow to work with as to move.
-            if self._room.size < flat.size:
-                self._room = np.empty(flat.size, dtype=np.uint8)
-            self._room[: flat.size] = flat
-            flat = self._room[: flat.size]
+            if self._scratch.size < flat.size:
+                self._scratch = np.empty(flat.size, dtype=np.uint8)
+            self._scratch[: flat.size] = flat
+            flat = self._scratch[: flat.size]
         return flat.view(self._dtype)

@@ -62,7 +62,7 @@ def page_heads(buffer: Buffer | memoryview, start: int, size: int) -> Iterator[P
     """The heads of the pages that follow each other in ``size`` bytes of a buffer, from ``start`` on.
 
     Raises:
-        CorruptDataError: what lies there is no page, or is cut off.
+        CorruptDataError: there is no page, or one that is cut off.
     """
     view, at, end = memoryview(buffer), start, start + size
     raw, head = b"", None
@@ -86,7 +86,7 @@ def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int)
 
     Args:
         buffer: bytes that hold the chunk.
-        facts: of the chunk as :mod:`stoker.formats.parquet.footer.facts` has them, int64 of shape ``(FIELDS,)``; places are
+        facts: of the chunk as :mod:`stoker.formats.parquet.footer.facts` has them, int64 of shape ``(FIELDS,)``; offsets are
             the file's.
         shift: byte of the file that the buffer begins with.
     """
@@ -99,15 +99,15 @@ def bad_pages(buffer: Buffer | memoryview, facts: NDArray[np.int64], shift: int)
     dictionary = int(facts[DICTIONARY_PAGE]) >= 0
     try:
         for head in page_heads(view, begin, size):
-            place = f"page {number} at byte {head.at + shift}"
+            page = f"page {number} at byte {head.at + shift}"
             if dictionary and number == 0 and head.kind != DICTIONARY:
-                yield f"{place} is no dictionary, as the footer says"
+                yield f"{page} is no dictionary, as the footer says"
             if dictionary and number == 1 and head.at + shift != int(facts[DATA_PAGE]):
-                yield f"{place} is the first one of data; the footer says that this begins at byte {facts[DATA_PAGE]}"
+                yield f"{page} is the first one of data; the footer says that this begins at byte {facts[DATA_PAGE]}"
             if head.kind == DICTIONARY and number:
-                yield f"{place} is a dictionary behind other pages"
+                yield f"{page} is a dictionary behind other pages"
             if head.crc is not None and zlib.crc32(view[head.start : head.start + head.size]) != head.crc:
-                yield f"{place} does not have its checksum"
+                yield f"{page} does not have its checksum"
             if head.kind in (DATA, DATA_V2):
                 entries += head.entries
             number += 1

@@ -62,7 +62,7 @@ def read_pages(buffer: Buffer, facts: NDArray[np.int64]) -> tuple[Page | None, S
 
     Args:
         buffer: bytes that hold the chunk.
-        facts: of the chunk, places counted from the buffer's start.
+        facts: of the chunk, offsets counted from the buffer's start.
 
     Raises:
         OtherPagesError: pages are encoded or compressed in another way, or do not fill the chunk.

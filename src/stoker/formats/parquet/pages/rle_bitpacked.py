@@ -24,12 +24,12 @@ WIDEST: Final = 24
 
 # From so many runs of one size on they are unpacked together.
 _FEW: Final = 4
-_NO_PLACES: Final = np.zeros(0, dtype=np.int64)
+_NO_POSITIONS: Final = np.zeros(0, dtype=np.int64)
 _NO_VALUES: Final = np.zeros(0, dtype=np.uint8)
 
 
 def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Ids, Array]:
-    """Places and values of what is not the usual value.
+    """Positions and values of the entries that differ from the usual value.
 
     Args:
         data: the stream.
@@ -38,23 +38,23 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
         usual: the value that most have; what differs is found without a step for each of these.
 
     Returns:
-        Places, rising; int64, shape ``(k,)``. Values there; uint8, shape ``(k,)``.
+        Positions, rising; int64, shape ``(k,)``. Values there; uint8, shape ``(k,)``.
 
     Raises:
         OtherPagesError: the stream is damaged.
     """
     if _all_usual(data, count, usual):
-        return _NO_PLACES, _NO_VALUES
+        return _NO_POSITIONS, _NO_VALUES
     runs = find_runs(data, count, width)
     flat = np.frombuffer(data, dtype=np.uint8)
-    places: list[Ids] = []
+    positions: list[Ids] = []
     values: list[Array] = []
     starts = runs.starts
     plain = np.flatnonzero(~runs.packed)
     kinds = flat[runs.bodies[plain]]
     if (other := np.flatnonzero(kinds != usual)).size:
         chosen = plain[other]
-        places.append(ranges(starts[chosen], runs.counts[chosen]))
+        positions.append(ranges(starts[chosen], runs.counts[chosen]))
         values.append(np.repeat(kinds[other], runs.counts[chosen]))
     packed = np.flatnonzero(runs.packed)
     if packed.size:
@@ -64,15 +64,15 @@ def exceptions(data: memoryview, count: int, width: int, usual: int) -> tuple[Id
         where = ranges(starts[packed], groups * 8)
         found = np.flatnonzero(unpacked != usual)
         found = found[where[found] < count] if int(where[-1]) >= count else found
-        places.append(where[found])
+        positions.append(where[found])
         values.append(unpacked[found].astype(np.uint8))
-    if not places:
-        return _NO_PLACES, _NO_VALUES
-    if len(places) == 1:
-        return places[0], values[0]
-    all_places, all_values = np.concatenate(places), np.concatenate(values)
-    order = np.argsort(all_places, kind="stable")
-    return all_places[order], all_values[order]
+    if not positions:
+        return _NO_POSITIONS, _NO_VALUES
+    if len(positions) == 1:
+        return positions[0], values[0]
+    all_positions, all_values = np.concatenate(positions), np.concatenate(values)
+    order = np.argsort(all_positions, kind="stable")
+    return all_positions[order], all_values[order]
 
 
 def unpack(data: memoryview, count: int, width: int) -> Array:
@@ -151,8 +151,8 @@ def _unpack_runs(data: memoryview, count: int, width: int) -> Array:
     plain = ~packed
     bodies = runs.bodies[plain]
     values = np.zeros(bodies.size, dtype=np.uint32)
-    for place in range(-(-width // 8)):
-        values |= flat[bodies + place].astype(np.uint32) << np.uint32(8 * place)
+    for byte in range(-(-width // 8)):
+        values |= flat[bodies + byte].astype(np.uint32) << np.uint32(8 * byte)
     if int(values.max(initial=0)) >> width:
         raise OtherPagesError("a run's value is too large")
     out[~is_packed] = np.repeat(values, runs.counts[plain]).astype(out.dtype)

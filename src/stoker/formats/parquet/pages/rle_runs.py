@@ -138,10 +138,10 @@ def _short_runs(flat: Array, begin: int, width: int) -> tuple[RleRuns, int]:
         at = steps[at]
     if at < 0:
         at = found.pop()
-    places = np.array(found, dtype=np.int64)
-    which, counts = packed[places], heads[places].astype(np.int64)
+    heads_at = np.array(found, dtype=np.int64)
+    which, counts = packed[heads_at], heads[heads_at].astype(np.int64)
     counts[which] *= 8
-    return RleRuns(bodies[places] + begin, counts, which), at + begin
+    return RleRuns(bodies[heads_at] + begin, counts, which), at + begin
 
 
 def parse_head(body: memoryview | bytes, at: int) -> tuple[int, int]:
@@ -176,14 +176,14 @@ def alike(flat: Array, at: int, stride: int) -> int:
 
 
 def _parse_heads(flat: Array, heads: list[int]) -> RleRuns:
-    places: Ids = np.array(heads, dtype=np.int64)
-    first = flat[places].astype(np.int64)
-    values, lengths = first & 127, np.ones(places.size, dtype=np.int64)
+    heads_at: Ids = np.array(heads, dtype=np.int64)
+    first = flat[heads_at].astype(np.int64)
+    values, lengths = first & 127, np.ones(heads_at.size, dtype=np.int64)
     more = np.flatnonzero(first > 127)
     while more.size:
-        byte = flat[places[more] + lengths[more]].astype(np.int64)
+        byte = flat[heads_at[more] + lengths[more]].astype(np.int64)
         values[more] |= (byte & 127) << 7 * lengths[more]
         lengths[more] += 1
         more = more[byte > 127]
     packed = (values & 1) == 1
-    return RleRuns(places + lengths, np.where(packed, values >> 1 << 3, values >> 1), packed)
+    return RleRuns(heads_at + lengths, np.where(packed, values >> 1 << 3, values >> 1), packed)

@@ -27,7 +27,7 @@ from stoker.formats.common.gather import gather_rows
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Array, Column, Ids
 
-__all__ = ["Fixed", "PlacedValues", "ColumnValues", "as_values", "constant", "flat_list"]
+__all__ = ["Fixed", "AddressedValues", "ColumnValues", "as_values", "constant", "flat_list"]
 
 
 class ColumnValues(ABC):
@@ -40,8 +40,8 @@ class ColumnValues(ABC):
         """The values of rows, in this order. Arrays are fresh, or with ``views`` may be read-only views."""
 
 
-class PlacedValues(ColumnValues):
-    """Values of one dtype and shape whose places in memory are known.
+class AddressedValues(ColumnValues):
+    """Values of one dtype and shape whose addresses in memory are known.
 
     Attributes:
         dtype: of a value.
@@ -65,7 +65,7 @@ class PlacedValues(ColumnValues):
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-class Fixed(PlacedValues):
+class Fixed(AddressedValues):
     """Values of one width, end to end.
 
     Attributes:
@@ -109,8 +109,8 @@ class _Holed(ColumnValues):
         if not null.size:
             return values
         out: list[Any] = values.tolist()
-        for place in null.tolist():
-            out[place] = None
+        for index in null.tolist():
+            out[index] = None
         return out
 
 
@@ -133,8 +133,8 @@ class _Ragged(ColumnValues):
             self.values[start : start + length].copy()
             for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
         ]
-        for place in () if null is None else null.tolist():
-            out[place] = None
+        for index in () if null is None else null.tolist():
+            out[index] = None
         return out
 
     def _equal(self, starts: Ids, length: int) -> Array:
@@ -241,7 +241,7 @@ def flat_list(array: Any) -> tuple[Any, Ids, NDArray[np.bool_] | None]:
         lengths = np.full(len(array), array.type.list_size, dtype=np.int64)
         if null is not None:
             lengths[null] = 0
-        return array.flatten(), _offsets(lengths), null  # flatten() leaves out what lies in null rows
+        return array.flatten(), _offsets(lengths), null  # flatten() leaves out the values in null rows
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     if null is not None and (np.diff(offsets)[null] != 0).any():
         lengths = np.where(null, 0, np.diff(offsets))
@@ -282,12 +282,12 @@ def _run(rows: Ids) -> slice | None:
     return slice(int(rows[0]), int(rows[0]) + count)
 
 
-def gather(columns: Sequence[PlacedValues], which: Ids, rows: Ids) -> Array:
+def gather(columns: Sequence[AddressedValues], which: Ids, rows: Ids) -> Array:
     """Values of rows of several columns of one dtype and shape, in one copy.
 
     Args:
         columns: the columns.
-        which: for each value, its column's place in ``columns``; int64, shape ``(n,)``.
+        which: for each value, its column's index in ``columns``; int64, shape ``(n,)``.
         rows: its row there, checked to be inside; int64, shape ``(n,)``.
     """
     first = columns[0]

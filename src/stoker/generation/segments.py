@@ -1,4 +1,4 @@
-"""A file as pieces: bytes that the format asks for, and runs of values, which are made in their place when they are written.
+"""The content of a generated file as segments: bytes that the format asks for, and values that are made when written.
 
 So a file of any size needs one buffer, and what is written is what was made, without a copy between.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.generation.streams import ByteStream
 
-__all__ = ["CHUNK", "NARROW", "Finish", "Piece", "Seal", "StreamBytes", "assemble", "gather", "rows_of"]
+__all__ = ["CHUNK", "NARROW", "Finish", "Segment", "Seal", "StreamBytes", "assemble", "gather", "rows_of"]
 
 CHUNK: Final = 1 << 20
 """Bytes that are handed on at a time. They stay in the processor's cache from where they are made to the call that writes."""
@@ -111,20 +111,20 @@ class StreamBytes:
             self.tap(out.data)
 
 
-Piece = bytes | bytearray | memoryview | StreamBytes
+Segment = bytes | bytearray | memoryview | StreamBytes
 
 
-def assemble(pieces: Iterable[Piece], chunk: int = CHUNK) -> Iterator[memoryview]:
-    """The bytes of pieces that follow each other, in chunks, each of which is valid until the next is asked for."""
+def assemble(segments: Iterable[Segment], chunk: int = CHUNK) -> Iterator[memoryview]:
+    """The bytes of segments that follow each other, in chunks, each of which is valid until the next is asked for."""
     store = np.empty(chunk + _LEAD + 8, np.uint8)
     view = store.data
     begin = at = 0
-    for piece in pieces:
-        size = len(piece)
+    for segment in segments:
+        size = len(segment)
         if not size:
             continue
-        if isinstance(piece, StreamBytes):
-            piece.stream.align()
+        if isinstance(segment, StreamBytes):
+            segment.stream.align()
             if size >= _SMALL or at + size > len(store):
                 if at - begin > _LEAD:
                     yield view[begin:at]
@@ -133,24 +133,24 @@ def assemble(pieces: Iterable[Piece], chunk: int = CHUNK) -> Iterator[memoryview
                     # What comes before moves, so that values are made at an address that is fast to write to.
                     view[begin + shift : at + shift] = bytes(view[begin:at])
                     begin, at = begin + shift, at + shift
-            step = chunk if piece.finish is None else _step(piece.finish, chunk)
+            step = chunk if segment.finish is None else _step(segment.finish, chunk)
             for start in range(0, size, step):
                 count = min(step, size - start)
                 if at + count > len(store):
                     yield view[begin:at]
                     begin = at = 0
-                piece.make(store[at : at + count])
+                segment.make(store[at : at + count])
                 at += count
         elif size >= chunk:
             if at > begin:
                 yield view[begin:at]
                 begin = at = 0
-            yield memoryview(piece).cast("B")
+            yield memoryview(segment).cast("B")
         else:
             if at + size > len(store):
                 yield view[begin:at]
                 begin = at = 0
-            view[at : at + size] = piece
+            view[at : at + size] = segment
             at += size
         if at - begin >= chunk:
             yield view[begin:at]
@@ -159,9 +159,9 @@ def assemble(pieces: Iterable[Piece], chunk: int = CHUNK) -> Iterator[memoryview
         yield view[begin:at]
 
 
-def gather(pieces: Iterable[Piece]) -> bytes:
-    """All bytes of a few pieces."""
-    return b"".join([bytes(chunk) for chunk in assemble(pieces)])
+def gather(segments: Iterable[Segment]) -> bytes:
+    """All bytes of a few segments."""
+    return b"".join([bytes(chunk) for chunk in assemble(segments)])
 
 
 def _step(finish: Finish, chunk: int) -> int:
@@ -170,7 +170,7 @@ def _step(finish: Finish, chunk: int) -> int:
     return chunk // (8 * width) * (8 * width)
 
 
-def rows_of(parts: list[Piece], count: int, seal: Seal | None = None) -> Iterator[Piece]:
+def rows_of(parts: list[Segment], count: int, seal: Seal | None = None) -> Iterator[Segment]:
     """``count`` records that are alike but for their values.
 
     Args:
@@ -192,17 +192,17 @@ def rows_of(parts: list[Piece], count: int, seal: Seal | None = None) -> Iterato
     batch = max(1, min(CHUNK // width, count))
     rows = np.empty((batch, width), np.uint8)
     scratch = np.empty(rows.size, np.uint8)
-    places: list[tuple[int, StreamBytes]] = []
+    located: list[tuple[int, StreamBytes]] = []
     at = 0
     for part in parts:
         if isinstance(part, StreamBytes):
-            places.append((at, part))
+            located.append((at, part))
         else:
             rows[:, at : at + len(part)] = np.frombuffer(part, np.uint8)
         at += len(part)
     for first in range(0, count, batch):
         here = rows[: min(batch, count - first)]
-        for at, part in places:
+        for at, part in located:
             made = scratch[: len(here) * part.size]
             part.stream.align()
             part.make(made)
