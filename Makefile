@@ -5,6 +5,8 @@
 # make format format the code and sort imports
 # make api    docs/api.md of the code
 # make peer   mosaicml-streaming in an environment of its own; with it, make test also compares with it as it runs
+# make trainers       accelerate, transformers and others, in environments of their own
+# make trainers-test  the tests of the trainers in these environments, and the table of which samples came
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +14,7 @@ STAMP := $(VENV)/.installed
 # torch's plain index build carries several GB of CUDA; this one is what the project is tested with.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint format api unit unit-compute unit-rest peer clean
+.PHONY: demo test lint format api unit unit-compute unit-rest peer trainers trainers-test clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -59,6 +61,12 @@ check-rest:
 
 peer: $(STAMP)
 	$(BIN)/python benchmarks/setup_peers.py mosaic
+
+trainers: $(STAMP)
+	$(BIN)/python tests/trainers/setup.py
+
+trainers-test: trainers
+	$(BIN)/python tests/trainers/setup.py --test
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

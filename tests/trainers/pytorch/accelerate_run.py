@@ -1,0 +1,65 @@
+"""Trains for an epoch under accelerate; see ``trainers.launch``.
+
+``--variant`` has words: ``loader`` (StreamingDataLoader, else torch's DataLoader), ``columnar``, ``shard`` (each rank reads,
+else rank 0 dispatches), ``split`` (``split_batches``), ``stateful``, ``drop_last``, ``spawn``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.utils.data import DataLoader
+
+from stoker import StreamingDataLoader, StreamingDataset
+from trainers.launch import arguments, record
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    words = set(options.variant.split())
+    accelerator = Accelerator(
+        dataloader_config=DataLoaderConfiguration(
+            dispatch_batches=False if "shard" in words else None,
+            split_batches="split" in words,
+            use_stateful_dataloader="stateful" in words,
+        )
+    )
+    batch_size = options.batch_size * (accelerator.num_processes if "split" in words else 1)
+    dataset = StreamingDataset(options.data, shuffle=True, batch_size=batch_size)
+    how: dict[str, Any] = {"num_workers": options.workers, "drop_last": "drop_last" in words}
+    if options.workers and "spawn" in words:
+        how["multiprocessing_context"] = "spawn"
+    if "loader" in words or "columnar" in words:
+        loader: Any = StreamingDataLoader(dataset, columnar="columnar" in words, **how)
+    else:
+        loader = DataLoader(dataset, batch_size=batch_size, **how)
+    model = torch.nn.Linear(8, 1)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    checkpoint = Path(options.checkpoint or ".")
+    batches = loader
+    if options.resume:
+        accelerator.load_state(str(checkpoint / "state"))
+        if "stateful" not in words:
+            # Saved on any number of ranks: what counts is the samples that all ranks had.
+            samples = int((checkpoint / "samples").read_text())
+            batches = accelerator.skip_first_batches(loader, samples // options.batch_size // accelerator.num_processes)
+    steps = []
+    for batch in batches:
+        loss = model(batch["x"]).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(batch["id"])
+        if len(steps) == options.stop_after:
+            accelerator.save_state(str(checkpoint / "state"))
+            (checkpoint / "samples").write_text(str(len(steps) * options.batch_size * accelerator.num_processes))
+            break
+    record(options.out, accelerator.process_index, steps)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

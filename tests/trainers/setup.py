@@ -1,0 +1,102 @@
+"""Makes the environments of the trainers that stoker is tested with, and runs their tests in them.
+
+    python tests/trainers/setup.py                 # make what is missing, or was made with other pins
+    python tests/trainers/setup.py pytorch         # this one alone
+    python tests/trainers/setup.py --test          # all tests: of each environment by its own Python, then the table
+    tests/trainers/.venvs/pytorch/bin/python -m pytest tests/trainers/pytorch   # the tests of one environment
+
+An environment lies in ``tests/trainers/.venvs/<name>``, with torch, the packages that are pinned below, pytest, and this
+checkout of stoker, editable. Its tests are in ``tests/trainers/<name>``; any other Python skips them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parents[1]
+VENVS: Final = HERE / ".venvs"
+TORCH: Final = {"torch": "2.13.0"}  # the build without CUDA, where an index has one
+PINS: Final[dict[str, dict[str, str]]] = {
+    "pytorch": {
+        "torchdata": "0.11.0",
+        "accelerate": "1.15.0",
+        "transformers": "5.23.0",
+        "trl": "1.16.0",
+        "datasets": "5.2.0",
+    },
+}
+"""Packages of each environment. Those that go together share one."""
+TOOLS: Final = ("pytest>=8", "pytest-timeout>=2.3")
+_STAMP: Final = "stoker-pins.json"
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of an environment, whether it is there or not."""
+    return VENVS / name / "bin" / "python"
+
+
+def wanted(name: str) -> list[str]:
+    """The requirements of an environment, as pip takes them."""
+    return [f"{package}=={version}" for package, version in (TORCH | PINS[name]).items()] + list(TOOLS)
+
+
+def is_made(name: str) -> bool:
+    """Whether an environment was made whole, with the pins of now."""
+    stamp = VENVS / name / _STAMP
+    return stamp.exists() and json.loads(stamp.read_text()) == _stamp(name)
+
+
+def _stamp(name: str) -> dict[str, Any]:
+    return {"packages": wanted(name), "python": sys.version.split()[0], "checkout": str(ROOT)}
+
+
+def make(name: str) -> None:
+    """Make an environment anew; the stamp comes last, so that half an environment is none."""
+    print(f"{name}: installing {', '.join(wanted(name))} into {VENVS / name}", flush=True)
+    shutil.rmtree(VENVS / name, ignore_errors=True)
+    venv.create(VENVS / name, with_pip=True)
+    pip = [str(python_of(name)), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *wanted(name), "--editable", str(ROOT)], check=True)
+    (VENVS / name / _STAMP).write_text(json.dumps(_stamp(name)))
+
+
+def test(names: list[str]) -> int:
+    """Run the tests of each environment by one command, then the table; returns how many commands failed."""
+    commands = [[str(python_of(name)), "-m", "pytest", str(HERE / name)] for name in names]
+    commands.append([sys.executable, str(HERE / "table.py"), "--check", *names])
+    failed = 0
+    for command in commands:
+        print("+", *command, flush=True)
+        failed += subprocess.run(command, cwd=ROOT, check=False).returncode != 0
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(PINS)}; default all")
+    parser.add_argument("--clear", action="store_true", help="make them anew")
+    parser.add_argument("--test", action="store_true", help="run their tests")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(PINS)
+    if unknown:
+        parser.error(f"no environment is called {min(unknown)}; there are {', '.join(PINS)}")
+    names = options.names or list(PINS)
+    if options.test:
+        return test(names)
+    for name in names:
+        if options.clear or not is_made(name):
+            make(name)
+        print(f"{name}: {python_of(name)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

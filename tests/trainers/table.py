@@ -1,0 +1,135 @@
+"""Prints which samples came, trainer by trainer: each cell is a run in processes of its own, with a limit of time.
+
+    python tests/trainers/table.py                    # all trainers whose environments are there, as Markdown
+    python tests/trainers/table.py --only accelerate  # those whose name begins so
+    python tests/trainers/table.py --check            # fails unless every cell is right
+
+A run is of one epoch. "Resumed" is a run that is stopped in the middle of it, and goes on with another number of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from trainers.launch import Outcome, launch, write_dataset
+from trainers.setup import HERE, PINS, is_made, python_of
+
+SAMPLES: Final = 100
+"""12.5 global batches of two ranks with 4 samples each: the last one is not full."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A line of the table.
+
+    Attributes:
+        name: in the first column.
+        environment: of its packages.
+        script: below the environment's folder.
+        variant: which of the script's ways.
+        fills: most samples that the trainer itself repeats to fill its last batch.
+        by_itself: it starts its ranks itself.
+        refuses: the part of the error that a resumed run is refused with; empty: it goes on.
+    """
+
+    name: str
+    environment: str
+    script: str
+    variant: str = ""
+    fills: int = 0
+    by_itself: bool = False
+    refuses: str = ""
+
+
+TRAINERS: Final[tuple[Trainer, ...]] = (Trainer("accelerate, DataLoader", "pytorch", "accelerate_run.py"),)
+
+CELLS: Final = (
+    ("1 rank, workers 0", 1, 0, None),
+    ("1 rank, workers 2", 1, 2, None),
+    ("2 ranks, workers 0", 2, 0, None),
+    ("2 ranks, workers 2", 2, 2, None),
+    ("2 → 1 ranks, workers 0", 2, 0, 1),
+    ("1 → 2 ranks, workers 2", 1, 2, 2),
+)
+"""Header, ranks, workers, and the ranks that it is resumed on."""
+STOP_AFTER: Final = 6
+
+
+def run(trainer: Trainer, data: Path, ranks: int, workers: int, resumed_on: int | None) -> Outcome:
+    """One cell."""
+    script = HERE / trainer.environment / trainer.script
+    more = ["--data", data, "--workers", workers, "--variant", trainer.variant]
+
+    def on(count: int, *others: object) -> Outcome:
+        return launch(python_of(trainer.environment), script, count, *more, *others, by_itself=trainer.by_itself)
+
+    if resumed_on is None:
+        return on(ranks)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as checkpoint:
+        first = on(ranks, "--stop-after", STOP_AFTER, "--checkpoint", checkpoint)
+        return first if first.error else first + on(resumed_on, "--resume", "--checkpoint", checkpoint)
+
+
+def right(trainer: Trainer, outcome: Outcome, resumed: bool) -> bool:
+    """Whether each sample came, and came once but for what the trainer fills its last batch with; or was refused."""
+    if resumed and trainer.refuses:
+        return trainer.refuses in outcome.error
+    if outcome.error:
+        return False
+    equal = resumed or outcome.steps_equal
+    return outcome.unique == SAMPLES and outcome.twice <= trainer.fills and equal
+
+
+def shown(trainer: Trainer, outcome: Outcome, resumed: bool) -> str:
+    """A cell's text."""
+    if outcome.error:
+        refused = resumed and trainer.refuses and trainer.refuses in outcome.error
+        return "refused" if refused else "hang" if outcome.error == "hang" else "error"
+    text = f"{outcome.unique}/{SAMPLES}, {outcome.twice} twice"
+    return text if resumed or outcome.steps_equal else f"{text}, steps differ"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT", help=f"of {', '.join(PINS)}; default all")
+    parser.add_argument("--only", default="", metavar="BEGINNING", help="trainers whose names begin so")
+    parser.add_argument("--check", action="store_true", help="fail unless every cell is right")
+    options = parser.parse_args()
+    chosen = [
+        one
+        for one in TRAINERS
+        if one.environment in (options.environments or PINS) and one.name.startswith(options.only)
+    ]
+    missing = {one.environment for one in chosen if not is_made(one.environment)}
+    for name in sorted(missing):
+        print(f"no environment {name!r}: make trainers", file=sys.stderr)
+    chosen = [one for one in chosen if one.environment not in missing]
+    print("| trainer |", " | ".join(header for header, *_ in CELLS), "|")
+    print("|---" * (len(CELLS) + 1) + "|", flush=True)
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="trainers-data-") as folder, ThreadPoolExecutor(2) as threads:
+        data = write_dataset(Path(folder) / "data", SAMPLES)
+        for trainer in chosen:
+            found = [threads.submit(run, trainer, data, *cell) for _, *cell in CELLS]
+            texts = []
+            for (header, *_, resumed_on), cell in zip(CELLS, found, strict=True):
+                outcome, resumed = cell.result(), resumed_on is not None
+                good = right(trainer, outcome, resumed)
+                wrong += not good
+                texts.append(shown(trainer, outcome, resumed) + ("" if good else " **wrong**"))
+                if outcome.error and not good:
+                    print(f"{trainer.name}, {header}: {outcome.error}", file=sys.stderr)
+            print(f"| {trainer.name} |", " | ".join(texts), "|", flush=True)
+    return 1 if options.check and (wrong or missing) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
