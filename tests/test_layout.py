@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "stoker"
@@ -16,6 +17,19 @@ def test_imports_only_go_down() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([linter, "--no-cache"], cwd=SOURCE.parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for type checks count."""
+    paths = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    imports: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        found = [(node.module or "", f"{node.module}.{one.name}") for node in nodes for one in node.names]
+        imports[name] = {whole if whole in paths else module for module, whole in found} & paths.keys()
+    assert sum(map(len, imports.values())) > 2000
+    list(TopologicalSorter(imports).static_order())
 
 
 def test_no_folder_is_too_large_to_be_read_at_a_glance() -> None:

@@ -351,14 +351,14 @@ def _rows_of(batch: LMBatch, first: int, stop: int) -> Extents:
 
 def gaps_and_spans(starts: Ids, lengths: Ids, size: int) -> Ids:
     """Lengths of the gap before each span and of the span, by turns, and of the gap behind the last."""
-    lengths = np.empty(2 * starts.size + 1, dtype=np.int64)
+    found = np.empty(2 * starts.size + 1, dtype=np.int64)
     ends = starts + lengths
-    lengths[1::2] = lengths
-    lengths[2:-1:2] = starts[1:] - ends[:-1]
-    lengths[0] = starts[0] if starts.size else size
+    found[1::2] = lengths
+    found[2:-1:2] = starts[1:] - ends[:-1]
+    found[0] = starts[0] if starts.size else size
     if starts.size:
-        lengths[-1] = size - ends[-1]
-    return lengths
+        found[-1] = size - ends[-1]
+    return found
 
 
 def _as_torch(arrays: dict[str, Any]) -> dict[str, Any]:

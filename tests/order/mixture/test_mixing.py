@@ -52,9 +52,9 @@ def test_every_window_has_each_stream_in_its_share(counts: list[int], seed: int)
     tree = Interleave(np.array(counts))
     ends = np.sort(np.random.default_rng(seed).integers(0, tree.total + 1, (2, 200)), axis=0)
     before = tree.counts_before(ends.reshape(-1)).reshape(2, 200, -1)
-    counts = np.array(counts) / tree.total
-    assert np.abs(before[1] - before[0] - (ends[1] - ends[0])[:, None] * counts).max() < 3
-    assert np.abs(before - ends[:, :, None] * counts).max() < 1.5
+    shares = np.array(counts) / tree.total
+    assert np.abs(before[1] - before[0] - (ends[1] - ends[0])[:, None] * shares).max() < 3
+    assert np.abs(before - ends[:, :, None] * shares).max() < 1.5
 
 
 def test_interleaving_is_exact_where_products_overflow() -> None:

@@ -266,8 +266,8 @@ class TarShard(PackedShard):
         if there.all():
             return column
         out: list[Any] = [None] * len(rows)
-        for row, value in zip(np.flatnonzero(there).tolist(), column, strict=True):
-            out[row] = value
+        for index_there, value in zip(np.flatnonzero(there).tolist(), column, strict=True):
+            out[index_there] = value
         return out
 
     def _decoded(self, name: str, begins: Ids, lengths: Ids, present: Ids) -> Column:

@@ -117,7 +117,7 @@ def read_facts(
     possible = [True] * len(filled)
     if predicate is not None:
         bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], schema.whole, partition)
-        possible = [predicate.possible(partial(bounds.of, number)) for number in range(len(filled))]
+        possible = [predicate.possible(partial(bounds.of, index)) for index in range(len(filled))]
     leaves = [
         (leaf, kind, column.name, column.flat)
         for column in schema.chosen.columns
