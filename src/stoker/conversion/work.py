@@ -181,8 +181,8 @@ def finish(
     """
     root = open_root(job.destination, job.storage_options)
     shards = size = files = 0
-    for index, (name, _, _) in enumerate(job.arrangement.splits):
-        entries = [entry for number in range(job.tasks) for entry in notes[number]["splits"][index]["entries"]]
+    for split, (name, _, _) in enumerate(job.arrangement.splits):
+        entries = [entry for number in range(job.tasks) for entry in notes[number]["splits"][split]["entries"]]
         store = dataset_store(job, name)
         sizes = file_sizes(entries)
         shards += len(entries)
