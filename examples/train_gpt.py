@@ -27,8 +27,9 @@ from torch import nn
 from torch.nn import functional
 
 from demo_text import standard_library, train_tokenizer
+from stoker import tokenize
 from stoker.loaders.parquet_loader import StreamingParquetLoader
-from stoker.tokens import LMBatch, tokenize
+from stoker.tokens import LMBatch
 
 VOCABULARY = 1024
 PIECES = 8

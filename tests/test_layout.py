@@ -9,6 +9,8 @@ from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[1] / "src" / "stoker"
 MOST_MODULES = 16
 
@@ -46,3 +48,19 @@ def test_no_two_public_classes_have_one_name() -> None:
                 modules[node.name].append(str(path.relative_to(SOURCE)))
     assert len(modules) > 400
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [
+        ("StreamingParquetLoader", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
+        ("LMStream", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
+        ("MDSWriter", ("stoker.loaders", "stoker.order", "stoker.coordination")),
+        ("errors", ("numpy",)),
+    ],
+)
+def test_using_a_part_imports_that_part_alone(name: str, apart: tuple[str, ...]) -> None:
+    script = f"import sys\nfrom stoker import {name}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert [one for one in loaded if one.startswith(apart)] == []

@@ -54,8 +54,9 @@ formats, loaders and engines of one's own in ``stoker.testing``.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
+
+from stoker.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stoker.cluster import World
@@ -85,6 +86,41 @@ if TYPE_CHECKING:
     from stoker.tokens.tokenize.tokenize import tokenize
     from stoker.writers import open_writer
     from stoker.writing.shard_formats import MDSWriter
+
+    __all__ = [
+        "Adaptive",
+        "HashSplit",
+        "KeepIds",
+        "LMBatch",
+        "LMStream",
+        "Loader",
+        "MDSWriter",
+        "Mesh",
+        "ReadOptions",
+        "Schedule",
+        "ShardConfig",
+        "SkipIds",
+        "StokerError",
+        "Stream",
+        "StreamStats",
+        "StreamingConfig",
+        "StreamingDataLoader",
+        "StreamingDataset",
+        "StreamingParquetLoader",
+        "StreamingShardLoader",
+        "Where",
+        "World",
+        "__version__",
+        "convert",
+        "generate",
+        "inspect",
+        "merge_index",
+        "open_writer",
+        "rebuild_index",
+        "tokenize",
+        "train_validation_split",
+        "verify",
+    ]
 
 __version__ = "0.1.0"
 
@@ -135,64 +171,29 @@ _MOVED: Final = {
 }
 """Names that are looked for here, and where they are."""
 
-__all__ = [
-    "Adaptive",
-    "HashSplit",
-    "KeepIds",
-    "LMBatch",
-    "LMStream",
-    "Loader",
-    "MDSWriter",
-    "Mesh",
-    "ReadOptions",
-    "Schedule",
-    "ShardConfig",
-    "SkipIds",
-    "StokerError",
-    "Stream",
-    "StreamStats",
-    "StreamingConfig",
-    "StreamingDataLoader",
-    "StreamingDataset",
-    "StreamingParquetLoader",
-    "StreamingShardLoader",
-    "Where",
-    "World",
-    "__version__",
-    "convert",
-    "generate",
-    "inspect",
-    "merge_index",
-    "open_writer",
-    "rebuild_index",
-    "tokenize",
-    "train_validation_split",
-    "verify",
-]
+_get = lazy_names(__name__, _MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return sorted({*_MODULES, "__version__"} - (set() if _has_torch() else {"StreamingDataLoader"}))
+    if name in _SUBMODULES:
+        return import_module(f"stoker.{name}")
+    if name in _MOVED:
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}: it is in {_MOVED[name]}")
+    return _get(name)
+
+
+def __dir__() -> list[str]:
+    names: list[str] = __getattr__("__all__")
+    return names
 
 
 def _has_torch() -> bool:
+    # A star import works without torch; only one that asks for `__all__` pays for the search.
+    from importlib.util import find_spec
+
     try:
         return find_spec("torch") is not None
     except ImportError:  # an import hook that keeps it out
         return False
-
-
-if not TYPE_CHECKING and not _has_torch():
-    __all__.remove("StreamingDataLoader")  # noqa: PYI056 - so that a star import works without torch
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None and name in _SUBMODULES:
-        return import_module(f"stoker.{name}")
-    if module is None:
-        where = f": it is in {_MOVED[name]}" if name in _MOVED else ""
-        raise AttributeError(f"module 'stoker' has no attribute {name!r}{where}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

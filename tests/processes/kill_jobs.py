@@ -21,9 +21,9 @@ import pyarrow.parquet  # noqa: F401 - what children need is imported before the
 from kill_steps import run_killed
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from stoker import tokenize
 from stoker.conversion import convert
 from stoker.generation import DatasetSpec, generate
-from stoker.tokens import tokenize
 from stoker.tokens.tokenize import texts
 from support import make_dataset
 

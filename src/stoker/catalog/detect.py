@@ -13,13 +13,13 @@ from itertools import chain, islice
 from typing import Final, Literal
 
 from stoker.catalog.unindexed.files_location import Files, source_of
-from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.one_file import FILES, IMAGES
 from stoker.formats.registry import format_names, format_of_bytes, get_format
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import ShardFiles, find_shards
 from stoker.storage import ObjectInfo, Store, is_local, open_store
+from stoker.storage.unfinished import is_hidden
 from stoker.types import StorageOptions
 
 __all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "detect_object", "suffixes_of_formats"]

@@ -10,11 +10,10 @@ from typing import Final
 
 from stoker.catalog.detect import detect_listed, detect_named, detect_object
 from stoker.catalog.splits import files_of_split
-from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local, join_url, open_store
-from stoker.storage.unfinished import MARK
+from stoker.storage.unfinished import MARK, is_hidden
 from stoker.types import StorageOptions
 
 __all__ = ["format_instead", "split_explained"]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
 from stoker.cluster import World
+from stoker.order.global_batches import WorkerRemainder
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.pipeline.workers.config import WorkerRemainder
 
 __all__ = ["CloseOnExit", "Loader"]
 

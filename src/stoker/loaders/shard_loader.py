@@ -14,13 +14,14 @@ from stoker.coordination import EpochProgress, WorkerHealth
 from stoker.errors import ConfigError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
+from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
-from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
+from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.leased import LeasedSource
 from stoker.pipeline.workers.lockstep import FILLER, LockstepSource
 from stoker.pipeline.workers.planned import PlannedSource

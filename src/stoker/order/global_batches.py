@@ -17,9 +17,10 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["BatchPlan", "DevicePlan", "Remainder"]
+__all__ = ["BatchPlan", "DevicePlan", "Remainder", "WorkerRemainder"]
 
 Remainder = Literal["pad", "drop", "uneven"]
+WorkerRemainder = Literal[Remainder, "join"]
 
 
 @dataclass(frozen=True, slots=True)

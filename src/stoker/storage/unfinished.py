@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.storage.store import Store
 
-__all__ = ["MARK", "STAGE", "UnfinishedOutput", "counted_files", "read_mark"]
+__all__ = ["MARK", "STAGE", "UnfinishedOutput", "counted_files", "is_hidden", "read_mark"]
 
 MARK: Final = "_stoker_unfinished.json"
 """Name of the mark, which programs that read directories pass over."""
@@ -117,3 +117,10 @@ def counted_files(files: Sequence[_File], marks: Iterable[str], store: Store) ->
             url=store.url,
         )
     return left
+
+
+def is_hidden(key: str) -> bool:
+    """Whether engines that write Parquet keep such a file for themselves."""
+    if "." not in key[:1] and "_" not in key[:1] and "/." not in key and "/_" not in key:  # nearly all
+        return False
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in key.split("/"))

@@ -1,24 +1,28 @@
 """Tokens: documents of any length, and batches for language models made of them.
 
 :class:`Ragged` holds documents; :func:`windows`, :func:`pad`, :class:`Joiner` and :class:`Packer` make
-:class:`LMBatch` of them. :class:`MegatronFile` and :class:`RawTokens` read token files of other libraries, :func:`tokenize`
-makes tokens of text.
+:class:`LMBatch` of them. :class:`MegatronFile` and :class:`RawTokens` read token files of other libraries.
 """
 
 from __future__ import annotations
 
-from stoker.tokens.batch import LMBatch
-from stoker.tokens.layouts.best_fit import best_fit
-from stoker.tokens.layouts.pad import pad
-from stoker.tokens.layouts.streaming_concat import Joiner
-from stoker.tokens.layouts.streaming_pack import Packer
-from stoker.tokens.layouts.windows import stream_starts, windows
-from stoker.tokens.settings import LMSettings
-from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
-from stoker.tokens.sources.ragged import Ragged
-from stoker.tokens.sources.raw import RawTokens
-from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
-from stoker.tokens.tokenize.tokenize import TokenizeReport, tokenize
+from typing import TYPE_CHECKING, Final
+
+from stoker.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from stoker.tokens.batch import LMBatch
+    from stoker.tokens.layouts.best_fit import best_fit
+    from stoker.tokens.layouts.pad import pad
+    from stoker.tokens.layouts.streaming_concat import Joiner
+    from stoker.tokens.layouts.streaming_pack import Packer
+    from stoker.tokens.layouts.windows import stream_starts, windows
+    from stoker.tokens.settings import LMSettings
+    from stoker.tokens.sources.megatron import MegatronFile, MegatronWriter
+    from stoker.tokens.sources.ragged import Ragged
+    from stoker.tokens.sources.raw import RawTokens
+    from stoker.tokens.sources.source import MegatronSource, RawSource, TokenSource
+    from stoker.tokens.tokenize.tokenize import TokenizeReport
 
 __all__ = [
     "Joiner",
@@ -36,6 +40,26 @@ __all__ = [
     "best_fit",
     "pad",
     "stream_starts",
-    "tokenize",
     "windows",
 ]
+
+_MODULES: Final = {
+    "Joiner": "stoker.tokens.layouts.streaming_concat",
+    "LMBatch": "stoker.tokens.batch",
+    "LMSettings": "stoker.tokens.settings",
+    "MegatronFile": "stoker.tokens.sources.megatron",
+    "MegatronSource": "stoker.tokens.sources.source",
+    "MegatronWriter": "stoker.tokens.sources.megatron",
+    "Packer": "stoker.tokens.layouts.streaming_pack",
+    "Ragged": "stoker.tokens.sources.ragged",
+    "RawSource": "stoker.tokens.sources.source",
+    "RawTokens": "stoker.tokens.sources.raw",
+    "TokenSource": "stoker.tokens.sources.source",
+    "TokenizeReport": "stoker.tokens.tokenize.tokenize",
+    "best_fit": "stoker.tokens.layouts.best_fit",
+    "pad": "stoker.tokens.layouts.pad",
+    "stream_starts": "stoker.tokens.layouts.windows",
+    "windows": "stoker.tokens.layouts.windows",
+}
+
+__getattr__ = lazy_names(__name__, _MODULES)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.catalog.unindexed.find_files import is_hidden
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import identity_of
@@ -17,6 +16,7 @@ from stoker.formats.common.hashing import hash_hex
 from stoker.formats.registry import get_format
 from stoker.index.shard_files import find_shards, read_shard
 from stoker.storage import ObjectInfo, Store
+from stoker.storage.unfinished import is_hidden
 
 __all__ = ["FoundFiles", "ImageFiles", "WrittenFiles", "NumberedFiles", "OutputFiles", "ShardOutput", "as_json"]
 

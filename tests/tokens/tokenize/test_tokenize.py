@@ -22,7 +22,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from s3server import Bucket
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, StreamingDataset, tokenize
 from stoker.cli import main
 from stoker.cli import tokenize as command
 from stoker.errors import (
@@ -37,7 +37,7 @@ from stoker.errors import (
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 from stoker.storage import open_store
 from stoker.storage.unfinished import MARK, STAGE
-from stoker.tokens import Ragged, tokenize
+from stoker.tokens import Ragged
 from stoker.tokens.tokenize import sinks, texts
 from stoker.writers import JSONWriter
 from support import start_script
@@ -326,7 +326,7 @@ def test_a_killed_run_is_gone_on_from(tmp_path: Path, tokenizer_file: Path) -> N
     script = tmp_path / "run.py"
     script.write_text(
         "import sys, time\n"
-        "from stoker.tokens import tokenize\n"
+        "from stoker import tokenize\n"
         "from stoker.tokens.tokenize import sinks\n"
         "write = sinks.ParquetSink.write\n"
         "def slow(self, documents):\n"

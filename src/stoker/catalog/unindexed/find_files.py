@@ -21,9 +21,9 @@ from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.files import check_regular, walk_files
 from stoker.storage.local import file_errors, file_info
-from stoker.storage.unfinished import MARK, counted_files
+from stoker.storage.unfinished import MARK, counted_files, is_hidden
 
-__all__ = ["SourceFiles", "find_files", "is_hidden", "read_listed", "side_by_side"]
+__all__ = ["SourceFiles", "find_files", "read_listed", "side_by_side"]
 
 _T = TypeVar("_T")
 _THREADS: Final = 16
@@ -206,10 +206,3 @@ def read_listed(store: Store, read: Callable[[], _T]) -> _T:
         except ObjectNotFoundError:
             time.sleep(delay)
     return read()
-
-
-def is_hidden(key: str) -> bool:
-    """Whether engines that write Parquet keep such a file for themselves."""
-    if "." not in key[:1] and "_" not in key[:1] and "/." not in key and "/_" not in key:  # nearly all
-        return False
-    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in key.split("/"))

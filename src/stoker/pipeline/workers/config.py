@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, Self, get_args
 
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.coordination.history.records import CoordinationSettings
 from stoker.display import redact_url
 from stoker.errors import ConfigError
-from stoker.order.global_batches import Remainder
+from stoker.order.global_batches import Remainder, WorkerRemainder
 from stoker.order.partition.partition import Elastic, Partition
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.types import StorageOptions
 
-__all__ = ["CommitWhen", "WorkerRemainder", "StreamingConfig"]
+__all__ = ["CommitWhen", "StreamingConfig"]
 
-WorkerRemainder: TypeAlias = Remainder | Literal["join"]
 CommitWhen = Literal["next", "explicit"]
 
 

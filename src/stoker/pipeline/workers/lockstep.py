@@ -11,11 +11,12 @@ import numpy as np
 
 from stoker.errors import StateError
 from stoker.order.capabilities import settled
+from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.resume import check_not_empty, others_have_more, resume_point, run_from
 from stoker.pipeline.state.state import make_state, read_state
-from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
+from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk, WorkerProgress, chunk_size
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.types import Batch

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from stoker.coordination.history.plan_log import Generation, PlanLog, apportion
 from stoker.errors import ConfigError, StateError
+from stoker.order.global_batches import WorkerRemainder
 from stoker.order.native import NativeOrder
 from stoker.pipeline.state.state import check_same_order
 from stoker.pipeline.workers.adaptive import Splits
-from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
+from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import (
     STEPS_AHEAD,
     RangeReader,

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from stoker.coordination import LeasedSplit
+from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointKind
 from stoker.pipeline.workers.adaptive import Splits
-from stoker.pipeline.workers.config import StreamingConfig, WorkerRemainder
+from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.sample_source import SampleSource, in_order
 
 __all__ = ["SampleChunk", "WorkerProgress", "RangeReader", "RangeSource", "RestoreRequest"]
