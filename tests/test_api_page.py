@@ -24,7 +24,7 @@ def test_help_and_the_page_have_all_names() -> None:
     assert set(re.findall(r"^`(\w+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)) == public
 
 
-def test_a_name_that_is_elsewhere_is_told_where() -> None:
+def test_the_error_for_a_name_elsewhere_names_its_module() -> None:
     for name, where in {"RoundRobin": "stoker.partitions", "Coordination": "stoker.coordination"}.items():
         with pytest.raises(AttributeError, match=f"it is in {where}"):
             getattr(stoker, name)

@@ -340,7 +340,7 @@ def test_the_source_needs_no_name(root: Path) -> None:
         (([Stream("a")],), {}, r"remote\[0\] must be .*write streams=\["),
     ],
 )
-def test_what_contradicts_the_source_or_lies_elsewhere_is_told(
+def test_what_contradicts_the_source_or_lies_elsewhere_is_reported(
     positional: tuple[Any, ...], named: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

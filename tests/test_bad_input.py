@@ -234,7 +234,7 @@ def test_a_zip_that_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_wrong_credentials_name_the_place_and_not_the_secret(bucket: Bucket, tmp_path: Path) -> None:
+def test_wrong_credentials_name_the_url_and_not_the_secret(bucket: Bucket, tmp_path: Path) -> None:
     with MDSWriter(columns={"id": "int"}, out=f"{bucket.url}/d", storage_options=bucket.storage_options) as writer:
         writer.write({"id": 1})
     wrong = {**bucket.storage_options, "secret_access_key": "not-the-secret"}
@@ -251,7 +251,7 @@ def test_wrong_credentials_name_the_place_and_not_the_secret(bucket: Bucket, tmp
 
 
 @pytest.mark.s3
-def test_no_bucket_and_no_dataset_are_told_apart(bucket: Bucket, tmp_path: Path) -> None:
+def test_no_bucket_and_no_dataset_are_distinguished(bucket: Bucket, tmp_path: Path) -> None:
     options = {"local": tmp_path, "storage_options": bucket.storage_options}
     with pytest.raises(ObjectNotFoundError, match="bucket"):
         StreamingDataset(remote="s3://there-is-no-such-bucket-here/d", **options)  # type: ignore[arg-type]
@@ -313,7 +313,9 @@ def _archive(path: Path) -> None:
         ({"encoding": {"jpg": "jpeg"}}, "no setting 'encoding'; did you mean 'encodings'"),
     ],
 )
-def test_a_wrong_declaration_is_told_from_damaged_data(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_a_wrong_declaration_is_distinguished_from_damaged_data(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     _archive(tmp_path / "a.tar")
     with pytest.raises((ConfigError, FormatError), match=message) as caught:
         list(StreamingDataset(remote=tmp_path, format="tar", format_options=settings))

@@ -179,7 +179,7 @@ class TestProof:
     def test_a_missing_repeated_or_unknown_sample(self, proof: ModuleType, ids: Sequence[int], kept: bool) -> None:
         assert proof.every_sample_once(np.array(ids), 3).kept is kept
 
-    def test_two_samples_that_changed_places(self, proof: ModuleType) -> None:
+    def test_two_samples_that_were_swapped(self, proof: ModuleType) -> None:
         batches = [np.array([3, 1]), np.array([0, 2])]
         assert proof.same_order(batches, batches).kept
         assert not proof.same_order(batches, [np.array([1, 3]), np.array([0, 2])]).kept

@@ -109,7 +109,7 @@ def taken(dataset: StreamingDataset, samples: int = 16) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("algo", ["block", "py1e"])
-def test_a_dataset_that_was_written_anew_is_refused_and_a_copy_is_not(tmp_path: Path, kind: str, algo: str) -> None:
+def test_a_dataset_that_was_rewritten_is_refused_and_a_copy_is_not(tmp_path: Path, kind: str, algo: str) -> None:
     data = tmp_path / "data"
     write(kind, data, 100)
     state = taken(opened(kind, data, shuffle_algo=algo))
@@ -132,7 +132,7 @@ def test_a_dataset_that_was_written_anew_is_refused_and_a_copy_is_not(tmp_path: 
     opened(kind, data, shuffle_algo=algo).load_state_dict(older)
 
 
-def test_objects_that_were_written_anew_are_refused(tmp_path: Path, kind: str, bucket: Bucket) -> None:
+def test_objects_that_were_rewritten_are_refused(tmp_path: Path, kind: str, bucket: Bucket) -> None:
     client, options = bucket.server.client(), {"storage_options": bucket.storage_options}
 
     def upload(first: int, folder: str = "data") -> None:
@@ -174,7 +174,7 @@ def test_touching_files_whose_index_has_hashes_is_harmless_and_other_hashes_are_
         opened("mds", tmp_path / "data").load_state_dict(state)
 
 
-def test_a_stream_that_was_written_anew_begins_anew_with_change_streams(tmp_path: Path, kind: str) -> None:
+def test_a_stream_that_was_rewritten_starts_again_with_change_streams(tmp_path: Path, kind: str) -> None:
     for name in ("data", "other"):
         write(kind, tmp_path / name, 100)
 
@@ -217,7 +217,7 @@ def test_the_dataloader_and_the_stream_of_rows_refuse_what_the_dataset_refuses(t
 
 
 @pytest.mark.parametrize("source", ["parquet", "megatron", "raw"])
-def test_token_files_that_were_written_anew_are_refused(tmp_path: Path, source: str) -> None:
+def test_token_files_that_were_rewritten_are_refused(tmp_path: Path, source: str) -> None:
     data = tmp_path / "data"
 
     def make(first: int) -> None:

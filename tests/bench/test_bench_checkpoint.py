@@ -205,7 +205,7 @@ def mover(store: Store, *, direct: bool = False, verify: bool = True, threads: i
 
 
 @pytest.mark.parametrize("size", [1, 4095, 3 * MIB + 7, PART, 2 * PART + MIB + 1])
-def test_files_hold_the_bytes_of_their_place_and_no_more(direct: bool, size: int, tmp_path: Path) -> None:
+def test_files_hold_the_bytes_of_their_rank_and_no_more(direct: bool, size: int, tmp_path: Path) -> None:
     store = open_store(tmp_path / "saved")
     file = Moving("one/a.bin", size, CheckpointContent(1, 0, 2, 1), 5)
     moving = mover(store, direct=direct)

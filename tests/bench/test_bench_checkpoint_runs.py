@@ -149,7 +149,7 @@ def test_objects_are_saved_in_one_run_and_loaded_in_another(bucket: Bucket, tmp_
 
 @pytest.mark.processes
 @pytest.mark.s3
-def test_a_bucket_that_is_not_there_is_told_with_its_name(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_bucket_that_is_not_there_is_reported_with_its_name(bucket: Bucket, tmp_path: Path) -> None:
     options = json.dumps(dict(bucket.storage_options))
     with pytest.raises(RankFailedError, match=r"rank \d .*s3://no-such-bucket-of-ours.* what was measured"):
         bench(
@@ -244,7 +244,7 @@ def test_a_disk_that_fills_up_leaves_what_was_whole_and_nothing_else(small: Path
 
 
 @pytest.mark.processes
-def test_too_little_space_is_told_before_anything_is_written(small: Path, tmp_path: Path) -> None:
+def test_too_little_space_is_reported_before_anything_is_written(small: Path, tmp_path: Path) -> None:
     chosen = (f"checkpoint.url={small}", "checkpoint.writes=2", "model.layers=0", "model.type=none")
     with pytest.raises(
         RankFailedError, match=r"2 checkpoints of this host's ranks need 0\.004 GB, 0\.003\d+ GB are free"
@@ -373,7 +373,7 @@ def test_ranks_of_different_numbers_of_steps_do_not_wait_for_ever() -> None:
     assert all("different numbers of steps. Set train.steps" in one for one in told)
 
 
-def test_what_makes_no_sense_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_reported_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="where to with the checkpoints"):
         bench(tmp_path / "r", "checkpoint.writes=1")
     with pytest.raises(ConfigError, match=r"checkpoint\.writes or checkpoint\.reads say how many"):

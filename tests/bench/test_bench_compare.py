@@ -154,7 +154,7 @@ def test_what_stands_for_one_value_is_said_and_repetitions_go_before_epochs(run:
     assert {change.metric for change in found.changes} <= {metric.name for metric in METRICS if metric.of_blocks}
 
 
-def test_where_noise_can_not_be_told_nothing_is_claimed(run: RunFiles) -> None:
+def test_where_noise_can_not_be_measured_nothing_is_claimed(run: RunFiles) -> None:
     a, b = scattered(run, 1000, seed=1, count=2), scattered(run, 10, seed=2, count=2)
     found = compare_runs([a], [b])
     assert found.level == "none"

@@ -88,7 +88,7 @@ def test_a_data_set_that_can_not_be_made_is_an_error_before_anything_starts(tmp_
 
 
 @pytest.mark.processes
-def test_a_library_that_one_host_lacks_is_told_by_every_rank(tmp_path: Path) -> None:
+def test_a_library_that_one_host_lacks_is_reported_by_every_rank(tmp_path: Path) -> None:
     run = start(tmp_path, {"reader": {"loader": "bench_loaders:Lacks"}}, "--data", "/nothing", "--accelerators", "3")
     said = run.communicate(timeout=60)[1]
     assert run.returncode == 1
@@ -137,7 +137,7 @@ def test_a_rank_that_ends_before_any_step_counts_leaves_the_others_numbers(tmp_p
 @pytest.mark.processes
 @pytest.mark.s3
 @pytest.mark.parametrize("stages", [("generate",), ("train",)])
-def test_a_bucket_that_is_not_there_is_told_by_every_rank(
+def test_a_bucket_that_is_not_there_is_reported_by_every_rank(
     stages: tuple[Stage, ...], bucket: Bucket, tmp_path: Path
 ) -> None:
     options = f"storage.options={json.dumps(dict(bucket.storage_options))}"
@@ -151,7 +151,7 @@ def test_a_bucket_that_is_not_there_is_told_by_every_rank(
 
 
 @pytest.mark.processes
-def test_a_disk_that_generation_fills_is_told_and_whole_files_are_kept(tmp_path: Path) -> None:
+def test_a_disk_that_generation_fills_is_reported_and_whole_files_are_kept(tmp_path: Path) -> None:
     settings = ("dataset.files=30", "dataset.samples_per_file=1", "dataset.record_bytes=200000")
     with small_disk(tmp_path / "small") as place:
         with pytest.raises(RankFailedError, match=r"rank \d .*: No space left on device\. Free some space"):
@@ -168,7 +168,7 @@ def test_a_disk_that_generation_fills_is_told_and_whole_files_are_kept(tmp_path:
 
 
 @pytest.mark.processes
-def test_results_that_find_no_room_are_an_error_on_every_rank(tmp_path: Path) -> None:
+def test_results_that_find_no_space_are_an_error_on_every_rank(tmp_path: Path) -> None:
     with small_disk(tmp_path / "r", "64k") as place:
         (place / "filler").write_bytes(bytes(48 << 10))
         run = start(tmp_path, {"train": {"epochs": 300}}, *TINY, "--loader", "synthetic", "--accelerators", "2")
@@ -311,7 +311,7 @@ def test_what_a_killed_rank_0_had_begun_to_save_is_removed(bucket: Bucket, tmp_p
 
 
 @pytest.mark.processes
-def test_what_another_run_has_left_is_told_by_the_next_and_stays(tmp_path: Path) -> None:
+def test_what_another_run_has_left_is_reported_by_the_next_and_stays(tmp_path: Path) -> None:
     """It may be just being saved."""
     settings = {**CHECKPOINTS, "checkpoint": SAVED}
     arguments = ("--data", str(tmp_path / "d"), "--accelerators", "1")

@@ -131,7 +131,7 @@ LESSONS: dict[str, tuple[str, ...]] = {
         f"{HERE}::test_minio_has_as_many_connections_as_readers",
     ),
     "one client was asked for and another read": (
-        f"{PEERS}::test_torch_reads_through_the_client_that_was_asked_for",
+        f"{PEERS}::test_torch_reads_through_the_client_that_was_requested",
         f"{PEERS}::test_a_client_of_objects_reads_all_bytes",
     ),
     "an upload in parts waited for itself": (
@@ -167,11 +167,11 @@ LESSONS: dict[str, tuple[str, ...]] = {
     ),
     "settings of Parquet were in the file and nobody read them": (
         f"{DLIO}::test_every_key_is_a_setting_that_exists_or_says_why_not",
-        f"{WORKLOAD}::test_what_is_wrong_is_told_with_its_line",
+        f"{WORKLOAD}::test_what_is_wrong_is_reported_with_its_line",
     ),
     # -- packages
     "importing a factory imported TensorFlow; a package that is missing warned those who did not want it": (
-        f"{HERE}::test_nothing_is_imported_that_was_not_asked_for",
+        f"{HERE}::test_nothing_is_imported_that_was_not_requested",
     ),
     "a package that is missing was found at the first read, or replaced in silence by what is 155 times slower": (
         f"{RUN}::test_a_missing_library_is_an_error_before_anything_starts",
@@ -517,7 +517,7 @@ def test_a_run_leaves_nothing_for_the_next_one(tmp_path: Path) -> None:
 # -- packages, and the code ----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_imported_that_was_not_asked_for() -> None:
+def test_nothing_is_imported_that_was_not_requested() -> None:
     code = (
         "import sys, stoker.bench.run, stoker.bench.ranks.rank_main\n"
         "from stoker.bench.loaders import get_loader\n"

@@ -219,7 +219,7 @@ def test_a_client_of_objects_reads_all_bytes(name: str, bucket: Bucket, monkeypa
 
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("name", ["buffered", "direct", "mmap"])
-def test_torch_reads_through_the_client_that_was_asked_for(name: str, decode: bool, tmp_path: Path) -> None:
+def test_torch_reads_through_the_client_that_was_requested(name: str, decode: bool, tmp_path: Path) -> None:
     made = workload(
         "torch", "dataset.samples_per_file=1", f"storage.client={name}", f"reader.decode={str(decode).lower()}"
     )

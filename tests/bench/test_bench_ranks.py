@@ -70,7 +70,7 @@ def test_a_rank_that_dies_is_an_error_on_those_that_wait_and_on_those_that_work(
         links[1].barrier()
 
 
-def test_a_rank_s_own_reason_is_what_all_are_told(server: Server) -> None:
+def test_a_rank_s_own_reason_is_reported_by_all(server: Server) -> None:
     links = [join(server, rank) for rank in range(3)]
     links[1].fail("no such bucket")
     with pytest.raises(RankFailedError, match=r"rank 1 .*: no such bucket"):
@@ -178,7 +178,7 @@ def test_threads_are_shared_by_the_ranks_of_the_host_and_not_of_the_world(monkey
     assert read_threads(0, 8) == 0
 
 
-def test_an_address_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_address_that_is_none_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOKER_BENCH_COORDINATOR", "host")
     with pytest.raises(ConfigError, match="must be host:port, got 'host'"):
         worlds.meet(World(0, 2, 1), tmp_path, "digest")

@@ -60,7 +60,7 @@ def test_each_node_has_as_many_ranks_one_after_the_other(ranks: int, room: dict[
 # -- without a cluster ---------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_that_is_not_there_is_told_before_anything_is_written(
+def test_a_cluster_that_is_not_there_is_reported_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("ray")
@@ -76,7 +76,7 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_written(
     assert "start it in the cluster, as by ray job submit" in capsys.readouterr().err
 
 
-def test_ray_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ray_that_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'stoker\[ray\]'"):
         RayRanks(1, Workload(), tmp_path).prepare()

@@ -166,7 +166,7 @@ def test_all_plots_are_there_and_said_in_words(runs: list[RunFiles]) -> None:
     assert shown[1:] == [["first", str(rank), f"{rate:,.2f}"] for rank, rate in rates.items()]
 
 
-def test_rules_verdict_environment_and_command_are_told(runs: list[RunFiles]) -> None:
+def test_rules_verdict_environment_and_command_are_reported(runs: list[RunFiles]) -> None:
     page = Page(bench_page(runs[1:]))
     words = " ".join(page.words)
     broken = [finding for finding in runs[1].result["findings"] if finding["invalid"]]
@@ -178,7 +178,7 @@ def test_rules_verdict_environment_and_command_are_told(runs: list[RunFiles]) ->
     assert f"numpy {np.__version__}" in words
 
 
-def test_the_page_needs_and_may_use_nothing_beside_itself(runs: list[RunFiles]) -> None:
+def test_the_page_needs_and_may_use_nothing_else(runs: list[RunFiles]) -> None:
     text = bench_page(runs)
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "image", "base", "form"} & set(page.tags)
@@ -398,7 +398,7 @@ def _example(folders: list[Path]) -> None:
         ("\xff", "is no JSON"),
     ],
 )
-def test_other_files_are_refused_with_the_place(text: str, said: str, tmp_path: Path) -> None:
+def test_other_files_are_refused_with_the_path(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(FormatError, match=said) as caught:
         read_run(tmp_path)

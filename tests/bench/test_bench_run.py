@@ -256,7 +256,7 @@ def test_a_killed_rank_ends_all_and_leaves_what_was_measured(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
-def test_an_error_of_one_rank_is_told_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_one_rank_is_reported_unchanged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = [*TINY, "reader.loader=bench_loaders:Raises"]
     (tmp_path / "w.yaml").write_text("name: x\n")
     arguments = ["bench", "run", str(tmp_path / "w.yaml"), *settings, "--data", "/nothing", "--accelerators", "2"]

@@ -77,7 +77,7 @@ def test_only_numbers_that_can_be_had_are_tried(capacity: int, counts: list[int]
     assert set(asked) == set(border.values) <= set(counts)
 
 
-def test_noise_below_the_gap_does_not_move_the_border_and_is_told_from_certainty() -> None:
+def test_noise_below_the_gap_does_not_move_the_border_and_is_distinguished_from_certainty() -> None:
     random = np.random.default_rng(1)
     for capacity in (1, 3, 7, 20):
         border = find_border(
@@ -87,7 +87,7 @@ def test_noise_below_the_gap_does_not_move_the_border_and_is_told_from_certainty
         assert border.sure
 
 
-def test_a_lucky_run_at_the_border_is_repeated_and_the_search_goes_on() -> None:
+def test_a_lucky_run_at_the_border_is_repeated_and_the_search_continues() -> None:
     first: dict[int, float] = {5: 0.99}  # once; after that it is what it is: 4 are fed
 
     def probe(accelerators: int) -> float:

@@ -80,7 +80,7 @@ def test_the_field_s_parameters_are_shipped() -> None:
         ("compute: {kind: torch}\nreader: {decode: false}\n", "reader.decode is false .*line 1.*line 2"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_with_its_line(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         read(tmp_path, text)
 

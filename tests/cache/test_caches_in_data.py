@@ -76,7 +76,7 @@ def test_every_run_reads_the_same_samples(tmp_path: Path, write: Any, options: d
             assert values(remote=str(data), **options) == list(range(SAMPLES))
 
 
-def test_a_cache_beside_the_splits_is_not_merged_nor_counted(tmp_path: Path) -> None:
+def test_a_cache_next_to_the_splits_is_not_merged_nor_counted(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_mds(data / "train")
     assert values(remote=str(data / "train"), local=data / "cache") == list(range(SAMPLES))

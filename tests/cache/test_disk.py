@@ -163,7 +163,7 @@ def test_asking_for_a_hash_that_the_index_lacks_says_so(tmp_path: Path) -> None:
         read_all(StreamingDataset(remote=tmp_path / "remote", local=tmp_path / "local", validate_hash="md5"))
 
 
-def test_no_index_names_the_place(tmp_path: Path) -> None:
+def test_no_index_names_the_directory(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"index\.json"):
         StreamingDataset(remote=tmp_path / "nowhere", local=tmp_path / "local")
     with pytest.raises(ConfigError, match="give remote="):
@@ -174,7 +174,7 @@ def test_no_index_names_the_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hashes", [None, ["xxh64"]])
-def test_a_dataset_written_anew_is_noticed(tmp_path: Path, hashes: list[str] | None) -> None:
+def test_a_dataset_rewritten_is_noticed(tmp_path: Path, hashes: list[str] | None) -> None:
     write(tmp_path / "remote", seed=1, hashes=hashes)
     options: dict[str, Any] = {"remote": tmp_path / "remote", "local": tmp_path / "local"}
     read_all(StreamingDataset(**options))

@@ -318,7 +318,7 @@ def test_an_object_that_is_mended_meanwhile_is_read(remote: str, monkeypatch: py
     assert dataset.stats().retries == len(dataset.index)
 
 
-def test_a_run_goes_on_with_another_cache(remote: str) -> None:
+def test_a_run_continues_with_another_cache(remote: str) -> None:
     """Where shards are kept is no part of the order."""
     write(remote)
     options: dict[str, Any] = {"remote": remote, "shuffle": True, "batch_size": 8}

@@ -64,7 +64,7 @@ def test_a_dataset_that_was_never_a_cache_is_refused_and_left_as_it_is(tmp_path:
     assert tree(tmp_path / "mine") == before
 
 
-def test_files_beside_a_cache_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+def test_files_next_to_a_cache_are_neither_counted_nor_removed(tmp_path: Path) -> None:
     write(str(tmp_path / "remote"), 1)
     shutil.copytree(tmp_path / "remote", tmp_path / "cache")
     os.unlink(tmp_path / "cache" / "index.json")  # shards of the same names, which nobody says are copies
@@ -125,7 +125,7 @@ def test_parquet_files_of_two_servers_do_not_mix(
 
 @HASHES
 @PACKED
-def test_a_dataset_that_was_written_anew_is_noticed(tmp_path: Path, hashes: Any, compression: str | None) -> None:
+def test_a_dataset_that_was_rewritten_is_noticed(tmp_path: Path, hashes: Any, compression: str | None) -> None:
     for tag in (1, 2, 3):
         write(str(tmp_path / "remote"), tag, hashes=hashes, compression=compression)
         assert tags(StreamingDataset(remote=str(tmp_path / "remote"), local=tmp_path / "cache")) == {tag}
@@ -453,7 +453,7 @@ def _options(folder: Path, how: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("algorithm", ["block", "py1e"])
-def test_a_state_of_a_dataset_that_was_written_anew_is_refused_and_a_copy_goes_on(
+def test_a_state_of_a_dataset_that_was_rewritten_is_refused_and_a_copy_continues(
     tmp_path: Path, algorithm: str
 ) -> None:
     options: dict[str, Any] = {"shuffle": True, "shuffle_algo": algorithm, "batch_size": 4, "num_canonical_nodes": 1}
@@ -478,7 +478,7 @@ def test_a_state_of_a_dataset_that_was_written_anew_is_refused_and_a_copy_goes_o
 
 @pytest.mark.s3
 @pytest.mark.parametrize("name", ["parquet", "npz"])
-def test_a_file_that_was_listed_but_is_not_there_yet_is_asked_for_again(
+def test_a_file_that_was_listed_but_is_not_there_yet_is_requested_again(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     import pyarrow as pa

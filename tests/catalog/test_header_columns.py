@@ -38,7 +38,7 @@ def test_samples_are_found_without_the_index(make: Any, compression: str | None,
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == before
 
 
-def test_what_is_torn_or_missing_is_told(tmp_path: Path) -> None:
+def test_what_is_torn_or_missing_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"neither an index\.json nor shards"):
         StreamingDataset(remote=tmp_path, format="mds")
     write(tmp_path)

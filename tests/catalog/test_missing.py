@@ -155,7 +155,7 @@ def test_what_has_no_one_format_says_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["hf", "hf/data"])
-def test_a_split_that_is_told_by_names_is_given_as_a_pattern(tmp_path: Path, root: str, bucket: Bucket) -> None:
+def test_a_split_that_is_detected_by_names_is_given_as_a_pattern(tmp_path: Path, root: str, bucket: Bucket) -> None:
     data = tmp_path / "hf" / "data"
     data.mkdir(parents=True)
     store = open_store(bucket.url, bucket.storage_options)

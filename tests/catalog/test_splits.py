@@ -75,7 +75,7 @@ def test_a_dataset_dict_of_one_split_is_that_split(dataset_dict: Path) -> None:
     assert StreamingDataset(remote=dataset_dict, format="arrow").size == 7
 
 
-def test_what_datasets_keeps_beside_the_data_is_not_data(dataset_dict: Path) -> None:
+def test_what_datasets_keeps_next_to_the_data_is_not_data(dataset_dict: Path) -> None:
     train = dataset_dict / "train"
     shutil.copy(train / "data-00000-of-00002.arrow", train / "cache-0123456789abcdef.arrow")
     assert StreamingDataset(remote=train, format="arrow").size == 7
@@ -196,5 +196,5 @@ def test_names_of_splits_are_refused(keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize("keys", READ, ids=lambda keys: keys[0])
-def test_names_that_are_no_splits_beside_each_other_are_read(keys: list[str]) -> None:
+def test_names_that_are_no_splits_next_to_each_other_are_read(keys: list[str]) -> None:
     refuse_splits(keys, "root")

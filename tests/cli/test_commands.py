@@ -125,7 +125,7 @@ def test_index_is_made_and_merged(data: Path, tmp_path: Path, capsys: pytest.Cap
     assert "-o URL" in stoker(capsys, "index", "--merge", root / "a", root / "b", code=1)
 
 
-def test_index_of_others_files_is_kept_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_of_others_files_is_kept_next_to_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import numpy as np
 
     np.save(tmp_path / "a.npy", np.arange(10))

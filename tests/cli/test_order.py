@@ -167,7 +167,7 @@ def test_the_tables_name_settings_nodes_and_findings(data: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 11])
-def test_the_page_needs_nothing_beside_itself(data: Path, tmp_path: Path, nodes: int) -> None:
+def test_the_page_needs_nothing_else(data: Path, tmp_path: Path, nodes: int) -> None:
     file = tmp_path / "order.html"
     slow = ["--bandwidth", "10kb", "--step-time", 0.01, "--predownload", 16, "--cache-limit", "30kb"]
     stoker("order", data / "train", "--nodes", nodes, "--ranks", 2, "--batch-size", 2, *slow, "--html", file)
@@ -184,7 +184,7 @@ def test_the_page_needs_nothing_beside_itself(data: Path, tmp_path: Path, nodes:
         assert words in page.words, words
 
 
-def test_a_state_is_gone_on_from(data: Path, tmp_path: Path) -> None:
+def test_a_state_is_resumed(data: Path, tmp_path: Path) -> None:
     dataset = StreamingDataset(local=data / "train", shuffle=True, shuffle_seed=3, batch_size=10, world=World(0, 2, 2))
     running = dataset.batches()
     for _ in range(20):

@@ -189,7 +189,7 @@ def failing(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.s3
 @pytest.mark.parametrize("to", ["mds", "parquet"])
-def test_from_one_place_of_a_store_to_another(
+def test_from_one_prefix_of_a_store_to_another(
     source: Path, tmp_path: Path, bucket: Bucket, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))

@@ -85,7 +85,7 @@ def test_every_sample_comes_back_from_every_format(source: Path, tmp_path: Path,
     assert ids_of(tmp_path / "back") == list(range(SAMPLES))
 
 
-def test_keys_of_a_tar_are_the_samples_numbers_whoever_writes_them(source: Path, tmp_path: Path) -> None:
+def test_keys_of_a_tar_are_the_samples_numbers_in_all_formats(source: Path, tmp_path: Path) -> None:
     done = run(source, tmp_path / "out", to="tar", select=["id"], shard_samples=40)
     assert done.tasks > 1
     keys: list[str] = []
@@ -268,7 +268,7 @@ def test_files_of_images_are_copied_byte_for_byte(photos: Path, tmp_path: Path) 
     assert {path.parent.name for path in (tmp_path / "again").rglob("*.jpeg")} == {"ant", "bee", "cat"}
 
 
-def test_images_of_two_kinds_become_bytes_or_the_kind_that_is_asked_for(photos: Path, tmp_path: Path) -> None:
+def test_images_of_two_kinds_become_bytes_or_the_kind_that_is_requested(photos: Path, tmp_path: Path) -> None:
     (photos / "ant" / "x.png").write_bytes(picture(3, "PNG"))
     assert run(photos, tmp_path / "mds").columns["image"] == "bytes"
     run(photos, tmp_path / "pngs", to="png")
@@ -369,7 +369,7 @@ def test_splits_are_those_that_training_would_choose(source: Path, tmp_path: Pat
     assert done.splits == {"train": 270, "valid": 30}
 
 
-def test_shards_are_as_large_as_asked(source: Path, tmp_path: Path) -> None:
+def test_shards_are_as_large_as_requested(source: Path, tmp_path: Path) -> None:
     run(source, tmp_path / "out", shard_samples=64, compression="zstd", hashes=["xxh3_64", "sha1"])
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert [shard["samples"] for shard in index["shards"]] == [64, 64, 64, 64, 44]
@@ -578,7 +578,7 @@ def test_a_source_of_nothing_or_of_anything_says_so(tmp_path: Path, kind: str) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_shard_is_named_and_the_run_goes_on_once_it_is_mended(source: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_named_and_the_run_continues_once_it_is_mended(source: Path, tmp_path: Path) -> None:
     for file in source.iterdir():
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / file.name).write_bytes(file.read_bytes())
@@ -645,7 +645,7 @@ def test_what_was_noted_but_is_gone_is_made_again(source: Path, tmp_path: Path) 
     assert ids_of(tmp_path / "out") == list(range(SAMPLES))
 
 
-def test_other_settings_do_not_go_on_but_begin_anew_if_told_to(source: Path, tmp_path: Path) -> None:
+def test_other_settings_do_not_resume_but_start_again_if_requested(source: Path, tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         run(source, tmp_path / "out", size_limit="4kb", progress=stopping_at(150))
     with pytest.raises(ConfigError, match=r'unfinished conversion.*\(compression was null, is "zstd"\).*resume=False'):
@@ -656,7 +656,7 @@ def test_other_settings_do_not_go_on_but_begin_anew_if_told_to(source: Path, tmp
     assert ids_of(tmp_path / "out") == list(range(SAMPLES))
 
 
-def test_beginning_anew_removes_nothing_that_is_not_its_own(source: Path, tmp_path: Path) -> None:
+def test_starting_again_removes_nothing_that_is_not_its_own(source: Path, tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         run(source, tmp_path / "out", size_limit="4kb", progress=stopping_at(150))
     (tmp_path / "out" / "thesis.txt").write_text("mine")
@@ -689,7 +689,7 @@ SOURCES = ["mds", "parquet", "npy", "jsonl", "files"]
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_source_of_the_same_sizes_that_was_rewritten_does_not_go_on(tmp_path: Path, kind: str) -> None:
+def test_a_source_of_the_same_sizes_that_was_rewritten_does_not_continue(tmp_path: Path, kind: str) -> None:
     options: dict[str, Any] = {"shard_samples": 10 if kind != "files" else 1}
     options["format"] = "files" if kind == "files" else None
     _samples_to(kind, tmp_path / "in", offset=1000)
@@ -733,7 +733,7 @@ def test_a_source_that_is_rewritten_meanwhile_makes_no_dataset(tmp_path: Path, k
 
 
 @pytest.mark.s3
-def test_an_object_that_was_replaced_is_not_gone_on_with(tmp_path: Path, bucket: Bucket) -> None:
+def test_an_object_that_was_replaced_is_not_resumed(tmp_path: Path, bucket: Bucket) -> None:
     _samples_to("mds", tmp_path / "old", offset=1000)
     _samples_to("mds", tmp_path / "new", offset=2000)
     store = open_store(f"{bucket.url}/in", bucket.storage_options)
@@ -768,14 +768,14 @@ def test_what_is_done_is_done_and_says_so(source: Path, tmp_path: Path, capsys: 
         run(source, tmp_path / "out", size_limit="4kb")
 
 
-def test_a_run_that_has_written_nothing_leaves_nothing_to_go_on_with(source: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_written_nothing_leaves_nothing_to_resume(source: Path, tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         run(source, tmp_path / "out", size_limit="4kb", progress=stopping_at(0))
     assert (tmp_path / "out" / ".stoker_convert.json").exists()
     assert run(source, tmp_path / "out", size_limit="5kb").samples == SAMPLES
 
 
-def test_a_path_that_is_misspelt_is_told_with_names_like_it(tmp_path: Path) -> None:
+def test_a_path_that_is_misspelt_is_reported_with_names_like_it(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for wrong in (tmp_path / "fotos", [tmp_path / "fotos"]):
         with pytest.raises(ObjectNotFoundError, match="fotos does not exist: did you mean 'photos'"):
@@ -784,7 +784,7 @@ def test_a_path_that_is_misspelt_is_told_with_names_like_it(tmp_path: Path) -> N
         run(tmp_path / "gone" / "photos", tmp_path / "out")
 
 
-def test_a_source_that_changed_does_not_go_on(source: Path, tmp_path: Path) -> None:
+def test_a_source_that_changed_does_not_continue(source: Path, tmp_path: Path) -> None:
     make_dataset(tmp_path / "in", 100)
     with pytest.raises(StoppedError):
         run(tmp_path / "in", tmp_path / "out", size_limit="3kb", progress=stopping_at(50))

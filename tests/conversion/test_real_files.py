@@ -114,7 +114,7 @@ def test_arrays_are_streamed_as_numpy_loads_them(package: str, pattern: str, axi
     assert np.array_equal(np.stack([sample["data"] for sample in StreamingDataset(local=tmp_path / "mds")]), expected)
 
 
-def test_what_datasets_saved_to_disk_is_streamed_as_it_lies() -> None:
+def test_what_datasets_saved_to_disk_is_streamed_in_place() -> None:
     samples = list(StreamingDataset(remote=GOLDEN, format="arrow", shuffle=True, batch_size=2))
     assert sorted(sample["text"] for sample in samples) == [f"number {number}" for number in range(7)]
     for sample in samples:

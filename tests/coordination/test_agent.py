@@ -139,7 +139,7 @@ def test_a_write_that_comes_after_it_was_given_up_can_do_no_harm() -> None:
     assert [split.token for split in engine.lane.splits] == [holding.split.token]
 
 
-def test_a_late_write_is_made_impossible_before_the_worker_goes_on() -> None:
+def test_a_late_write_is_made_impossible_before_the_worker_continues() -> None:
     """A worker that no longer wants what it asked for still makes sure that it is not done behind its back."""
     engine = Engine()
     engine.until_write_of_lane()
@@ -167,7 +167,7 @@ def test_a_worker_that_was_silent_for_too_long_waits_until_it_knows_what_it_stil
     assert engine.lane.again == 4
 
 
-def test_a_worker_that_was_silent_and_has_lost_nothing_goes_on() -> None:
+def test_a_worker_that_was_silent_and_has_lost_nothing_continues() -> None:
     engine = Engine()
     holding = engine.take()
     engine.clock.now += SETTINGS.lease

@@ -303,7 +303,7 @@ def test_an_engine_that_stays_away_is_an_error_that_names_it(url: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["next_split", "flush", "leave", "begin_epoch", "open"])
-def test_the_patience_that_is_told_is_that_which_was_given_and_waited_for(tmp_path: Path, call: str) -> None:
+def test_the_patience_that_is_reported_is_that_which_was_given_and_waited_for(tmp_path: Path, call: str) -> None:
     """SQLite's file is locked: reads go on, and writes do not; for who opens it, nothing does."""
     run = Coordination(
         f"sqlite://{tmp_path}/run.db", "run", rank=0, world_size=1, positions=1000, settings=QUICK, patience=1.5
@@ -460,7 +460,7 @@ def test_waiting_ends_in_time(url: str) -> None:
 # -- checkpoints and replay --------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_from_a_checkpoint_where_its_engine_is_lost(url: str) -> None:
+def test_a_run_continues_from_a_checkpoint_where_its_engine_is_lost(url: str) -> None:
     with make(url, 0) as one:
         one.begin_epoch(0)
         before = work(one, stop_after=400)

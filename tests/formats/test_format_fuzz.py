@@ -64,7 +64,7 @@ def script_that(what: str, folder: Path) -> Path:
         ("os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
     ],
 )
-def test_a_fault_is_told_with_what_makes_it_again(what: str, told: str, tmp_path: Path) -> None:
+def test_a_fault_is_reported_with_what_makes_it_again(what: str, told: str, tmp_path: Path) -> None:
     script = script_that(what, tmp_path)
     with pytest.raises(FuzzError, match=told) as caught:
         run("npy", 4000, SEED, script=script)
@@ -74,7 +74,7 @@ def test_a_fault_is_told_with_what_makes_it_again(what: str, told: str, tmp_path
     assert not subprocess.run([*command, "--mutations", number], capture_output=True, check=False).returncode
 
 
-def test_memory_that_grows_is_told(tmp_path: Path) -> None:
+def test_memory_that_grows_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FuzzError, match=r"npy: took \d+ MiB. Again: .* npy --seed 1 --first 0 --mutations"):
         run("npy", 4000, SEED, script=script_that("bytearray(b'y') * (400 << 20)", tmp_path))
 

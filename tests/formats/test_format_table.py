@@ -82,7 +82,7 @@ def test_what_others_wrote_is_streamed_as_it_is(
         assert made == set(case.files(range(ROWS)))  # nothing is written beside what others own
 
 
-def test_samples_are_made_without_any_place(tmp_path: Path) -> None:
+def test_samples_are_made_without_any_store(tmp_path: Path) -> None:
     options = {"samples": ROWS, "columns": {"id": "number", "x": "ndarray:float32:3"}, "shard_samples": 13}
     check_streams(lambda sample: int(sample["id"]), format="synthetic", format_options=options)
 
@@ -144,7 +144,7 @@ def test_what_needs_no_extra_reads_without_it(name: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_arguments_that_do_not_go_together_are_told(tmp_path: Path) -> None:
+def test_arguments_that_do_not_go_together_are_reported(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"remote": "x", "format": "zarr"}, "'zarr' is unknown; .*known: arrow, .*jsonl"),
         ({"remote": "x", "format_options": {"a": 1}}, "format_options= go with a format="),

@@ -54,7 +54,7 @@ def test_samples_are_what_was_written(unit: str, cached: bool, piece_bytes: int,
     assert same(found, [(expected[0] + expected[1])[number] for number in ids.tolist()])
 
 
-def test_tokens_are_views_of_the_mapped_file_where_asked_for(tmp_path: Path) -> None:
+def test_tokens_are_views_of_the_mapped_file_where_requested(tmp_path: Path) -> None:
     sequences, _ = write(tmp_path / "a")
     dataset = StreamingDataset(remote=tmp_path, format="megatron", read=ReadOptions(views=True))
     found = [sample["tokens"] for sample in dataset]
@@ -89,7 +89,7 @@ def test_a_data_set_in_a_bucket_is_streamed_by_spans(bucket: Bucket, tmp_path: P
     assert alone.size == len(sequences)
 
 
-def test_what_does_not_belong_together_is_told(tmp_path: Path) -> None:
+def test_what_does_not_belong_together_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "a")
     whole = (tmp_path / "a.bin").read_bytes()
     (tmp_path / "a.bin").write_bytes(whole[:-2])

@@ -131,6 +131,6 @@ def test_streams_of_synthetic_samples_are_mixed() -> None:
         ({"samples": 10, "columns": {"x": "int8"}, "rows": 1}, "has no setting 'rows'; it has columns"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(options: dict[str, Any], message: str) -> None:
+def test_settings_that_make_no_sense_are_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StreamingDataset(format="synthetic", format_options=options)

@@ -136,7 +136,7 @@ def test_stokers_own_names_stay_its_own(toys: Path) -> None:
         ("missing", "'missing' is unknown; known: .*mds.*toy"),
     ],
 )
-def test_what_is_no_format_is_told(toys: Path, name: str, message: str) -> None:
+def test_what_is_no_format_is_reported(toys: Path, name: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         get_format(name)
 

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said_in_one_line_and_by_the_exit_code(tmp_path: Path) 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 2])
-def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on(processes: int, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_whole_files_and_says_how_to_continue(processes: int, tmp_path: Path) -> None:
     arguments = [
         "--format",
         "jsonl",

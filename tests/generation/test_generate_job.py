@@ -230,7 +230,7 @@ def test_the_manifest_of_before_of_an_unfinished_data_set_is_completed(tmp_path:
     assert of_directory(tmp_path) == whole
 
 
-def test_a_full_disk_is_told_as_such(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_as_such(tmp_path: Path) -> None:
     spec = DatasetSpec(format="npy", record_bytes=1 << 20, samples_per_file=8)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -308,7 +308,7 @@ def test_files_of_several_parts_reach_s3_whole_or_not_at_all(bucket: Bucket) -> 
 
 
 @pytest.mark.s3
-def test_a_bucket_that_is_not_there_is_told_as_such(bucket: Bucket) -> None:
+def test_a_bucket_that_is_not_there_is_reported_as_such(bucket: Bucket) -> None:
     with pytest.raises(StorageError, match="bucket"):
         generate(small("npy"), f"{bucket.url}-other", storage_options=bucket.storage_options)
 

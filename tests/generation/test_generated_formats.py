@@ -203,7 +203,7 @@ def test_an_mds_index_has_the_hashes_of_all_files(tmp_path: Path) -> None:
         assert len(raw) == index["shards"][0]["raw_data"]["bytes"]
 
 
-def test_a_zip_archive_beyond_4_gib_is_told_of_in_its_64_bit_fields() -> None:
+def test_a_zip_archive_beyond_4_gib_is_reported_in_its_64_bit_fields() -> None:
     from stoker.generation.formats.arrays import _Archive
 
     archive = _Archive()

@@ -251,7 +251,7 @@ def test_what_is_no_index_is_refused(data: bytes) -> None:
         Index.from_json(data, "there/index.json")
 
 
-def test_a_missing_index_is_told_so(tmp_path: Path) -> None:
+def test_a_missing_index_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError, match=str(tmp_path)):
         load_index(open_store(tmp_path))
 

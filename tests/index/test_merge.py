@@ -73,7 +73,7 @@ def test_pairs_stand_for_what_is_there(parts: Path, bucket: Bucket) -> None:
     assert open_store(url, options).get("index.json", max_bytes=1 << 30) == (parts / "index.json").read_bytes()
 
 
-def test_a_remote_root_is_merged_where_it_lies(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_remote_root_is_merged_in_place(bucket: Bucket, tmp_path: Path) -> None:
     url, options = f"{bucket.url}/all", bucket.storage_options
     for part in range(3):
         write(f"{url}/{part}", part * 10, part * 10 + 10, storage_options=options)

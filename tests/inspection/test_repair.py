@@ -18,7 +18,7 @@ from support import cache_of
 
 @pytest.mark.parametrize("name", ["mds", "json", "npz", "tar"])
 @pytest.mark.parametrize("how", ["lost", "torn"])
-def test_an_index_is_made_anew(name: str, how: str, tmp_path: Path) -> None:
+def test_an_index_is_rebuilt(name: str, how: str, tmp_path: Path) -> None:
     write(name, tmp_path, hashes=["sha1"])
     index = tmp_path / "index.json"
     before = index.read_bytes()
@@ -54,7 +54,7 @@ def test_an_index_that_can_not_be_made_stays_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_an_index_on_an_object_store_is_made_anew(tmp_path: Path, bucket: Bucket) -> None:
+def test_an_index_on_an_object_store_is_rebuilt(tmp_path: Path, bucket: Bucket) -> None:
     write("mds", f"{bucket.url}/data", storage_options=bucket.storage_options)
     store = open_store(f"{bucket.url}/data", bucket.storage_options)
     store.put("index.json", b"no index")

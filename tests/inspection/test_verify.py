@@ -284,7 +284,7 @@ def test_images_that_are_cut_off_inside_are_found(tmp_path: Path) -> None:
     assert [(one.key, one.sample) for one in verify(tmp_path, deep=True).problems] == [("cat/1.jpg", 1)]
 
 
-def test_it_goes_on_after_the_first_problem_and_stops_at_too_many(tmp_path: Path) -> None:
+def test_it_continues_after_the_first_problem_and_stops_at_too_many(tmp_path: Path) -> None:
     write("mds", tmp_path, hashes=["sha1"])
     files = shard_files(tmp_path)
     for path in files:
@@ -372,7 +372,7 @@ def test_parquet_pages_that_are_not_those_of_the_footer_are_found(tmp_path: Path
     assert "row group 0, column 'n': page 0: " in problem.message
 
 
-def test_bytes_that_belong_to_no_sample_are_told(tmp_path: Path) -> None:
+def test_bytes_that_belong_to_no_sample_are_reported(tmp_path: Path) -> None:
     write_others("megatron", tmp_path)
     with (tmp_path / "part-1.bin").open("ab") as file:
         file.write(b"more")
@@ -409,7 +409,7 @@ def test_pickles_are_not_opened_without_consent(tmp_path: Path) -> None:
     assert not [note for note in verify(tmp_path, deep=True, allow_unsafe_types=True).notes if "'x'" in note]
 
 
-def test_raw_files_beside_compressed_ones_are_checked_too(tmp_path: Path) -> None:
+def test_raw_files_next_to_compressed_ones_are_checked_too(tmp_path: Path) -> None:
     write("mds", tmp_path / "zip", hashes=["sha1"], compression="zstd")
     for path in shard_files(tmp_path / "zip"):
         raw = parse_compression("zstd").decompress_unsized(path.read_bytes(), 1 << 20)

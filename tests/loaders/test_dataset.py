@@ -271,7 +271,7 @@ def test_any_history_of_worlds_gives_the_batches_of_one_process(
     assert got == alone
 
 
-def test_a_state_inside_a_batch_goes_on_at_the_next_sample(data: Path) -> None:
+def test_a_state_inside_a_batch_continues_at_the_next_sample(data: Path) -> None:
     options: dict[str, Any] = {"local": data, "shuffle": True, "batch_size": 16}
     whole = [sample["id"] for sample in StreamingDataset(**options)]
     for taken in (0, 1, 15, 16, 17, 990, 995, 999, 1000):

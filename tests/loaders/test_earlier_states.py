@@ -23,7 +23,7 @@ def load(name: str, reader: Any, state: Any) -> None:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_run_goes_on_from_a_state_of_an_earlier_version_with_what_was_left(tmp_path: Path, name: str) -> None:
+def test_a_run_continues_from_a_state_of_an_earlier_version_with_what_was_left(tmp_path: Path, name: str) -> None:
     write_data(tmp_path)
     saved = STATES[name]
     for reader, state, left in zip(runs(tmp_path)[name](), saved["states"], saved["left"], strict=True):

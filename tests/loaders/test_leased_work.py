@@ -313,7 +313,7 @@ def taken_over(engine: str, worker: StreamingShardLoader, during: Callable[[], N
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
-def test_a_commit_that_was_refused_is_told_with_who_has_what(engine: str, batch_size: int | None) -> None:
+def test_a_commit_that_was_refused_is_reported_with_who_has_what(engine: str, batch_size: int | None) -> None:
     first = loader(engine, 0, 2, samples=60, commit="explicit", batch_size=batch_size)
     had = numbers([first.next()])
     first.commit()
@@ -335,7 +335,7 @@ def test_a_commit_that_was_refused_is_told_with_who_has_what(engine: str, batch_
     first.close()
 
 
-def test_a_commit_under_way_that_is_refused_is_told(engine: str) -> None:
+def test_a_commit_under_way_that_is_refused_is_reported(engine: str) -> None:
     """The end of the split was asked to be committed, so that the loader lets go of it, before the lease is lost."""
     first = loader(engine, 0, 2, samples=60, commit="explicit")
     lost = numbers([first.next() for _ in range(3)])  # all of the first split
@@ -561,9 +561,7 @@ def test_a_rank_can_not_be_taken_twice(engine: str) -> None:
     ],
     ids=["world", "samples", "seed", "batch size", "lease", "partition"],
 )
-def test_workers_that_contradict_each_other_are_told_both_sides(
-    engine: str, other: dict[str, Any], message: str
-) -> None:
+def test_workers_that_contradict_each_other_see_both_sides(engine: str, other: dict[str, Any], message: str) -> None:
     with loader(engine, 0, 2) as first:
         first.next()
         with loader(engine, 1, **{"world": 2, **other}) as second, pytest.raises(ConfigError, match=message):

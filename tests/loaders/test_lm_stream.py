@@ -65,7 +65,7 @@ def test_tokens_come_once(data: Path, layout: Any, column: str) -> None:
 
 @pytest.mark.parametrize("layout", ["concat", "pack"])
 @pytest.mark.parametrize("endless", [False, True])
-def test_a_state_goes_on_exactly(data: Path, layout: Any, endless: bool) -> None:
+def test_a_state_continues_exactly(data: Path, layout: Any, endless: bool) -> None:
     steps = 330 if endless else 1000  # an epoch has about 170
     whole = rows_of(islice(stream(data, layout=layout, endless=endless), steps))
     for stop in (0, 1, 7, 60, 150, 200 if endless else 151):
@@ -79,7 +79,7 @@ def test_a_state_goes_on_exactly(data: Path, layout: Any, endless: bool) -> None
         assert begun + rest == whole
 
 
-def test_a_state_of_a_state_goes_on(data: Path) -> None:
+def test_a_state_of_a_state_continues(data: Path) -> None:
     whole = rows_of(stream(data, layout="pack"))
     rows: list[tuple[int, ...]] = []
     state: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ def test_text_goes_through_a_tokenizer(tmp_path: Path) -> None:
         list(LMStream(StreamingDataset(local=tmp_path), "text", 1, 10, pad_id=0))
 
 
-def test_padded_rows_go_on(data: Path) -> None:
+def test_padded_rows_continue(data: Path) -> None:
     options: dict[str, Any] = {"layout": "truncate", "batch_size": 16, "seq_len": 10}
     whole = rows_of(stream(data, **options))
     first = stream(data, **options)

@@ -127,7 +127,7 @@ class TestLMStreamOfPaddedDocuments(TestLMStream):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iteration_whose_loader_is_closed_says_so_and_the_next_goes_on(tmp_path: Path, workers: int) -> None:
+def test_an_iteration_whose_loader_is_closed_says_so_and_the_next_continues(tmp_path: Path, workers: int) -> None:
     over = TestStreamingDataLoader()
     over.write(tmp_path, range(47))
     dataset = over.dataset(tmp_path, World(0, 1), batch_size=2)
@@ -143,7 +143,7 @@ def test_an_iteration_whose_loader_is_closed_says_so_and_the_next_goes_on(tmp_pa
     assert len(list(loader)) == 24
 
 
-def test_a_shard_loader_has_its_rank_from_one_place(tmp_path: Path) -> None:
+def test_a_shard_loader_has_its_rank_from_one_argument(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give world= and remainder= without a config"):
         StreamingShardLoader({"id": np.arange(9)}, StreamingConfig(), world=World(0, 2))
     loader = StreamingShardLoader({"id": np.arange(9)}, world=World(1, 2), remainder="drop")

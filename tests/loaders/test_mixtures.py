@@ -403,7 +403,7 @@ def mixture(data: Path, weights: Weights, **options: Any) -> StreamingDataset:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("weights", ["plain", "repeat and choose"])
-def test_a_mixture_goes_on_in_mid_epoch_on_another_world(data: Path, weights: str, method: str) -> None:
+def test_a_mixture_continues_in_mid_epoch_on_another_world(data: Path, weights: str, method: str) -> None:
     options: dict[str, Any] = {"batching_method": method, "remainder": "uneven"}
     whole = [
         sorted(flat([flat(read(d)) for d in datasets]))
@@ -484,7 +484,7 @@ def test_other_data_under_the_same_name_is_said(data: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("partition", [None, RoundRobin(), Stratified("label")])
-def test_a_run_goes_on_with_other_streams_where_each_was(
+def test_a_run_continues_with_other_streams_where_each_was(
     data: Path, partition: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     before: Weights = {"web": {"repeat": 0.31}, "books": {"choose": 50}}
@@ -564,7 +564,7 @@ def test_no_sample_comes_twice_before_all_came_once_although_streams_are_changed
     }
 
 
-def test_a_stream_that_is_left_out_and_comes_back_goes_on_where_it_was(
+def test_a_stream_that_is_left_out_and_comes_back_continues_where_it_was(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also when it is away for several changes, and through states that are only loaded in between."""

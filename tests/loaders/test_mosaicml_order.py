@@ -174,7 +174,7 @@ def check_same(here: list[Any], told: list[Any], said: Any) -> None:
             assert set(mine[len(its) :]) <= {number for epochs, _ in told for epoch in epochs for number in epoch}, said
 
 
-def test_runs_are_the_same_there_and_here_and_go_on_there_and_here(peer: Peer, data: Path) -> None:
+def test_runs_are_the_same_there_and_here_and_continue_there_and_here(peer: Peer, data: Path) -> None:
     rng = random.Random(SEED)
     seen: Counter[str] = Counter()
     for _ in range(CASES):
@@ -224,7 +224,7 @@ def test_runs_are_the_same_there_and_here_and_go_on_there_and_here(peer: Peer, d
     assert seen["resumed"] >= CASES // 2, seen
 
 
-def test_a_run_goes_on_where_only_repeated_samples_seem_to_be_left(peer: Peer, data: Path) -> None:
+def test_a_run_continues_where_only_repeated_samples_seem_to_be_left(peer: Peer, data: Path) -> None:
     # 12 parts of 13 samples have two each, so that 24 are read. After 14 of them samples of the epoch are still to come.
     options = {
         "batch_size": 1,

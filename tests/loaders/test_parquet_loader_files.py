@@ -323,7 +323,7 @@ def test_dataloader_workers_deliver_the_same_batches(tmp_path: Path, start: str)
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork.*:DeprecationWarning")  # torchdata's own
-def test_states_of_workers_go_on_in_them(tmp_path: Path) -> None:
+def test_states_of_workers_continue_in_them(tmp_path: Path) -> None:
     """torchdata's loader saves the state of each worker apart."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     write_parquet(tmp_path / "a.parquet", [[[k, k + 1, k + 2] * 3] * 5 for k in range(1, 9)])

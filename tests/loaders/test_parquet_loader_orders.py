@@ -478,7 +478,7 @@ def test_a_rank_fetches_nothing_that_another_reads_alone() -> None:
     assert len(source.reads) in (4, 5)
 
 
-def test_groups_are_read_once_also_where_another_world_goes_on() -> None:
+def test_groups_are_read_once_also_where_another_world_continues() -> None:
     files = [[[7] * 20 for _ in range(4)] for _ in range(4)]
     begun = ranks(MemorySource(files), 4, shuffle_tokens=1)
     for loader in begun:

@@ -81,7 +81,7 @@ def test_all_ranks_together_read_every_row_once(data: Path, shuffle_algo: str) -
     assert seen[0] != sorted(seen[0])
 
 
-def test_a_run_stops_on_two_ranks_and_goes_on_with_three(data: Path) -> None:
+def test_a_run_stops_on_two_ranks_and_continues_with_three(data: Path) -> None:
     options: dict[str, Any] = {"format": "parquet", "shuffle": True}
     done: list[int] = []
     states = []

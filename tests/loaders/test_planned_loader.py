@@ -126,7 +126,7 @@ def test_the_next_epoch_has_another_order_and_the_last_weights() -> None:
     assert [flat(parts) for parts in two] == global_batches(300, 30, epoch=1) != one
 
 
-def test_a_run_goes_on_from_a_checkpoint_with_its_plan_also_with_what_is_yet_to_come() -> None:
+def test_a_run_continues_from_a_checkpoint_with_its_plan_also_with_what_is_yet_to_come() -> None:
     ranks = loaders(1000, 2, 20, prefetch_buffer_size=40)
     for _ in range(3):
         step(ranks)
@@ -144,7 +144,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_its_plan_also_with_what_is_yet_to_
 
 
 @pytest.mark.parametrize(("world", "weights"), [(1, None), (3, (1, 2, 2)), (5, None)])
-def test_a_run_goes_on_in_another_world(world: int, weights: tuple[int, ...] | None) -> None:
+def test_a_run_continues_in_another_world(world: int, weights: tuple[int, ...] | None) -> None:
     ranks = loaders(600, 4, 20)
     before = [flat(step(ranks)) for _ in range(7)]
     for loader in ranks:

@@ -40,7 +40,7 @@ def test_a_checkpoint_is_written_at_the_interval_by_what_is_done(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["rank-000000.json"]
 
 
-def test_no_interval_no_checkpoint_but_those_asked_for(tmp_path: Path) -> None:
+def test_no_interval_no_checkpoint_but_those_requested(tmp_path: Path) -> None:
     one = loader(tmp_path, checkpoint_interval=None)
     list(one)
     one.close()
@@ -49,7 +49,7 @@ def test_no_interval_no_checkpoint_but_those_asked_for(tmp_path: Path) -> None:
     assert one.get_stats().checkpoints == 1
 
 
-def test_after_a_crash_the_latest_one_is_gone_on_from(tmp_path: Path) -> None:
+def test_after_a_crash_the_latest_one_is_resumed(tmp_path: Path) -> None:
     one = loader(tmp_path, checkpoint_interval=100, shuffle_seed=4)
     had = [int(one.next()["x"]) for _ in range(250)]
     one._checkpoints().flush()
@@ -62,7 +62,7 @@ def test_after_a_crash_the_latest_one_is_gone_on_from(tmp_path: Path) -> None:
     assert set(had[200:]) <= set(rest)
 
 
-def test_ranks_in_step_all_go_on_from_the_same_one(tmp_path: Path) -> None:
+def test_ranks_in_step_all_continue_from_the_same_one(tmp_path: Path) -> None:
     """The group's checkpoint is rank 0's, however far each of the others had written its own."""
     group = [loader(tmp_path, rank, 3, batch_size=10, checkpoint_interval=10 * (rank + 1)) for rank in range(3)]
     for one in group:
@@ -75,7 +75,7 @@ def test_ranks_in_step_all_go_on_from_the_same_one(tmp_path: Path) -> None:
     assert len(rest) == len(set(rest)) == 750
 
 
-def test_workers_that_are_not_in_step_go_on_from_their_own(tmp_path: Path) -> None:
+def test_workers_that_are_not_in_step_continue_from_their_own(tmp_path: Path) -> None:
     for rank, samples in ((0, 31), (1, 57)):
         one = loader(tmp_path, rank, 2, remainder="uneven", checkpoint_interval=10)
         for _ in range(samples):

@@ -324,7 +324,7 @@ def test_joined_ranks_are_kept_in_step_by_flagged_fillers_and_lose_nothing() -> 
         assert all(batch[FILLER].all() == batch[FILLER].any() for batch in part)
 
 
-def test_a_joined_epoch_goes_on_in_step_from_among_its_fillers() -> None:
+def test_a_joined_epoch_continues_in_step_from_among_its_fillers() -> None:
     made = loaders(29, 4, partition=HashBased(16, key="user"), batch_size=2, remainder="join")
     steps = len(made[0])
     whole = [list(loader) for loader in made]
@@ -359,7 +359,7 @@ def test_a_joined_epoch_goes_on_in_step_from_among_its_fillers() -> None:
     ahead=st.integers(0, 30),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_loader_goes_on_from_a_checkpoint_with_exactly_the_rest(
+def test_a_loader_continues_from_a_checkpoint_with_exactly_the_rest(
     count: int, world: int, partition: Partition | None, batch_size: int | None, remainder: str, part: float, ahead: int
 ) -> None:
     config = {"partition": partition, "shuffle_seed": 9, "batch_size": batch_size, "remainder": remainder}
@@ -390,7 +390,7 @@ def test_a_checkpoint_of_a_finished_epoch_begins_the_next() -> None:
     assert (other.epoch, numbers(other)) == (1, numbers(loader))
 
 
-def test_a_checkpoint_inside_a_batch_goes_on_inside_it(data: Path) -> None:
+def test_a_checkpoint_inside_a_batch_continues_inside_it(data: Path) -> None:
     def fresh() -> StreamingShardLoader:
         return StreamingShardLoader(StreamingDataset(local=data, shuffle=True, batch_size=16), StreamingConfig())
 
@@ -407,7 +407,7 @@ def test_a_checkpoint_inside_a_batch_goes_on_inside_it(data: Path) -> None:
         assert [*begun, more, *rest] == whole
 
 
-def test_a_world_of_another_size_goes_on_with_the_rest() -> None:
+def test_a_world_of_another_size_continues_with_the_rest() -> None:
     config = {"batch_size": 3, "shuffle_seed": 5, "remainder": "uneven", "partition": Elastic()}
     first = loaders(60, 4, **config)
     begun = [loader.next() for loader in first for _ in range(2)]

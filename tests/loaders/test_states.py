@@ -203,7 +203,7 @@ def test_num_samples_counts_what_padded_ranks_repeat(data: Path, steps: int) -> 
         sets[0].state_dict(count - 1)
 
 
-def test_a_shard_loader_that_ended_first_goes_on_alone_and_for_nobody_else() -> None:
+def test_a_shard_loader_that_ended_first_continues_alone_and_for_nobody_else() -> None:
     arrays = {"x": np.arange(COUNT)}
     config: dict[str, Any] = {"partition": SKEWED, "remainder": "uneven", "batch_size": 4}
     first = StreamingShardLoader(arrays, StreamingConfig(3, 0, **config))
@@ -234,7 +234,7 @@ def test_a_rank_that_the_plan_left_out_has_no_checkpoint() -> None:
 
 
 @pytest.mark.processes
-def test_beside_a_plain_dataloader_with_workers_a_state_needs_a_count(data: Path) -> None:
+def test_next_to_a_plain_dataloader_with_workers_a_state_needs_a_count(data: Path) -> None:
     dataset = open_rank(data, 0, 1)
     fresh = dataset.state_dict()
     assert (fresh["epoch"], fresh["position"]) == (0, 0)
@@ -391,7 +391,7 @@ def test_a_stream_that_was_loaded_and_asked_for_an_iterator_keeps_its_state(data
     assert rest == [batch.input_ids.tolist() for batch in batches]
 
 
-def test_only_one_iteration_over_a_stream_goes_on(data: Path) -> None:
+def test_only_one_iteration_over_a_stream_continues(data: Path) -> None:
     stream = stream_of(data)
     one = iter(stream)
     next(one)
@@ -402,7 +402,7 @@ def test_only_one_iteration_over_a_stream_goes_on(data: Path) -> None:
     assert stream.state_dict()["dataset"]["epoch"] == 1
 
 
-def test_an_endless_stream_goes_on_after_an_epoch_that_had_ended_for_this_rank(data: Path) -> None:
+def test_an_endless_stream_continues_after_an_epoch_that_had_ended_for_this_rank(data: Path) -> None:
     def opened() -> LMStream:
         dataset = open_rank(data, 0, 3, columns=["tokens"], partition=SKEWED, remainder="uneven", batch_size=2)
         return LMStream(dataset, "tokens", 2, 8, layout="truncate", pad_id=0, endless=True)

@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_loaders_and_go_on_where_a_state_was_taken(folder: Path, workers: int) -> None:
+def test_batches_are_the_loaders_and_continue_where_a_state_was_taken(folder: Path, workers: int) -> None:
     straight = opened(folder)
     epochs = [rows_of(straight) for _ in range(3)]
     loader = StreamingDataLoader(opened(folder), num_workers=workers)
@@ -55,7 +55,7 @@ def test_batches_are_the_loaders_and_go_on_where_a_state_was_taken(folder: Path,
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_state_goes_on_in_another_world(folder: Path) -> None:
+def test_a_state_continues_in_another_world(folder: Path) -> None:
     ranks = [StreamingDataLoader(opened(folder, rank, 2), num_workers=1) for rank in range(2)]
     whole = sorted(row for rank in range(2) for row in rows_of(opened(folder, rank, 2)))
     runs = [iter(loader) for loader in ranks]

@@ -230,7 +230,7 @@ def test_the_cost_of_a_rank_does_not_depend_on_the_world() -> None:
     assert (numbers < reached[1][streams]).all()
 
 
-def test_a_device_plan_goes_on_only_at_whole_batches() -> None:
+def test_a_device_plan_continues_only_at_whole_batches() -> None:
     assert len(DevicePlan(10, 10, 4, 0, 1)) == 0
     with pytest.raises(ConfigError, match="position 6 is inside a batch of 4 samples of one stream"):
         DevicePlan(6, 100, 4, 0, 2)

@@ -352,7 +352,7 @@ def test_each_sample_comes_as_often_as_it_should_in_every_epoch(first: int) -> N
         check(number)
 
 
-def test_states_are_gone_on_from_and_what_is_refused_has_to_be() -> None:
+def test_states_are_resumed_and_what_is_refused_has_to_be() -> None:
     if not counted["histories"]:
         check(0)
     print()

@@ -385,7 +385,7 @@ def test_worlds_of_one_global_batch_see_the_same_batches(
 
 @given(sample_order=sample_orders(), world=st.integers(1, 3), batch=st.integers(1, 4), steps=st.integers(0, 12))
 @settings(deadline=None, max_examples=70, suppress_health_check=[HealthCheck.too_slow])
-def test_a_stopped_run_goes_on_with_the_very_batches_that_were_left(
+def test_a_stopped_run_continues_with_the_very_batches_that_were_left(
     sample_order: NativeOrder, world: int, batch: int, steps: int
 ) -> None:
     if not fits(sample_order, world):
@@ -559,7 +559,7 @@ def test_batches_are_of_the_streams_that_the_method_says(partition: Partition) -
     interpolate=st.integers(0, 4),
 )
 @settings(deadline=None, max_examples=60)
-def test_scheduled_epochs_go_on_in_each_stream(
+def test_scheduled_epochs_continue_in_each_stream(
     shuffle: Any,
     batching: str,
     world: int,

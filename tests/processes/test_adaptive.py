@@ -304,7 +304,7 @@ def test_takeover_reads_nothing_from_afar_that_the_holder_had(
         crew.close()
 
 
-def test_of_three_workers_it_is_the_holder_that_goes_on_first(tmp_path: Path, remote: Path) -> None:
+def test_of_three_workers_it_is_the_holder_that_continues_first(tmp_path: Path, remote: Path) -> None:
     holder, other = (1, 2) if lanes_held(1, 3, 3, 2).count(0) else (2, 1)
     assert lanes_held(holder, 3, 3, 2).count(0) == 1
     assert lanes_held(other, 3, 3, 2).count(0) == 0

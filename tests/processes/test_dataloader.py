@@ -106,7 +106,7 @@ def test_tensors_come_from_the_default_collate_and_from_columns(data: Path, colu
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("columnar", [False, True])
-def test_drop_last_leaves_out_the_partial_batch_and_states_go_on(data: Path, columnar: bool, workers: int) -> None:
+def test_drop_last_leaves_out_the_partial_batch_and_states_continue(data: Path, columnar: bool, workers: int) -> None:
     def opened() -> Any:
         dataset = StreamingDataset(local=data, batch_size=16)
         return StreamingDataLoader(dataset, columnar=columnar, drop_last=True, **method(workers, "fork"))
@@ -210,7 +210,7 @@ class SlowStart:
 IterableDataset.register(SlowStart)
 
 
-def test_a_worker_that_begins_only_after_a_state_was_loaded_still_goes_on_with_the_others(data: Path) -> None:
+def test_a_worker_that_begins_only_after_a_state_was_loaded_still_continues_with_the_others(data: Path) -> None:
     options: dict[str, Any] = {"local": data, "shuffle": True, "batch_size": 10}
     expected = [sample["id"] for sample in StreamingDataset(**options)]
     stopped = StreamingDataset(**options)

@@ -126,7 +126,7 @@ def _loader(data: Path) -> Iterator[Any]:
     "begin",
     [_samples, _batches, _memory, _lockstep, _lockstep_batches, _planned, _parquet, _stream, _loader],
 )
-def test_an_iteration_goes_on_in_a_child_with_what_comes_next_and_in_the_parent_too(
+def test_an_iteration_continues_in_a_child_with_what_comes_next_and_in_the_parent_too(
     data: Path, begin: Callable[[Path], Iterator[Any]]
 ) -> None:
     whole = list(begin(data))
@@ -188,7 +188,7 @@ def test_a_writer_belongs_to_its_process(tmp_path: Path, make: Callable[..., Any
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_workers_of_a_dataloader_go_on_serving_the_parent(data: Path, persistent: bool) -> None:
+def test_the_workers_of_a_dataloader_keep_serving_the_parent(data: Path, persistent: bool) -> None:
     dataset = StreamingDataset(local=data / "mds", batch_size=8)
     loader = StreamingDataLoader(dataset, num_workers=2, persistent_workers=persistent)
     iterator = iter(loader)

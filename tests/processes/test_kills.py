@@ -125,7 +125,7 @@ def test_a_reader_takes_over_from_one_killed_in_the_middle_of_a_download(remote:
         sound(server, cache)
 
 
-def test_a_reader_goes_on_beside_one_stopped_in_the_middle_of_a_download(remote: Path, tmp_path: Path) -> None:
+def test_a_reader_continues_next_to_one_stopped_in_the_middle_of_a_download(remote: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with run_holding_server(remote, HELD) as server:
         stopped = Reader(server, cache)

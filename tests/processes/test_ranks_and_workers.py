@@ -169,7 +169,7 @@ def test_a_last_batch_smaller_than_the_world_is_padded_dropped_or_uneven(odd_dat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_stop_between_any_two_batches_goes_on_in_any_world(data: Path, seed: int) -> None:
+def test_a_stop_between_any_two_batches_continues_in_any_world(data: Path, seed: int) -> None:
     # Workers have run ahead of what was yielded; the state counts what was yielded.
     draw = random.Random(seed)
     options: dict[str, Any] = {"shuffle": True, "shuffle_seed": seed}
@@ -189,7 +189,7 @@ def test_a_stop_between_any_two_batches_goes_on_in_any_world(data: Path, seed: i
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_of_the_last_batch_goes_on_with_the_next_epoch(data: Path, workers: int) -> None:
+def test_a_state_of_the_last_batch_continues_with_the_next_epoch(data: Path, workers: int) -> None:
     options: dict[str, Any] = {"shuffle": True}
     inside, after = Cluster(data, 2, workers, **options), Cluster(data, 2, workers, **options)
     inside.take(BATCHES)  # the loop has had its last batch, and has not found out that it was the last

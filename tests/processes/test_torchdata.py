@@ -18,7 +18,7 @@ from stoker.errors import StateError
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own, and more workers than processors
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("taken", [0, 1, 7, 31])
-def test_it_goes_on_where_it_stopped(tmp_path: Path, workers: int, taken: int) -> None:
+def test_it_continues_where_it_stopped(tmp_path: Path, workers: int, taken: int) -> None:
     with MDSWriter({"id": "int"}, str(tmp_path), size_limit=1024) as out:
         out.write_batch({"id": np.arange(500)})
 

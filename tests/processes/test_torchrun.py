@@ -35,7 +35,7 @@ def torchrun(ranks: int, data: Path, folder: Path, out: str) -> dict[str, Any]:
     return found
 
 
-def test_two_ranks_stop_and_three_go_on(tmp_path: Path) -> None:
+def test_two_ranks_stop_and_three_continue(tmp_path: Path) -> None:
     data = tmp_path / "data"
     make_dataset(data, SAMPLES, size_limit=1500, compression="zstd", hashes=["xxh64"])
     alone = StreamingDataset(local=data, shuffle=True, batch_size=GLOBAL)

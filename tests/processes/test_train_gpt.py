@@ -64,7 +64,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def test_two_ranks_are_killed_and_three_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_are_killed_and_three_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = start(tmp_path, 2, "--record", tmp_path / "first")
     try:
         while max(losses(records(tmp_path / "first")), default=0) < KILL_AT:

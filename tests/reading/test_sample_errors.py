@@ -223,7 +223,7 @@ def test_what_makes_no_batch_of_columns_is_named(
 
 @pytest.mark.parametrize("bad", [0, 3])
 @pytest.mark.parametrize("made", [_none, _list, _generator])
-def test_what_can_not_be_collated_is_named_by_its_place_in_the_batch(
+def test_what_can_not_be_collated_is_named_by_its_index_in_the_batch(
     data: Path, made: Callable[[Any], Any], bad: int
 ) -> None:
     def transform(sample: Any) -> Any:
@@ -235,7 +235,7 @@ def test_what_can_not_be_collated_is_named_by_its_place_in_the_batch(
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_after_an_error_the_state_goes_on_with_the_sample_that_was_not_delivered(data: Path, threads: int) -> None:
+def test_after_an_error_the_state_continues_with_the_sample_that_was_not_delivered(data: Path, threads: int) -> None:
     given: list[int] = []
     dataset = StreamingDataset(local=data, transform=_Fails(_key), read=ReadOptions(read_threads=threads), batch_size=1)
     with pytest.raises(TransformError):

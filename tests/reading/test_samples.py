@@ -10,7 +10,7 @@ from stoker.reading.samples import distinct
 
 
 @given(shards=st.lists(st.integers(0, 99), min_size=1, max_size=200), count=st.sampled_from([100, 1 << 20]))
-def test_distinct_numbers_and_their_places(shards: list[int], count: int) -> None:
+def test_distinct_numbers_and_their_indices(shards: list[int], count: int) -> None:
     numbers, which = distinct(np.array(shards), count)
     assert numbers.tolist() == sorted(set(shards))
     assert numbers[which].tolist() == shards

@@ -165,7 +165,7 @@ def real(
     return make, Shards(sizes, sizes * 100, sizes * 50)
 
 
-def test_a_real_order_is_evaluated_place_for_place() -> None:
+def test_a_real_order_is_evaluated_position_by_position() -> None:
     cluster = Cluster(2, 2)
     make, shards = real(5000, 70, cluster, 7)
     report = simulate(make, shards, cluster, CostModel())
@@ -285,7 +285,7 @@ def test_the_report_is_json() -> None:
     assert sum(wait["seconds"] for wait in report.waits(10**6)) == pytest.approx(report.clock.waiting)
 
 
-def test_waits_are_told_as_runs_of_steps() -> None:
+def test_waits_are_reported_as_intervals_of_steps() -> None:
     # A shard a step, each of which takes two steps' time: every step after the first waits.
     cluster = Cluster(1, 1)
     make = made_of(cluster, [[[step] for step in range(5)]])

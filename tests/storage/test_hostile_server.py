@@ -52,7 +52,7 @@ def test_a_length_that_is_only_claimed_takes_no_memory(call: Callable[[Store, Pa
         call(s3(server), tmp_path)
 
 
-def test_a_range_that_goes_on_is_cut(tmp_path: Path) -> None:
+def test_a_range_that_continues_is_cut(tmp_path: Path) -> None:
     sent: list[int] = []
 
     def script(server: ScriptedServer, connection: socket.socket, request: str) -> None:

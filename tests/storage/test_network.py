@@ -97,7 +97,7 @@ def test_reading_into_memory_survives_two_failures(script: Script) -> None:
     assert into == _BODY
 
 
-def test_a_server_that_sends_more_than_it_was_asked_for_fills_no_more() -> None:
+def test_a_server_that_sends_more_than_was_requested_fills_no_more() -> None:
     into = bytearray(30)
     with serve(status(200, _BODY)) as server, pytest.raises(StorageError, match="s3://bucket/x/a"):
         s3(server).read_into("a", memoryview(into)[:20], start=10)

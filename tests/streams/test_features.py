@@ -67,11 +67,11 @@ def test_files_come_as_they_are_stored_and_that_is_said(
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_names_of_classes_are_told(source: dict[str, Any]) -> None:
+def test_names_of_classes_are_reported(source: dict[str, Any]) -> None:
     assert class_names(source["remote"]) == {"label": ("cat", "dog", "fish")}
 
 
-def test_names_of_classes_are_told_of_an_object_store(bucket: Bucket) -> None:
+def test_names_of_classes_are_reported_for_an_object_store(bucket: Bucket) -> None:
     store = open_store(bucket.url, bucket.storage_options)
     for path in [*(GOLDEN / "saved_by_datasets").iterdir(), GOLDEN / "saved_by_datasets.parquet"]:
         folder = "p" if path.suffix == ".parquet" else "saved"

@@ -124,7 +124,7 @@ def test_the_hash_is_the_same_in_other_processes(tmp_path: Path) -> None:
     assert len(set(found.pop().split())) == len(FUNCTIONS)
 
 
-def test_an_edited_function_chooses_anew_and_its_name_stands_in_states(tmp_path: Path) -> None:
+def test_an_edited_function_chooses_again_and_its_name_stands_in_states(tmp_path: Path) -> None:
     pq.write_table(pa.table({"y": range(1000)}), tmp_path / "data.parquet")
 
     def above(least: int) -> Any:

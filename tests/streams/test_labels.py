@@ -86,7 +86,7 @@ def test_classes_of_integers_are_the_integers_in_the_narrowest_type(tmp_path: Pa
     assert label_values(location, "id") is None
 
 
-def test_classes_of_text_are_places_among_the_sorted_values(tmp_path: Path) -> None:
+def test_classes_of_text_are_indices_among_the_sorted_values(tmp_path: Path) -> None:
     location = location_of(None, write(tmp_path / "data"))
     for column, values in (("lang", sorted(LANGUAGES)), ("raw", [b"\0", b"\1", b"\2", b"\3"])):
         found = column_labels(location, column, "classes")
@@ -175,7 +175,7 @@ def test_labels_are_computed_once_and_kept_in_the_cache(
     assert sorted(os.listdir(remote)) == sorted(os.listdir(write(tmp_path / "fresh")))
 
 
-def test_labels_of_a_local_dataset_lie_beside_its_index(tmp_path: Path) -> None:
+def test_labels_of_a_local_dataset_lie_next_to_its_index(tmp_path: Path) -> None:
     column_labels(location_of(None, write(tmp_path / "data")), "lang", "classes")
     assert len(kept_files(tmp_path / "data")) == 1
 
@@ -205,7 +205,7 @@ def test_where_the_dataset_can_not_be_written_the_users_cache_serves(
 
 
 @pytest.mark.parametrize("damage", ["cut", "grown", "empty", "header", "foreign"])
-def test_a_torn_or_foreign_file_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_a_torn_or_foreign_file_is_rebuilt(tmp_path: Path, damage: str) -> None:
     data = write(tmp_path / "data")
     expected = column_labels(location_of(None, data), "lang", "classes").tolist()
     (path,) = kept_files(data)
@@ -226,7 +226,7 @@ def test_a_torn_or_foreign_file_is_made_anew(tmp_path: Path, damage: str) -> Non
     assert label_values(location_of(None, data), "lang") == tuple(sorted(LANGUAGES))
 
 
-def test_a_dataset_that_was_written_anew_has_new_labels(tmp_path: Path) -> None:
+def test_a_dataset_that_was_rewritten_has_new_labels(tmp_path: Path) -> None:
     options: dict[str, Any] = {"columns": {"n": "int"}, "out": str(tmp_path / "data")}
     for factor in (1, 2):
         with MDSWriter(**options, exist_ok=True) as writer:

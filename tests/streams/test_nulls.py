@@ -99,7 +99,7 @@ def test_empty_cells_of_numbers_are_null_in_csv(tmp_path: Path) -> None:
     assert chosen_ids(place, Where("t", "==", "")).tolist() == [1]
 
 
-def test_columns_that_can_not_be_compared_can_be_asked_for_nulls(tmp_path: Path) -> None:
+def test_columns_that_can_not_be_compared_can_be_checked_for_nulls(tmp_path: Path) -> None:
     table = {
         "when": pa.array([1, None, 3], pa.timestamp("us")),
         "list": [[1], None, [1, 2]],

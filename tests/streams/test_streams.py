@@ -367,7 +367,7 @@ def test_shares_are_fair_and_within_the_limit(sizes: list[list[int]], limit: int
                     assert share >= other
 
 
-def test_where_caches_lie_is_told(three: list[Stream], tmp_path: Path) -> None:
+def test_where_caches_lie_is_reported(three: list[Stream], tmp_path: Path) -> None:
     where = open_streams(three).where
     assert where == f"{cache_of(tmp_path / 'cache_a')}, {cache_of(tmp_path / 'cache_b')}, {tmp_path}/c"
     assert os.path.isdir(tmp_path / "cache_b")

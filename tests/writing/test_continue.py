@@ -117,7 +117,7 @@ def test_extra_keys_of_the_index_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("options", [{}, {"compression": "gz", "hashes": ["sha1", "xxh64"]}], ids=["raw", "gz"])
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_whole_shards_are_gone_on_from(tmp_path: Path, kind: Any, options: dict[str, Any], left: int) -> None:
+def test_whole_shards_are_resumed(tmp_path: Path, kind: Any, options: dict[str, Any], left: int) -> None:
     write(kind, tmp_path / "whole", samples(), **options)
     expected = files(tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "out")

@@ -241,7 +241,7 @@ def _write_slowly(form: str, out: str, told: Any) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("form", CASES)
-def test_a_killed_writer_is_gone_on_from(form: str, tmp_path: Path) -> None:
+def test_a_killed_writer_is_resumed(form: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     told = context.Queue()
     process = context.Process(target=_write_slowly, args=(form, str(tmp_path / "data"), told))
@@ -308,7 +308,7 @@ def test_what_follows_a_gap_or_is_half_there_is_removed(form: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("form", CASES)
-def test_samples_that_do_not_fit_are_named_and_writing_goes_on(form: str, tmp_path: Path) -> None:
+def test_samples_that_do_not_fit_are_named_and_writing_continues(form: str, tmp_path: Path) -> None:
     case = CASES[form]
     with begin(form, tmp_path / "data") as writer:
         for number in range(40):
@@ -404,7 +404,7 @@ def test_a_file_that_can_not_be_stored_fails_the_writer(
 
 
 @pytest.mark.parametrize("form", CASES)
-def test_two_places_hold_the_same_and_an_empty_dataset_has_its_columns(form: str, tmp_path: Path) -> None:
+def test_two_stores_hold_the_same_and_an_empty_dataset_has_its_columns(form: str, tmp_path: Path) -> None:
     out, remote = tmp_path / "local", tmp_path / "remote"
     writer = begin(form, (out, remote), keep_local=True, progress_bar=True)
     for number in range(ROWS):

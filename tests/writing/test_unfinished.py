@@ -113,7 +113,7 @@ def test_a_replacement_that_is_killed_is_not_mixed_with_what_it_replaces(
     assert len(StreamingDataset(remote=tmp_path, format=form)) == 3
 
 
-def test_a_lost_index_is_made_anew_of_what_a_stopped_writer_left(tmp_path: Path) -> None:
+def test_a_lost_index_is_rebuilt_of_what_a_stopped_writer_left(tmp_path: Path) -> None:
     writer = begin("tar", tmp_path)
     fill(writer, "tar", 10)
     writer.end_shard()
@@ -153,7 +153,7 @@ def test_parquet_files_of_before_are_continued(tmp_path: Path) -> None:
     assert sorted(int(sample["x"]) for sample in StreamingDataset(remote=data, format="parquet")) == list(range(ROWS))
 
 
-def test_a_replacement_of_before_that_was_killed_is_begun_anew(tmp_path: Path) -> None:
+def test_a_replacement_of_before_that_was_killed_is_restarted(tmp_path: Path) -> None:
     with begin("parquet", tmp_path) as writer:
         fill(writer, "parquet")
     (tmp_path / MARK).write_bytes(UnfinishedOutput({"replacing": True}).to_json())

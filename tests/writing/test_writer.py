@@ -111,7 +111,7 @@ def test_an_unknown_argument_is_named(tmp_path: Path) -> None:
         MDSWriter(COLUMNS, tmp_path, colour="red")  # type: ignore[call-arg]
 
 
-def test_the_index_says_what_was_asked_for(tmp_path: Path) -> None:
+def test_the_index_says_what_was_requested(tmp_path: Path) -> None:
     write(tmp_path, compression="gz:1", hashes="md5", size_limit="1kb")
     entry = json.loads((tmp_path / "index.json").read_bytes())["shards"][0]
     assert (entry["compression"], entry["hashes"], entry["size_limit"]) == ("gz:1", ["md5"], 1024)

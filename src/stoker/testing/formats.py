@@ -247,7 +247,7 @@ class FormatTests:
                 ConfigError, "a setting that is not there", lambda source=source: form.inspect_header(source, {"?": 1})
             )
 
-    def test_cut_files_are_told(self) -> None:
+    def test_cut_files_are_reported(self) -> None:
         for shard in self.shards()[:2]:
             for turn, data in enumerate(shard.files):
                 for size in sorted({0, 1, len(data) // 3, len(data) - 1} - {len(data)}):

@@ -90,7 +90,7 @@ class LoaderTests:
                 length = len(loader)
                 assert sum(1 for _ in loader) == length == len(loader)
 
-    def test_a_run_that_stops_goes_on_with_what_was_left(self) -> None:
+    def test_a_run_that_stops_continues_with_what_was_left(self) -> None:
         """After any item, and after the last, with the same items as a run that did not stop."""
         with self._data() as folder, self._ranks(folder, 2) as whole:
             epochs = [[self._numbers(loader) for _ in range(2)] for loader in whole]
@@ -110,7 +110,7 @@ class LoaderTests:
                             assert rest == first[stop:], f"after {stop} items"
                             assert self._numbers(loader) == second, "the epoch after one that was resumed"
 
-    def test_a_run_that_stops_twice_goes_on_with_what_was_left(self) -> None:
+    def test_a_run_that_stops_twice_continues_with_what_was_left(self) -> None:
         """A state that is taken before anything was delivered since the last is as good as that."""
         with self._data() as folder, self._ranks(folder, 1) as (whole,):
             numbers = self._numbers(whole)
@@ -127,7 +127,7 @@ class LoaderTests:
                 loader.load_state_dict(state)
                 assert found + self._numbers(loader) == numbers
 
-    def test_a_run_goes_on_in_another_world_or_is_refused(self) -> None:
+    def test_a_run_continues_in_another_world_or_is_refused(self) -> None:
         """Any rank's state serves all ranks of a larger and of a smaller world: together, each sample once."""
         with self._data() as folder:
             for size, other in ((1, 3), (3, 2)):

@@ -100,7 +100,7 @@ class WrittenFormatTests(FormatTests):
             files = {file.basename for info in load_index(open_store(folder)).shards for file in info.raw}
             assert {name for name in _contents(folder) if not name.startswith(".stoker/")} == {*files, "index.json"}
 
-    def test_a_lost_index_is_made_anew(self) -> None:
+    def test_a_lost_index_is_rebuilt(self) -> None:
         if not self.rebuilt:
             return
         with self.written() as folder:
@@ -118,7 +118,7 @@ class WrittenFormatTests(FormatTests):
             merge_index(folder)
             assert [self.number(sample) for sample in self.dataset(Path(folder))] == list(self.numbers)
 
-    def test_what_does_not_fit_is_refused_and_writing_goes_on(self) -> None:
+    def test_what_does_not_fit_is_refused_and_writing_continues(self) -> None:
         column = next(iter(self.columns))
         with tempfile.TemporaryDirectory() as folder:
             with self.open_writer(Path(folder)) as writer:

@@ -136,7 +136,7 @@ def read(place: DatasetLocation, column: str, options: ReadOptions = ReadOptions
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("where", ["in place", "cached", pytest.param("s3", marks=pytest.mark.s3)])
-def test_every_format_is_read_from_every_place(
+def test_every_format_is_read_from_every_store(
     name: str, where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     arguments: dict[str, Any] = {"remote": str(tmp_path / "data")}
@@ -234,7 +234,7 @@ def test_a_file_that_is_replaced_during_a_run_is_noticed(tmp_path: Path) -> None
         read(place, "data")
 
 
-def test_a_replaced_remote_file_is_fetched_anew(tmp_path: Path) -> None:
+def test_a_replaced_remote_file_is_fetched_again(tmp_path: Path) -> None:
     fill(into(tmp_path / "data"), "tar")
     arguments: dict[str, Any] = {"remote": tmp_path / "data", "local": tmp_path / "cache", "format": "tar"}
     assert read(open_unindexed(**arguments), "cls") == list(range(3 * ROWS))
@@ -279,7 +279,7 @@ def test_headers_of_remote_files_are_read_without_the_files(
     assert read(alone, "id") == list(range(40))
 
 
-def test_a_limited_cache_makes_room(tmp_path: Path) -> None:
+def test_a_limited_cache_evicts(tmp_path: Path) -> None:
     fill(into(tmp_path / "data"), "tar", files=6)
     size = (tmp_path / "data" / "part-0.tar").stat().st_size
     place = open_unindexed(tmp_path / "data", "tar", tmp_path / "cache", settings=CacheSettings(limit=int(2.5 * size)))
@@ -335,7 +335,7 @@ def test_archives_may_differ_in_extensions_and_empty_files_in_all(tmp_path: Path
     assert read(place, "cls") == [1, 2, None]
 
 
-def test_damaged_missing_and_unknown_are_told(tmp_path: Path) -> None:
+def test_damaged_missing_and_unknown_are_reported(tmp_path: Path) -> None:
     fill(into(tmp_path), "npz")
     into(tmp_path)("part-1.npz", b"PK")
     with pytest.raises(CorruptDataError, match=r"part-1\.npz: not an NPZ file"):

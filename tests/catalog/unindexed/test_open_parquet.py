@@ -393,7 +393,7 @@ def footers_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def test_a_start_without_the_store_goes_on_with_what_is_in_the_cache(
+def test_a_start_without_the_store_continues_with_what_is_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"memory://{secrets.token_hex(8)}/data"
@@ -434,7 +434,7 @@ def test_a_second_start_reads_no_footer_and_a_changed_file_is_read_again(
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04nonsense", None])
-def test_a_damaged_side_index_is_made_anew(tmp_path: Path, footers_read: list[str], damage: bytes | None) -> None:
+def test_a_damaged_side_index_is_rebuilt(tmp_path: Path, footers_read: list[str], damage: bytes | None) -> None:
     write(tmp_path / "a.parquet")
     place = open_parquet(tmp_path)
     (side,) = (place.keep[0] / ".stoker").glob("parquet.*.npz")
@@ -445,7 +445,7 @@ def test_a_damaged_side_index_is_made_anew(tmp_path: Path, footers_read: list[st
     assert side.read_bytes() == data
 
 
-def test_a_side_index_of_an_earlier_version_is_ignored_and_made_anew(
+def test_a_side_index_of_an_earlier_version_is_ignored_and_rebuilt(
     tmp_path: Path, footers_read: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Version 2 had arrays of their own for Parquet's row groups, and the same digest behind the archive."""
@@ -518,7 +518,7 @@ def _ids_in_child(place: DatasetLocation, results: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_place_works_in_other_processes(tmp_path: Path, method: str) -> None:
+def test_an_opened_dataset_works_in_other_processes(tmp_path: Path, method: str) -> None:
     write(tmp_path / "d" / "a.parquet")
     place = open_parquet(tmp_path / "d", tmp_path / "cache")
     assert read_ids(place) == list(range(ROWS))
@@ -531,7 +531,7 @@ def test_a_place_works_in_other_processes(tmp_path: Path, method: str) -> None:
     assert pickle.loads(pickle.dumps(place.index)).fingerprint == place.index.fingerprint
 
 
-def test_the_fingerprint_is_of_the_data_not_of_its_place_or_the_columns_read(tmp_path: Path) -> None:
+def test_the_fingerprint_is_of_the_data_not_of_its_url_or_the_columns_read(tmp_path: Path) -> None:
     write(tmp_path / "a" / "x.parquet")
     data = (tmp_path / "a" / "x.parquet").read_bytes()
     (tmp_path / "b").mkdir()
@@ -546,7 +546,7 @@ def test_the_fingerprint_is_of_the_data_not_of_its_place_or_the_columns_read(tmp
 # -- through a cache ---------------------------------------------------------------------------------------------------
 
 
-def test_only_the_columns_asked_for_come_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_columns_requested_come_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "d" / "a.parquet", rows=20_000, row_group_size=5000, use_dictionary=False, compression="none")
     meta = pq.read_metadata(tmp_path / "d" / "a.parquet")
     needed = sum(meta.row_group(k).column(0).total_compressed_size for k in range(4))
@@ -624,7 +624,7 @@ def test_files_of_the_cache_that_belong_to_replaced_files_are_removed(tmp_path: 
     assert not old.exists()
 
 
-def test_a_hash_of_the_whole_can_not_be_asked_for(tmp_path: Path) -> None:
+def test_a_hash_of_the_whole_can_not_be_requested(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="validate_hash"):
         open_parquet(tmp_path, settings=CacheSettings(validate_hash="sha1"))

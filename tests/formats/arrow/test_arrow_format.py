@@ -117,7 +117,7 @@ def test_the_layout_is_that_of_pyarrow() -> None:
             assert (layout.stream, layout.compressed) == (stream, compression is not None)
 
 
-def test_bytes_are_views_of_the_file_where_asked_for(tmp_path: Path) -> None:
+def test_bytes_are_views_of_the_file_where_requested(tmp_path: Path) -> None:
     with ArrowWriter({"x": "bytes"}, tmp_path) as writer:
         writer.write_batch({"x": [b"ab", b"", b"cde"]})
     from stoker import StreamingDataset

@@ -109,7 +109,7 @@ def test_values_of_other_files_are_not_read(tmp_path: Path) -> None:
         opened(data, "hdf5", columns=["x"])
 
 
-def test_text_and_uneven_datasets_are_told() -> None:
+def test_text_and_uneven_datasets_are_reported() -> None:
     def fill(file: Any) -> None:
         file["text"] = ["a", "bb"]
         file["x"] = ROWS

@@ -258,7 +258,7 @@ def test_what_is_encoded_otherwise_is_left_to_pyarrow(tmp_path: Path) -> None:
         assert [chunk[n].tolist() for chunk in chunks for n in range(len(chunk))] == rows
 
 
-def test_pyarrow_goes_on_where_pages_become_others(tmp_path: Path) -> None:
+def test_pyarrow_continues_where_pages_become_others(tmp_path: Path) -> None:
     # A chunk whose first pages are of a dictionary, and whose last one holds a token that is null.
     rows: list[Any] = [[n % 50, 3, 4] for n in range(5000)]
     rows[4990] = [1, None, 2]

@@ -312,7 +312,7 @@ def test_files_that_duckdb_writes(tmp_path: Path) -> None:
     assert [found["part"][k] for k in order] == [i % 2 for i in range(5000)]
 
 
-def test_names_with_dots_and_columns_within_columns_are_told_apart(tmp_path: Path) -> None:
+def test_names_with_dots_and_columns_within_columns_are_distinguished(tmp_path: Path) -> None:
     table = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "": ["x", "y"]})
     pq.write_table(table, tmp_path / "a.parquet")
     found = read_all(tmp_path)
@@ -330,7 +330,7 @@ def test_samples_are_pythons_numbers_and_rows_of_arrays(tmp_path: Path) -> None:
     assert [sample["x"].tolist() for sample in samples] == [[193, 193], [2, 2]]
 
 
-def test_arrays_are_the_callers_own_unless_views_are_asked_for(tmp_path: Path) -> None:
+def test_arrays_are_the_callers_own_unless_views_are_requested(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pa.array([[i, i] for i in range(ROWS)], pa.list_(pa.int32())))
     place = open_parquet(tmp_path)
     rows = np.arange(5, 9)

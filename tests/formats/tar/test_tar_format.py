@@ -124,7 +124,7 @@ def test_keys_of_ones_own(tmp_path: Path) -> None:
     assert [sample["__key__"] for sample in webdataset_of(tmp_path / "shard.00000.tar")] == keys
 
 
-def test_numbers_go_on_after_a_stop(tmp_path: Path) -> None:
+def test_numbers_continue_after_a_stop(tmp_path: Path) -> None:
     for first in (0, 5):
         with TarWriter({"txt": "str"}, tmp_path, append=first > 0) as writer:
             for number in range(first, first + 5):

@@ -244,7 +244,9 @@ def test_damaged_text_is_named(name: str, text: str, options: dict[str, Any], me
         ("json", {"columns": {"a": "date"}}, "'a': kind 'date' is unknown; known: str"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_settings_that_make_no_sense_are_reported(
+    name: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "a.json").write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match=message):

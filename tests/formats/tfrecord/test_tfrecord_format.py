@@ -196,7 +196,7 @@ def test_a_missing_feature_that_is_declared_of_a_fixed_width_is_none() -> None:
     assert batch["x"] == [None, 1, None]
 
 
-def test_a_feature_declared_as_something_else_is_told_from_damaged_data() -> None:
+def test_a_feature_declared_as_something_else_is_distinguished_from_damaged_data() -> None:
     reader = opened(file_of([example(image=[tiny_image(0, "jpeg")])]), "tfrecord", encodings={"image": "pil"})
     with pytest.raises(ConfigError, match=r"holds a JPEG image, and is declared as 'pil' .*: declare it as 'jpeg'"):
         reader.read(np.array([0]))

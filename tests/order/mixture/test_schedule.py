@@ -120,7 +120,7 @@ def test_without_a_schedule_an_epoch_is_one_stretch(counts: list[int], epoch: in
     samples=st.integers(0, 300),
     consumed=st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)),
 )
-def test_a_run_with_changed_streams_goes_on_from_what_each_has_had(
+def test_a_run_with_changed_streams_continues_from_what_each_has_had(
     schedule: Schedule, epoch: int, position: int, samples: int, consumed: tuple[int, int, int]
 ) -> None:
     origin = CountingOrigin(epoch, position, samples, consumed)

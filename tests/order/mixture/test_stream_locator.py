@@ -52,13 +52,13 @@ def test_each_code_is_located_by_its_line(lines: list[int], picks: list[tuple[in
 
 
 @pytest.mark.parametrize("count", [3, 300, 70_000])
-def test_any_number_of_lines_is_told_apart(count: int) -> None:
+def test_any_number_of_streams_is_distinguished(count: int) -> None:
     lines = np.random.default_rng(0).permutation(count)[:300]
     shards, _ = StreamLocator(Rows, [0]).locate((lines << NUMBER_BITS) | 25)
     assert np.array_equal(shards, 1000 * lines + 2)
 
 
-def test_lines_are_made_when_read_and_the_last_used_are_kept() -> None:
+def test_streams_are_made_when_read_and_the_last_used_are_kept() -> None:
     make = Counted()
     lines = StreamLocator(make, [0], keep=2)
 

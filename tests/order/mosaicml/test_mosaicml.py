@@ -146,7 +146,7 @@ def test_workers_share_a_rank_s_batches(seed: int, workers: int, skip: int, toge
 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**40), data=st.data())
-def test_a_resume_goes_on_where_a_run_stopped(seed: int, data: st.DataObject) -> None:
+def test_a_resume_continues_where_a_run_stopped(seed: int, data: st.DataObject) -> None:
     case, ranks = plans(seed)
     assume(len(ranks[0]) > 1)
     stop = data.draw(st.integers(0, ranks[0].full_batches - 1))

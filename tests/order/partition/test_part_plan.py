@@ -163,7 +163,7 @@ def test_padding_gives_all_ranks_the_same_steps_and_repeats_no_more_than_it_must
     remainder=st.sampled_from(["pad", "drop", "uneven"]),
 )
 @settings(deadline=None)
-def test_a_resume_at_home_goes_on_with_the_same_batches(
+def test_a_resume_at_home_continues_with_the_same_batches(
     sizes: list[int], batch: int, steps: int, remainder: Remainder
 ) -> None:
     rounds, world = rounds_of(sizes), len(sizes)

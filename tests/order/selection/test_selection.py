@@ -68,7 +68,7 @@ def parents(draw: st.DrawFn, table: ShardTable) -> Everything | Split | Listed |
 
 @given(data=st.data(), table=tables)
 @settings(deadline=None)
-def test_everything_is_the_line_itself(data: st.DataObject, table: ShardTable) -> None:
+def test_everything_is_the_identity(data: st.DataObject, table: ShardTable) -> None:
     assert ids_of(table, Everything(table)).tolist() == list(range(table.total))
 
 
@@ -135,7 +135,7 @@ def test_floats_are_taken_as_they_are_written() -> None:
         assert np.array_equal(Split(table, written, 1, 5).sizes, Split(table, exact, 1, 5).sizes)
 
 
-def test_a_split_is_spread_over_its_shards_and_drawn_anew_for_each_seed() -> None:
+def test_a_split_is_spread_over_its_shards_and_drawn_differently_for_each_seed() -> None:
     table = table_of([1000] * 20)
     drawn = ids_of(table, Split(table, 0.9, 1, 1))
     assert (np.bincount(drawn // 1000) == 100).all()
@@ -192,7 +192,7 @@ def test_a_list_that_is_wrong_names_the_id(kind: Any, ids: list[Any], message: s
         kind(Everything(table_of([4, 6])), ids)
 
 
-def test_a_sorted_list_in_a_file_is_used_where_it_lies(tmp_path: Path) -> None:
+def test_a_sorted_list_in_a_file_is_used_in_place(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(0, 1000, 3))
     ids = np.load(tmp_path / "ids.npy", mmap_mode="r")
     listed = Listed(Everything(table_of([500, 500])), ids)
@@ -218,7 +218,7 @@ def test_a_flaw_is_found_wherever_the_list_is_cut_into_chunks(at: int, monkeypat
 
 @given(data=st.data(), table=tables, modulus=st.integers(1, 25), key=st.one_of(st.none(), keys))
 @settings(deadline=None)
-def test_residues_are_those_of_the_dense_line(
+def test_residues_are_those_of_the_dense_order(
     data: st.DataObject, table: ShardTable, modulus: int, key: int | None
 ) -> None:
     residues = data.draw(st.lists(st.integers(0, modulus - 1), min_size=1, unique=True))
@@ -241,7 +241,7 @@ def test_a_range_of_residues_is_the_same_as_their_list(table: ShardTable, modulu
 
 @given(data=st.data(), table=tables)
 @settings(deadline=None)
-def test_spans_are_cut_out_of_the_dense_line(data: st.DataObject, table: ShardTable) -> None:
+def test_spans_are_cut_out_of_the_dense_order(data: st.DataObject, table: ShardTable) -> None:
     parent = Everything(table) if not table.total else data.draw(parents(table))
     line = ids_of(table, parent)
     edges = sorted(data.draw(st.lists(st.integers(0, line.size), max_size=8)))
@@ -252,7 +252,7 @@ def test_spans_are_cut_out_of_the_dense_line(data: st.DataObject, table: ShardTa
 
 @given(data=st.data(), table=tables)
 @settings(deadline=None)
-def test_numbers_of_the_dense_line_can_be_listed(data: st.DataObject, table: ShardTable) -> None:
+def test_numbers_of_the_dense_order_can_be_listed(data: st.DataObject, table: ShardTable) -> None:
     parent = Everything(table) if not table.total else data.draw(parents(table))
     line = ids_of(table, parent)
     numbers = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=line.size, max_size=line.size)))

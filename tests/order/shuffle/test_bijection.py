@@ -41,7 +41,7 @@ def test_the_inverse_undoes_it(n: int, key: int, data: st.DataObject) -> None:
 
 @given(key=st.integers(0, 2**64 - 1))
 @settings(max_examples=20, deadline=None)
-def test_small_and_large_domains_may_be_asked_for_together(key: int) -> None:
+def test_small_and_large_domains_may_be_requested_together(key: int) -> None:
     # They are computed in words of 32 bits and of 64; which, must depend on the domain alone.
     sizes = np.array([5, 2**32 - 1, 2**32, 2**32 + 1, 10**12, 2**62 - 1])
     index = sizes - 1
@@ -89,7 +89,7 @@ def test_images_are_spread_evenly() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 11, 16, 31, 100])
-def test_every_place_is_as_likely(n: int) -> None:
+def test_every_position_is_as_likely(n: int) -> None:
     draws = 400_000 // n**2 * n
     keys = np.array([mix(n, key) for key in range(draws)], dtype=np.uint64)
     images = permute(np.tile(np.arange(n), draws), np.full(n * draws, n), np.repeat(keys, n)).reshape(draws, n)

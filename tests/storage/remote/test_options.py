@@ -55,7 +55,7 @@ def test_without_credentials_requests_are_anonymous_except_on_the_clouds_own_mac
     assert "skip_signature" not in spec("az://c", cloud="azure").config
 
 
-def test_credentials_come_from_one_place() -> None:
+def test_credentials_come_from_one_source() -> None:
     environ = {"AWS_ACCESS_KEY_ID": "ENV", "AWS_SECRET_ACCESS_KEY": "S", "AWS_SESSION_TOKEN": "T"}
     made = spec("s3://b", environ=environ).credentials
     assert made is not None

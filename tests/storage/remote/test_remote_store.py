@@ -107,7 +107,7 @@ def test_wrong_credentials_are_called_so_at_once(bucket: Bucket, wrong: dict[str
     assert bucket.keys() == ["a"]
 
 
-def test_a_missing_bucket_is_told_from_a_missing_object(s3_server: S3Server, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_distinguished_from_a_missing_object(s3_server: S3Server, tmp_path: Path) -> None:
     store = open_store("s3://no-such-bucket-anywhere/x", s3_server.storage_options)
     calls: list[Callable[[], object]] = [
         lambda: store.get("a", max_bytes=1 << 30),

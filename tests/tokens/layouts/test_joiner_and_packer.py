@@ -56,7 +56,7 @@ def test_joined_documents_are_the_stream_s_windows_however_they_come(
     again=st.integers(1, 4),
     sizes=cuts,
 )
-def test_joining_goes_on_after_any_batch_with_batches_of_any_size(
+def test_joining_continues_after_any_batch_with_batches_of_any_size(
     data: Any, lengths: list[int], seq_len: int, batch: int, again: int, sizes: list[int]
 ) -> None:
     how = data.draw(settings_of(seq_len))
@@ -139,7 +139,7 @@ def test_packed_rows_lose_nothing_and_do_not_depend_on_how_documents_come(
     sizes=cuts,
     packing=packings,
 )
-def test_packing_goes_on_after_any_batch_with_batches_of_any_size(
+def test_packing_continues_after_any_batch_with_batches_of_any_size(
     data: Any, lengths: list[int], seq_len: int, batch: int, again: int, sizes: list[int], packing: dict[str, Any]
 ) -> None:
     how = data.draw(settings_of(seq_len))

@@ -49,7 +49,7 @@ def test_a_document_that_is_too_long_is_named() -> None:
 
 
 @given(data=st.data(), lengths=lengths_lists, seq_len=st.integers(1, 12))
-def test_any_windows_of_the_stream_can_be_asked_for(data: Any, lengths: list[int], seq_len: int) -> None:
+def test_any_windows_of_the_stream_can_be_requested(data: Any, lengths: list[int], seq_len: int) -> None:
     how = data.draw(settings_of(seq_len))
     all_documents = ragged(numbered(lengths), data.draw(st.sampled_from(["uint16", "uint32", "int64"])))
     documents = whole(numbered(lengths), how.eos_id)

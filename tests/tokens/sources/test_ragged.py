@@ -90,7 +90,7 @@ def test_dictionaries_of_tokens_are_decoded() -> None:
         (pa.array([[True]]), "whose elements are not integers"),
     ],
 )
-def test_arrow_arrays_that_hold_no_tokens_are_told_of(array: Any, message: str) -> None:
+def test_arrow_arrays_that_hold_no_tokens_are_reported(array: Any, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         Ragged.from_arrow(array, column="ids", where="f, group 2", first_row=10)
 
@@ -122,12 +122,12 @@ def test_columns_of_batches_give_their_rows() -> None:
         ([np.array([1], np.int64), np.array([2**63], np.uint64)], "row 1: 9223372036854775808 is no token id"),
     ],
 )
-def test_columns_that_hold_no_tokens_are_told_of(column: Any, message: str) -> None:
+def test_columns_that_hold_no_tokens_are_reported(column: Any, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         Ragged.of(column, name="ids")
 
 
-def test_bytes_that_are_no_whole_tokens_are_told_of() -> None:
+def test_bytes_that_are_no_whole_tokens_are_reported() -> None:
     with pytest.raises(FormatError, match="row 1: 3 bytes are no whole number of uint16"):
         Ragged.of([b"12", b"123"], dtype="uint16")
 
@@ -185,7 +185,7 @@ def test_ids_are_checked_whatever_was_checked_before(limit: int, ids: list[int],
 
 
 @given(data=st.data(), scale=st.sampled_from([1, 400]))
-def test_runs_are_copied_whatever_their_lengths(data: Any, scale: int) -> None:
+def test_spans_are_copied_whatever_their_lengths(data: Any, scale: int) -> None:
     values = np.arange(5000, dtype=np.uint16)
     runs = data.draw(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 2), st.integers(0, 3)), max_size=9))
     sources, lengths, gaps = np.array(runs, np.int64).reshape(-1, 3).T
@@ -204,7 +204,7 @@ def test_runs_are_copied_whatever_their_lengths(data: Any, scale: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9), st.integers(0, 199)), max_size=30), st.integers(1, 60))
 @settings(max_examples=80, deadline=None)
-def test_runs_with_room_between_them_are_copied(runs: list[tuple[int, int, int]], at_once: int) -> None:
+def test_spans_with_gaps_between_them_are_copied(runs: list[tuple[int, int, int]], at_once: int) -> None:
     values = np.arange(200, dtype=np.uint16)[::-1]
     lengths = np.array([min(length, 200 - source) for length, _, source in runs], dtype=np.int64)
     sources = np.array([source for *_, source in runs], dtype=np.int64)

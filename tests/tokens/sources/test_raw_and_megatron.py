@@ -141,7 +141,7 @@ def spoil(path: Path, at: int, form: str, *values: int) -> None:
         (78, "<q", 2, "document borders that do not rise from 0 to its 3 sequences"),
     ],
 )
-def test_a_spoilt_index_of_megatron_is_told_of(tmp_path: Path, at: int, form: str, value: int, message: str) -> None:
+def test_a_spoilt_index_of_megatron_is_reported(tmp_path: Path, at: int, form: str, value: int, message: str) -> None:
     path = tmp_path / "data"
     megatron(path, [[1, 2], [3], [4, 5]], [0, 3])
     MegatronFile(path)
@@ -150,7 +150,7 @@ def test_a_spoilt_index_of_megatron_is_told_of(tmp_path: Path, at: int, form: st
         MegatronFile(path)
 
 
-def test_cut_and_missing_files_are_told_of(tmp_path: Path) -> None:
+def test_cut_and_missing_files_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "data"
     megatron(path, [[1, 2], [3]], [0, 2])
     whole = path.with_suffix(".idx").read_bytes()
@@ -194,7 +194,7 @@ def test_a_header_of_raw_tokens_is_seen_and_can_be_left_out(tmp_path: Path) -> N
     assert lists(RawTokens(path, "uint16", header_bytes=1024).read()) == [[1, 2, 3, 4]]
 
 
-def test_raw_tokens_that_can_not_be_are_told_of(tmp_path: Path) -> None:
+def test_raw_tokens_that_can_not_be_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "train.bin"
     path.write_bytes(b"12345")
     wrong: list[tuple[Any, Any]] = [("uint16", CorruptDataError), ("float32", ConfigError)]

@@ -34,7 +34,7 @@ def wait_until_gone(group: int) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("no_debris")
-def test_ctrl_c_is_told_in_one_line_and_the_run_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_ctrl_c_is_reported_in_one_line_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3, "?": 4}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -235,7 +235,7 @@ class StopError(Exception):
 
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 30])
-def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_gone_on_from(
+def test_a_run_that_ends_leaves_nothing_that_looks_whole_and_can_be_resumed(
     tmp_path: Path, tokenizer_file: Path, stop: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = sources(tmp_path / "src", "txt")
@@ -297,7 +297,7 @@ def test_tokens_go_to_a_url_and_a_stopped_run_is_resumed_there(
     assert tokenize(source, url, tokenizer_file, **options, resume=True).documents == 0
 
 
-def test_parquet_of_before_that_is_unfinished_is_refused_or_begun_anew(tmp_path: Path, tokenizer_file: Path) -> None:
+def test_parquet_of_before_that_is_unfinished_is_refused_or_restarted(tmp_path: Path, tokenizer_file: Path) -> None:
     source = write_parquet(tmp_path / "a.parquet", ["the of"])
     partial = tmp_path / ".dst.partial"
     partial.mkdir()
@@ -317,7 +317,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.processes
-def test_a_killed_run_is_gone_on_from(tmp_path: Path, tokenizer_file: Path) -> None:
+def test_a_killed_run_is_resumed(tmp_path: Path, tokenizer_file: Path) -> None:
     source, dst = tmp_path / "src", tmp_path / "dst"
     source.mkdir()
     for number in range(400):
@@ -351,7 +351,7 @@ def test_a_killed_run_is_gone_on_from(tmp_path: Path, tokenizer_file: Path) -> N
     assert decoded(tokenizer_file, rows_of(dst)) == [DOCUMENTS[number % 60] for number in range(400)]
 
 
-def test_mds_is_gone_on_from(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mds_is_resumed(tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "_BLOCK", 2000)
     source = sources(tmp_path / "src", "jsonl")
     options: dict[str, Any] = {"processes": 1, "format": "mds", "compression": None}
@@ -402,7 +402,7 @@ def _stopped(
 
 
 @pytest.mark.parametrize("to", ["parquet", "mds"])
-def test_text_that_was_changed_is_not_gone_on_with(
+def test_text_that_was_changed_is_not_resumed(
     tmp_path: Path, tokenizer_file: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "src"
@@ -462,7 +462,7 @@ def test_a_full_disk_is_an_error_that_names_it(
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_a_place_that_can_not_be_written_is_named(
+def test_a_directory_that_can_not_be_written_is_named(
     tmp_path: Path, tokenizer_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = sources(tmp_path / "src", "jsonl")
@@ -505,7 +505,7 @@ def test_sources_without_a_document_give_a_file_without_rows(tmp_path: Path, tok
     assert rows_of(tmp_path / "dst") == []
 
 
-def test_the_column_of_the_text_is_found_or_asked_for(tmp_path: Path, tokenizer_file: Path) -> None:
+def test_the_column_of_the_text_is_found_or_requested(tmp_path: Path, tokenizer_file: Path) -> None:
     numbers = pa.array([1])
     only = tmp_path / "only.parquet"
     pq.write_table(pa.table({"n": numbers, "body": pa.array(["the"], pa.large_string())}), only)
@@ -636,7 +636,7 @@ def test_a_disk_that_fails_is_not_taken_for_a_damaged_parquet_file(
         list(found.blocks())
 
 
-def test_bad_files_are_told_of(tmp_path: Path, tokenizer_file: Path) -> None:
+def test_bad_files_are_reported(tmp_path: Path, tokenizer_file: Path) -> None:
     def attempt(name: str, data: bytes, **options: Any) -> None:
         (tmp_path / name).write_bytes(data)
         tokenize(tmp_path / name, tmp_path / "dst", tokenizer_file, processes=1, **options)
