@@ -105,7 +105,7 @@ def test_ctrl_c_leaves_whole_files_and_says_how_to_continue(processes: int, tmp_
         run.kill()
     assert run.returncode == 130, said
     assert "interrupted" in said
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     assert "Traceback" not in said
     spec = DatasetSpec(format="jsonl", content="text", record_bytes=4096, samples_per_file=200, files=3000)
     left = sorted(path.name for path in tmp_path.iterdir())

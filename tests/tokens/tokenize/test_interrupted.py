@@ -55,7 +55,7 @@ def test_ctrl_c_is_reported_in_one_line_and_the_run_can_be_resumed(tmp_path: Pat
         run.kill()
     assert run.returncode == 130
     assert said == (
-        "stoker tokenize: interrupted; what is done stays, without looking like a dataset: go on with --resume\n"
+        "stoker tokenize: interrupted; what is done stays, without looking like a dataset: continue with --resume\n"
     )
     wait_until_gone(run.pid)
     assert not list(out.glob("*.parquet"))
