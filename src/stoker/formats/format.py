@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+import numpy as np
 
 from stoker.errors import FormatError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
@@ -18,9 +20,11 @@ from stoker.formats.common.compression import PACKED
 from stoker.formats.common.file_shards import UnindexedFile, describe_file
 from stoker.formats.common.inspect_header import HeaderFacts, Partition
 from stoker.formats.common.merge import iterate_each, read_each
-from stoker.types import Batch, Buffer, Ids
+from stoker.types import Batch, Buffer, Ids, Sample
 
 __all__ = ["Format", "GeneratedFiles"]
+
+_FIRST: Final = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,17 @@ class Format(ABC):
             for, and errors with them.
         """
         return iterate_each(self.read_many(shards, which, rows, columns))
+
+    def read_one(self, shard: Any, row: int, columns: Sequence[str] | None = None) -> Sample:
+        """One sample, in the types of :meth:`iterate_many`. Default: through that.
+
+        Args:
+            shard: a reader that :meth:`open` returned.
+            row: in ``[0, shard.samples)``.
+            columns: names to read, default all.
+        """
+        values = self.iterate_many([shard], _FIRST, np.array([row], dtype=np.int64), columns)
+        return {name: next(iter(items)) for name, items in values.items()}
 
     def bad_checksums(self, info: ShardInfo, data: Buffer, where: str) -> Iterator[tuple[int | None, str]]:  # noqa: ARG002
         """Row (if it is of one) and message of each checksum in a shard that its bytes do not have. Default: none.

@@ -134,6 +134,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         elif columnar:
             if options.get("collate_fn") is not None:
                 raise ConfigError("columnar=True reads whole columns, so there is nothing for collate_fn to collate")
+            dataset.check_columns_allowed("columnar=True")
             options["collate_fn"] = as_tensors
             options["drop_last"] = False  # torch drops nothing where it does not batch; see _most
             self._init(_Columns(dataset), None, options)
@@ -181,7 +182,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
     def _most(self, start: EpochPosition) -> int | None:
         """Batches to yield from ``start`` where partial ones are left out; by torch's rule alone ranks may end apart."""
-        if not self._drop_last or not isinstance(self._stream, StreamingDataset):
+        if not self._drop_last or not isinstance(self._stream, StreamingDataset) or self._stream.overrides("__iter__"):
             return None
         epoch_reader, size = self._stream.epoch_reader, self._stream.batch_size or 1
         steps = epoch_reader.plan(start, size).full_steps
@@ -196,6 +197,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if isinstance(self._stream, StreamingParquetLoader):
             return len(self._stream)
         size = self._stream.batch_size or 1
+        if self._stream.overrides("__len__"):
+            return len(self._stream) // size if self._drop_last else -(-len(self._stream) // size)
         plan = self._stream.epoch_reader.plan(self._stream.upcoming().epoch_begin(), size)
         return plan.full_steps if self._drop_last else len(plan)
 
@@ -227,16 +230,41 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
         Raises:
             StateError: two iterations over this loader take turns; or this rank has ended an epoch of which other ranks have
-                more (``remainder="uneven"``).
+                more (``remainder="uneven"``); or a subclass of the dataset overrides ``__iter__`` so that batches do not tell
+                how many samples it took.
         """
         if self._interleaved:
             raise StateError(
                 "two iterations over this loader take turns, and a state is of one: continue one of them alone, or use a "
                 "dataset and a loader for each"
             )
-        if self._pass is None:
-            return self._stream.state_dict()
-        return self._stream.state_after(self._pass.start, self._pass.yielded, ended=self._pass.ended)
+        dataset, current = self._stream, self._pass
+        if isinstance(dataset, StreamingParquetLoader):
+            if current is None:
+                return dataset.state_dict()
+            return dataset.state_after(current.start, current.yielded, ended=current.ended)
+        if current is None:
+            state, batches = StreamingDataset.state_dict(dataset), 0
+        else:
+            batches = current.yielded
+            state = dataset.state_after(current.start, batches, ended=current.ended)
+        size = dataset.batch_size or 1
+        samples = batches * size * dataset.epoch_reader.data_rank(size).world_size
+        if dataset.overrides("__iter__"):
+            return self._state_of_iterator(dataset, state, samples)
+        return dataset.state_for_loader(state, samples)
+
+    def _state_of_iterator(self, dataset: StreamingDataset, state: dict[str, Any], samples: int) -> dict[str, Any]:
+        """The state where a subclass's ``__iter__`` decides how many samples it takes for one that it gives."""
+        if dataset.overrides("state_dict"):
+            return dataset.state_dict(samples, False)
+        if self.num_workers or dataset.state_dict() != state:
+            raise StateError(
+                f"{type(dataset).__name__}.__iter__() may take another number of samples of the dataset than it gives, so "
+                "batches do not tell where it is: override __getitem__ instead, which gives one sample for one; or override "
+                "state_dict(), too"
+            )
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where ``state`` was taken, with the next iteration.

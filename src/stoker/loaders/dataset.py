@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import operator
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, Final, overload
 
 import numpy as np
@@ -21,6 +23,13 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.iterable import TorchIterable
+from stoker.loaders.overrides import (
+    SAMPLE_METHODS,
+    asked_by_loader,
+    check_columns_allowed,
+    loader_state,
+    overridden,
+)
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.capabilities import shards_at_once
 from stoker.order.global_batches import Remainder
@@ -34,7 +43,8 @@ from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.order_sources import needed_columns
 from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.reading.samples import iterate_samples, read_samples
+from stoker.reading.sample_errors import apply_override
+from stoker.reading.samples import iterate_samples, read_sample, read_samples
 from stoker.streams.agreement import check_agreement
 from stoker.streams.features import warn_of_stored_files
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
@@ -47,6 +57,7 @@ __all__ = ["StreamingDataset"]
 logger = logging.getLogger(__name__)
 
 _HELD_BYTES: Final = 8 << 30
+_ABSENT: Final = object()
 
 
 class StreamingDataset(CloseOnExit, TorchIterable[Any]):
@@ -199,6 +210,8 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
                 download_retry, download_timeout, validate_hash, keep_zip, storage_options, needed, in_memory, limit
             ),
         )
+        # Samples that iteration has read, for a subclass's method that is about to ask for them, by id.
+        self._at_hand: dict[int, Any] = {}
         held = in_memory and not self._streams.near
         self._rank_finder = DataRankFinder(world, replication)
         self.index = self._streams.index
@@ -276,9 +289,24 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         return None if self._epoch_reader.settings.columns is None else tuple(self._epoch_reader.settings.columns)
 
     @property
-    def transform(self) -> Transform | None:
-        """The function that is applied to each sample."""
+    def transform(self) -> Any:
+        """The function that is applied to each sample. A subclass that makes its own samples may set another, for itself.
+
+        Raises:
+            ConfigError: it is set where nothing would call it.
+        """
+        if "transform" in self.__dict__:  # a subclass's
+            return self.__dict__["transform"]
         return self._epoch_reader.settings.transform
+
+    @transform.setter
+    def transform(self, function: Any) -> None:
+        if not self.overrides(*SAMPLE_METHODS):
+            raise ConfigError(
+                f"{type(self).__name__}.transform is fixed when the dataset is opened: give it to the constructor, "
+                "transform=..., or override __getitem__ to call it"
+            )
+        self.__dict__["transform"] = function
 
     @property
     def world(self) -> World:
@@ -313,15 +341,40 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
     def __getitem__(self, index: slice | Sequence[int] | NDArray[np.integer[Any]]) -> list[Any]: ...
     def __getitem__(self, index: Any) -> Any:
         """A sample by id, or a list of samples for a slice or an array of ids. Negative ids count from the end."""
+        if type(index) is int and index >= 0:
+            return self.get_item(index)
         if isinstance(index, slice):
-            return self._samples(np.arange(*index.indices(self.size), dtype=np.int64))
+            return self._samples(np.arange(*index.indices(self._table.total), dtype=np.int64))
         if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
             return self._samples(self._ids(index))
         # A truth value has an __index__, too.
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(f"an index is an int, a slice or an array of ints, got {type(index).__name__}")
         number = operator.index(index)
-        return self._samples(self._ids([number]))[0]
+        return self.get_item(number + self._table.total if -self._table.total <= number < 0 else number)
+
+    def get_item(self, sample_id: int, retry: int | None = None) -> Any:  # noqa: ARG002
+        """The sample with this id, for ``dataset[i]``, iteration and subclasses that override it.
+
+        Args:
+            sample_id: from 0 to ``size - 1``.
+            retry: for code that was written for mosaicml-streaming; downloads are repeated ``download_retry`` times.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if self._at_hand:  # an override asks for the sample that iteration has read already
+            sample = self._at_hand.pop(sample_id, _ABSENT)
+            if sample is not _ABSENT:
+                return sample
+        if not 0 <= sample_id < self._table.total:
+            raise IndexError(f"sample {sample_id} is not in a dataset of {self._table.total} samples")
+        settings = self._epoch_reader.settings
+        if settings.transform is not None:
+            return self._read(np.array([sample_id]))[0]
+        starts = self._starts
+        shard = bisect_right(starts, sample_id) - 1
+        return read_sample(self._epoch_reader.pool, shard, sample_id - starts[shard], settings.columns)
 
     def read(self, ids: Sequence[int] | NDArray[np.integer[Any]], columns: Sequence[str] | None = None) -> Batch:
         """Columns of any samples by id, in the order given; ``transform`` is not applied.
@@ -335,10 +388,10 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         """
         if isinstance(columns, str):
             raise ConfigError(f"columns must be a list of names; for a single one, write columns=[{columns!r}]")
-        wanted = self.columns if columns is None else columns
+        wanted = self._epoch_reader.settings.columns if columns is None else columns
         shards, rows = self._table.locate(self._ids(ids))
         if not len(rows):
-            return {name: [] for name in (wanted or self.index.columns)}
+            return {name: [] for name in (wanted or self._streams.index.columns)}
         return read_samples(self._epoch_reader.pool, shards, rows, wanted)
 
     def _ids(self, index: Any) -> Ids:
@@ -347,23 +400,39 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
             return np.zeros(0, dtype=np.int64)
         if given.ndim != 1 or given.dtype.kind not in "iu":
             raise TypeError(f"ids must be a one-dimensional array of ints, got {given.dtype} of shape {given.shape}")
-        ids = np.where(given < 0, given + self.size, given).astype(np.int64)
-        outside = np.flatnonzero((ids < 0) | (ids >= self.size))
+        total = self._table.total
+        ids = np.where(given < 0, given + total, given).astype(np.int64)
+        outside = np.flatnonzero((ids < 0) | (ids >= total))
         if outside.size:
-            raise IndexError(f"sample {int(given[outside[0]])} is not in a dataset of {self.size} samples")
+            raise IndexError(f"sample {int(given[outside[0]])} is not in a dataset of {total} samples")
         return ids
 
     def _samples(self, ids: Ids) -> list[Any]:
-        if not len(ids):
-            return []
+        if self.overrides("get_item"):
+            return [self.get_item(number) for number in ids.tolist()]
+        return self._read(ids) if len(ids) else []
+
+    def _read(self, ids: Ids) -> list[Any]:
         shards, rows = self._table.locate(ids)
-        return list(iterate_samples(self._epoch_reader.pool, shards, rows, self.columns, self.transform).samples)
+        settings = self._epoch_reader.settings
+        return list(
+            iterate_samples(self._epoch_reader.pool, shards, rows, settings.columns, settings.transform).samples
+        )
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Id of each shard's first sample, in a list, in which a single id is found sooner than in an array."""
+        starts: list[int] = self._table.starts.tolist()
+        return starts
 
     # -- in order --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch."""
-        return self._epoch_reader.samples(self.batch_size or 1)
+        override = None
+        if self.overrides("__getitem__", "get_item"):
+            override = partial(apply_override, self.__getitem__, self._at_hand)
+        return self._epoch_reader.samples(self.batch_size or 1, override)
 
     @checked
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
@@ -379,7 +448,16 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         size = batch_size or self.batch_size
         if size is None:
             raise ConfigError("batches() needs batch_size, here or in StreamingDataset(batch_size=...)")
+        self.check_columns_allowed("batches()")
         return self._epoch_reader.batches(size)
+
+    def check_columns_allowed(self, reader: str) -> None:
+        """See that ``reader`` may read whole columns: that no method of a subclass makes the samples.
+
+        Raises:
+            ConfigError: one does.
+        """
+        check_columns_allowed(self, self.overrides(*SAMPLE_METHODS), reader)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -397,7 +475,26 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
             StateError: without ``num_samples``, where DataLoader workers iterate, or two iterations take turns, or this rank
                 has ended an epoch of which other ranks have more (``remainder="uneven"``).
         """
+        counted = loader_state(self, num_samples)
+        if counted is not None:
+            return counted
         return self._epoch_reader.state(self.batch_size or 1, num_samples, from_beginning=from_beginning)
+
+    def state_for_loader(self, state: dict[str, Any], samples: int) -> dict[str, Any]:
+        """A state that a loader has counted, as a subclass that overrides :meth:`state_dict` gives it.
+
+        Args:
+            state: where all ranks are.
+            samples: of all ranks, since this run began or resumed.
+        """
+        if not self.overrides("state_dict"):
+            return state
+        with asked_by_loader(self, state, samples):
+            return self.state_dict(samples, False)
+
+    def overrides(self, *names: str) -> tuple[str, ...]:
+        """Those of the methods ``names`` that the class of this object has from a subclass."""
+        return overridden(self, StreamingDataset, *names)
 
     def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``.
@@ -480,7 +577,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # The child process may not be able to find out its world (a process group does not survive a spawn).
         self._rank_finder.settle()
-        return self.__dict__.copy()
+        return {**self.__dict__, "_at_hand": {}}
 
     def __repr__(self) -> str:
         return f"<StreamingDataset of {self.size} samples in {len(self._table)} shards at {self._streams.where}>"

@@ -406,5 +406,6 @@ def _forget(worker: WorkerReader) -> None:
 
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
+    dataset.check_columns_allowed("StreamingShardLoader")
     epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
     return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)

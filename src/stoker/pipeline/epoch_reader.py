@@ -17,7 +17,7 @@ from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
-from stoker.pipeline.pipeline import Pipeline
+from stoker.pipeline.pipeline import Override, Pipeline
 from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.state.resume import ResumeState
 from stoker.reading.shard_pool import ShardPool
@@ -60,10 +60,10 @@ class EpochReader:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def samples(self, batch_size: int) -> Iterator[Any]:
-        """This rank's (and loader worker's) samples of the next epoch."""
+    def samples(self, batch_size: int, override: Override | None = None) -> Iterator[Any]:
+        """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one."""
         worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
-        point, begun = self._begin(worker, data_rank)
+        point, begun = self._begin(worker, data_rank, overridden=override is not None)
         if point.partial and worker.token is not None:
             raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
         run = self._run(point, data_rank)
@@ -71,7 +71,13 @@ class EpochReader:
         threads = self._threads(worker)
         delivery = self._resume.deliver(point, run.plan, begun)
         pipeline = self.pipeline(
-            run, worker, sharers=self._sharers(worker), threads=threads, skip=begun, one_by_one=not threads
+            run,
+            worker,
+            sharers=self._sharers(worker),
+            threads=threads,
+            skip=begun,
+            one_by_one=not threads,
+            override=override,
         )
         for part in pipeline.sample_runs():
             delivery.enter(part)
@@ -114,11 +120,13 @@ class EpochReader:
         """This process's data rank."""
         return self._rank_finder.data_rank(batch_size)
 
-    def _begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int]:
+    def _begin(
+        self, worker: LoaderWorker, data_rank: DataRank, *, overridden: bool = False
+    ) -> tuple[EpochPosition, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
         if worker.token is not None:
             speed_up_worker(self._ring)
-            if self.settings.transform is None:
+            if self.settings.transform is None and not overridden:
                 load_at_once()
         return self._resume.begin(worker, data_rank)
 
@@ -142,7 +150,15 @@ class EpochReader:
         return min(8, os.cpu_count() or 1) if self.settings.transform is not None and worker.token is None else 0
 
     def pipeline(
-        self, run: Run, worker: LoaderWorker, *, sharers: int, threads: int, skip: int = 0, one_by_one: bool = False
+        self,
+        run: Run,
+        worker: LoaderWorker,
+        *,
+        sharers: int,
+        threads: int,
+        skip: int = 0,
+        one_by_one: bool = False,
+        override: Override | None = None,
     ) -> Pipeline:
         """The samples of a run, as one process or DataLoader worker reads them.
 
@@ -153,10 +169,13 @@ class EpochReader:
             threads: threads that read ahead.
             skip: batches of this worker to leave out at the beginning.
             one_by_one: whether samples are made as they are asked for.
+            override: changes samples as they are asked for, given their ids.
         """
-        transform = self.settings.transform if worker.token is None else _and_load(self.settings.transform)
+        transform = self.settings.transform
+        if worker.token is not None:
+            transform, override = _and_load(transform), _then_load(override)
         settings = replace(self.settings, transform=transform, sharers=sharers, read_threads=threads)
-        return Pipeline(self.pool, run, settings, worker, skip, one_by_one=one_by_one)
+        return Pipeline(self.pool, run, settings, worker, skip, one_by_one=one_by_one, override=override)
 
     def _sharers(self, worker: LoaderWorker) -> int:
         return worker.count * self._rank_finder.world.local_world_size
@@ -203,3 +222,8 @@ class EpochReader:
 def _and_load(transform: Transform | None) -> Transform | None:
     """A transform whose images are loaded, for a DataLoader worker."""
     return None if transform is None else lambda sample: loaded(transform(sample))
+
+
+def _then_load(override: Override | None) -> Override | None:
+    """An override whose images are loaded, for a DataLoader worker."""
+    return None if override is None else lambda ids, samples: map(loaded, override(ids, samples))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,10 @@ from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_sa
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
-__all__ = ["Pipeline"]
+__all__ = ["Override", "Pipeline"]
+
+Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
+"""Makes samples of samples and their ids, each when it is asked for."""
 
 _T = TypeVar("_T")
 
@@ -55,6 +58,7 @@ class Pipeline:
         worker: the DataLoader worker that reads; it takes every ``worker.count``-th batch.
         skip: batches of this worker to leave out at the beginning.
         one_by_one: whether samples are made as they are asked for.
+        override: changes samples as they are asked for, given their ids.
     """
 
     def __init__(
@@ -66,12 +70,15 @@ class Pipeline:
         skip: int = 0,
         *,
         one_by_one: bool = False,
+        override: Override | None = None,
     ) -> None:
         self._pool = pool
         self._run = run
         self._settings = settings
         self._worker = worker
         self._skip = skip
+        self._override = override
+        self._starts = None if override is None else np.concatenate(([0], np.cumsum(pool.index.sizes)))
         batch_size = run.plan.batch_size
         self._threads = settings.read_threads or 0
         self._lookahead = settings.lookahead(batch_size)
@@ -86,16 +93,25 @@ class Pipeline:
         return chain.from_iterable(self._chunks(self._read_batches))
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
+        return self._overridden(chunk, self._transformed(chunk))
+
+    def _sample_list(self, chunk: _Chunk) -> SampleRun:
+        return self._overridden(chunk, SampleRun.of(list(self._transformed(chunk).samples)))
+
+    def _transformed(self, chunk: _Chunk) -> SampleRun:
         settings = self._settings
         return iterate_samples(self._pool, chunk.shards, chunk.rows, settings.columns, settings.transform)
 
-    def _sample_list(self, chunk: _Chunk) -> SampleRun:
-        return SampleRun.of(list(self._sample_run(chunk).samples))
+    def _overridden(self, chunk: _Chunk, run: SampleRun) -> SampleRun:
+        if self._override is None or self._starts is None:
+            return run
+        ids = self._starts[chunk.shards] + chunk.rows
+        return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)
 
     def _read_batches(self, chunk: _Chunk) -> list[Batch]:
         if self._settings.transform is not None:
             batch = stack_samples(
-                list(self._sample_run(chunk).samples), partial(location_at, self._pool, chunk.shards, chunk.rows)
+                list(self._transformed(chunk).samples), partial(location_at, self._pool, chunk.shards, chunk.rows)
             )
         else:
             batch = read_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)

@@ -6,7 +6,8 @@ Samples are read many at a time, and nothing is noted of each. What failed is fo
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from stoker.types import Ids, Sample, Transform
 
 __all__ = [
     "SampleLocation",
+    "apply_override",
     "apply_transform",
     "decode_error",
     "location_at",
@@ -78,6 +80,39 @@ def apply_transform(
             raise transform_error(
                 f"raised {_told(error)}", origin(count - operator.length_hint(remaining) - 1)
             ) from error
+        yield made
+
+
+@calls_user_code
+def apply_override(
+    get: Callable[[int], Any], at_hand: MutableMapping[int, Any], ids: Iterable[int], samples: Iterator[Any]
+) -> Iterator[Any]:
+    """Samples as a user's method that takes an id gives them, each when it is asked for.
+
+    Args:
+        get: the method.
+        at_hand: where it finds the sample that it is asked for, by id, read already.
+        ids: sample ids.
+        samples: the samples of these ids.
+
+    Raises:
+        TransformError: the method raised what would end an iteration as if there were no more samples. All other errors of
+            it are raised as they are, with a note that names the sample.
+    """
+    for number, sample in zip(
+        ids, samples, strict=False
+    ):  # an iterator of samples may be asked for no more than it has
+        at_hand[number] = sample
+        try:
+            made = get(number)
+        except BaseException as error:
+            pass_exits(error)
+            if isinstance(error, Exception) and not isinstance(error, StopIteration | CancelledError):
+                error.add_note(f"raised for sample {number} of the dataset")
+                raise
+            raise TransformError(f"sample {number}: __getitem__ raised {_told(error)}", sample=number) from error
+        finally:
+            at_hand.pop(number, None)
         yield made
 
 

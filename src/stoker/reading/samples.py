@@ -17,7 +17,7 @@ from stoker.reading.sample_errors import apply_transform, decode_error, location
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform
 
-__all__ = ["SampleRun", "distinct", "iterate_samples", "read_samples"]
+__all__ = ["SampleRun", "distinct", "iterate_samples", "read_sample", "read_samples"]
 
 # Up to so many shards a table of them is cheaper than sorting.
 _TABLE = 1 << 16
@@ -68,6 +68,16 @@ def read_samples(pool: ShardPool, shards: Ids, rows: Ids, columns: Sequence[str]
         raise named from cause
     check_types(parts, [chosen[0].where for _, chosen, _ in kinds])
     return scatter([(at, part) for (at, _, _), part in zip(kinds, parts, strict=True)], len(rows))
+
+
+def read_sample(pool: ShardPool, shard: int, row: int, columns: Sequence[str] | None = None) -> Sample:
+    """One sample, as :func:`iterate_samples` gives it; errors are the same."""
+    reader = pool.get(shard)
+    try:
+        return get_format(reader.format).read_one(reader, row, columns)
+    except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
+        named, cause = decode_error(pool, np.array([shard]), np.array([row]), columns, error)
+        raise named from cause
 
 
 def iterate_samples(

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.format import Format, GeneratedFiles
-from stoker.formats.mds.reader import MDSShard, iterate_many, read_many
+from stoker.formats.mds.reader import MDSShard, iterate_many, read_many, read_one
 from stoker.formats.mds.spec import parse_mds_shard
 from stoker.types import Buffer
 
@@ -35,3 +35,4 @@ class MDSFormat(Format):
 
     read_many = staticmethod(read_many)
     iterate_many = staticmethod(iterate_many)
+    read_one = staticmethod(read_one)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
-from typing import Any
+from itertools import accumulate, chain
+from struct import Struct
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,13 @@ from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.gather import address_of, gather_rows, gather_u32
 from stoker.formats.common.read_checks import check_rows_of_shards, unsafe_columns, wanted_columns
 from stoker.formats.mds.encodings import Encoding, get_encoding
-from stoker.types import Batch, Buffer, Column, Ids
+from stoker.types import Batch, Buffer, Column, Ids, Sample
 
-__all__ = ["MDSShard", "RecordLayout", "iterate_many", "read_many"]
+__all__ = ["MDSShard", "RecordLayout", "iterate_many", "read_many", "read_one"]
 
 _NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
 _NO_VALUES: list[bytes] = []
+_PAIR: Final = Struct("<2I")
 # Samples are gathered in chunks of this size where they are taken one by one.
 _CHUNK_BYTES = 2 << 20
 
@@ -38,6 +40,8 @@ class RecordLayout:
         variable: number of variable columns.
         width: bytes of a whole sample where all columns are fixed, else ``None``.
         unsafe: see :class:`~stoker.formats.base.ShardReader`.
+        head: the sizes of the variable columns.
+        ends: where the columns end in a sample, if that is the same in all samples, else ``None``.
     """
 
     names: tuple[str, ...]
@@ -46,6 +50,8 @@ class RecordLayout:
     variable: int
     width: int | None
     unsafe: Mapping[str, str] = field(hash=False)  # follows from the encodings
+    head: Struct = field(hash=False, compare=False)
+    ends: tuple[int, ...] | None = field(hash=False)
 
     @classmethod
     def of(cls, info: ShardInfo) -> RecordLayout:
@@ -65,6 +71,8 @@ def _layout(names: tuple[str, ...], encoding_names: tuple[str, ...]) -> RecordLa
         len(sizes) - len(fixed),
         sum(fixed) if len(fixed) == len(sizes) else None,
         unsafe_columns(dict(zip(names, encodings, strict=True))),
+        Struct(f"<{len(sizes) - len(fixed)}I"),
+        tuple(accumulate(fixed)) if len(fixed) == len(sizes) else None,
     )
 
 
@@ -81,7 +89,18 @@ class MDSShard:
         addresses: address of its bytes, number of samples, address of the u32 offsets.
     """
 
-    __slots__ = ("_offsets", "address", "addresses", "array", "data", "layout", "options", "samples", "where")
+    __slots__ = (
+        "_fields",
+        "_offsets",
+        "address",
+        "addresses",
+        "array",
+        "data",
+        "layout",
+        "options",
+        "samples",
+        "where",
+    )
 
     def __init__(self, info: ShardInfo, data: Buffer, where: str, options: ReadOptions = ReadOptions()) -> None:
         self.where = where
@@ -94,6 +113,8 @@ class MDSShard:
         self.layout = RecordLayout.of(info)
         self.samples = info.samples
         self.options = options
+        # For single samples: the columns that were last asked for, and which fields these are.
+        self._fields: tuple[Sequence[str] | None, Sequence[tuple[int, str]]] | None = None
         self._check(info.raw[0].bytes)
 
     @property
@@ -110,6 +131,30 @@ class MDSShard:
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         return read_many([self], np.zeros(len(rows), dtype=np.int64), rows, columns)
+
+    def one(self, row: int, columns: Sequence[str] | None) -> Sample:
+        """One sample; see :func:`read_one`."""
+        if self._fields is None or self._fields[0] is not columns:
+            self._fields = columns, _wanted(self.layout, columns, self)
+        layout, data, array = self.layout, self.data, self.array
+        begin, end = _PAIR.unpack_from(self._offsets.data, 4 * row)
+        ends = layout.ends
+        if ends is None:
+            found = iter(layout.head.unpack_from(data, begin))
+            begin += 4 * layout.variable
+            ends = tuple(accumulate([next(found) if size is None else size for size in layout.sizes]))
+            if begin + ends[-1] != end:
+                raise CorruptDataError(f"{self.where}: sample {row}: its columns' sizes do not add up")
+        sample: Sample = {}
+        for k, name in self._fields[1]:
+            encoding, start, stop = layout.encodings[k], begin + ends[k - 1] if k else begin, begin + ends[k]
+            if encoding.size is not None:
+                sample[name] = encoding.decode_row(array[start:stop].copy())
+            elif encoding.verbatim and self.options.views:
+                sample[name] = memoryview(data)[start:stop]
+            else:
+                sample[name] = encoding.decode(data[start:stop])
+        return sample
 
     def _check(self, expected: int) -> None:
         size = self.array.size
@@ -201,6 +246,11 @@ def iterate_many(
         else:
             values[name] = _variable_items(shards, which, rows, layout.encodings[k], name, begins[k], lengths[k])
     return values
+
+
+def read_one(shard: MDSShard, row: int, columns: Sequence[str] | None = None) -> Sample:
+    """One sample, as :func:`iterate_many` gives it, several times as fast."""
+    return shard.one(row, columns)
 
 
 def _fixed_items(

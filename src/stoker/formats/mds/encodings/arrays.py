@@ -112,6 +112,10 @@ class FixedArray(Encoding):
     def decode_fixed(self, raw: NDArray[np.uint8]) -> Column:
         return self._rules.from_stored(raw.view(self.dtype).reshape(len(raw), *self.shape))
 
+    def decode_row(self, raw: NDArray[np.uint8]) -> Any:
+        values = raw.view(self.dtype)
+        return self._rules.from_stored(values if len(self.shape) == 1 else values.reshape(self.shape))
+
 
 class DynamicArray(Encoding):
     """``ndarray`` and ``ndarray:DTYPE``: a header with the shape (and the dtype), then the values.

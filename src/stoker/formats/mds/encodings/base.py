@@ -96,6 +96,14 @@ class Encoding(ABC):
         """
         return [self.decode(row.tobytes()) for row in raw]
 
+    def decode_row(self, raw: NDArray[np.uint8]) -> Any:
+        """Decode one value of a fixed width, in the type that users see: ``(size,)`` bytes that the caller gives away.
+
+        Raises:
+            ValueError: the bytes are not such a value.
+        """
+        return self.items(self.decode_fixed(raw.reshape(1, -1)))[0]
+
     def decode_values(self, values: list[bytes]) -> list[Any]:
         """Decode n values of differing widths; may return ``values`` itself.
 
