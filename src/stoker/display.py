@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["escape", "is_secret", "redact_url"]
+__all__ = ["counted", "escape", "is_secret", "redact_url"]
 
 _SECRET: Final = ("secret", "token", "password", "passwd", "key", "credential", "signature", "sas")
 _AZURE: Final = ("az", "azure", "abfs", "abfss", "adl")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, with a noun that takes an s in the plural.
+
+    >>> counted(1, "file"), counted(1200, "file")
+    ('1 file', '1,200 files')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def escape(text: str, keep: str = "") -> str:

@@ -76,7 +76,7 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="no pattern of files: bad character range"):
         detect(f"{tmp_path}/s-[9-0]0.parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ObjectNotFoundError, match="nothing is there"):
+    with pytest.raises(ObjectNotFoundError, match="empty is empty: there are no files"):
         detect(tmp_path / "empty")
 
 

@@ -21,6 +21,7 @@ from stoker import MDSWriter, StreamingDataset
 from stoker.cli import main
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import Store, open_store
+from stoker.writers import ParquetWriter, TarWriter
 
 
 def write_parquet(folder: Path) -> None:
@@ -137,7 +138,7 @@ def test_what_has_no_one_format_says_what_is_there(tmp_path: Path) -> None:
         StreamingDataset(remote=tmp_path / "both")
     (tmp_path / "strange" / "a.xyz").write_bytes(b"x")
     with pytest.raises(
-        ObjectNotFoundError, match=r"no name of its 1 files tells a format \(1 of .xyz\): say which with format="
+        ObjectNotFoundError, match=r"no name of its 1 file tells a format \(1 of .xyz\): say which with format="
     ):
         StreamingDataset(remote=tmp_path / "strange")
     np.save(tmp_path / "strange" / "a.npy", np.arange(3))
@@ -149,9 +150,112 @@ def test_what_has_no_one_format_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "mds" / "index.json").unlink()
     with pytest.raises(ObjectNotFoundError, match=r'shards whose index is lost.*`stoker index .*format="mds"'):
         StreamingDataset(remote=tmp_path / "mds")
-    for nothing in ("lost", "nowhere"):
-        with pytest.raises(ObjectNotFoundError, match=r"index\.json: no such file"):
-            StreamingDataset(remote=tmp_path / nothing)
+    with TarWriter({"cls": "int"}, str(tmp_path / "tar")) as writer:
+        writer.write({"cls": 1})
+    (tmp_path / "tar" / "index.json").unlink()
+    with pytest.raises(ObjectNotFoundError, match=r"shards whose index is lost.*`stoker index [^;]*anew$"):
+        StreamingDataset(remote=tmp_path / "tar")
+    with pytest.raises(ObjectNotFoundError, match="lost is empty: there are no files"):
+        StreamingDataset(remote=tmp_path / "lost")
+    with pytest.raises(ObjectNotFoundError, match="lost is empty: there are no files"):
+        StreamingDataset(remote=tmp_path / "lost", format="npy")
+    with pytest.raises(ObjectNotFoundError, match=r"losst does not exist: did you mean 'lost'\?"):
+        StreamingDataset(remote=tmp_path / "losst")
+
+
+def test_unfinished_parquet_files_are_not_said_to_need_an_index(tmp_path: Path) -> None:
+    writer = ParquetWriter({"x": "int"}, tmp_path / "data")
+    writer.write({"x": 1})
+    writer.end_shard()
+    writer.abort()
+    for format_ in (None, "parquet"):
+        with pytest.raises(ObjectNotFoundError, match="resume=True goes on") as caught:
+            StreamingDataset(remote=tmp_path / "data", format=format_)
+        assert "stoker index" not in str(caught.value)
+
+
+@pytest.mark.parametrize("format_", [None, "mds"])
+@pytest.mark.parametrize("named", ["shard.00000.mds", "*.mds", "shard.0000{0,1}.mds"])
+def test_an_mds_dataset_named_by_its_shards_is_opened_by_its_directory(
+    tmp_path: Path, named: str, format_: str | None
+) -> None:
+    with MDSWriter({"x": "int"}, tmp_path / "mm") as writer:
+        writer.write({"x": 77})
+    given: list[str | list[str]] = [f"{tmp_path}/mm/{named}", [f"{tmp_path}/mm/{named}"]]
+    for one in given[: 1 if "*" in named else 2]:
+        with pytest.raises(ConfigError, match=rf"opened by its directory, where its index\.json is: {tmp_path}/mm$"):
+            StreamingDataset(one, format=format_)
+
+
+@pytest.mark.s3
+def test_an_mds_shard_of_an_object_store_is_opened_by_its_prefix(tmp_path: Path, bucket: Bucket) -> None:
+    with MDSWriter({"x": "int"}, f"{bucket.url}/mm", storage_options=bucket.storage_options) as writer:
+        writer.write({"x": 77})
+    with pytest.raises(ConfigError, match=f"opened by its directory, .*: {bucket.url}/mm$"):
+        StreamingDataset(f"{bucket.url}/mm/shard.00000.mds", storage_options=bucket.storage_options)
+
+
+@pytest.mark.parametrize("format_", [None, "json"])
+def test_links_that_are_not_followed_are_said_to_be_such(
+    tmp_path: Path, format_: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("outside", "linked", "dangling"):
+        (tmp_path / name).mkdir()
+    write_jsonl(tmp_path / "outside")
+    (tmp_path / "linked" / "more").symlink_to(tmp_path / "outside")
+    (tmp_path / "dangling" / "a.jsonl").symlink_to(tmp_path / "nowhere.jsonl")
+    with pytest.raises(StorageError, match=r"more is a symbolic link to .*outside.*Give that directory itself"):
+        StreamingDataset(tmp_path / "linked", format=format_)
+    with pytest.raises(
+        ObjectNotFoundError, match=r"symbolic links to what is not there: .*a\.jsonl leads to .*nowhere"
+    ):
+        StreamingDataset(tmp_path / "dangling", format=format_)
+    assert "a.jsonl is passed over: it is a symbolic link to what is not there" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["x{}.csv", "x{a}.csv", "x{a.csv", "xa}.csv", "x{1..3.csv"])
+def test_braces_that_stand_for_nothing_are_part_of_a_name(tmp_path: Path, given: str) -> None:
+    with pytest.raises(
+        ObjectNotFoundError, match=r"does not exist.*Of braces, \{a,b\} and \{000..127\} stand for names"
+    ):
+        StreamingDataset(tmp_path / given)
+    (tmp_path / given).write_text("a\n1\n")
+    assert StreamingDataset(tmp_path / given)[0] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("x{3..1}.csv", r"stands for no name: the numbers in \{3\.\.1\} fall"),
+        ("x{3..1}*.csv", r"stands for no name: the numbers in \{3\.\.1\} fall"),
+        ("{a,{b,c}}.csv", "braces inside of braces"),
+        ("x{,}.csv", "twice"),
+    ],
+)
+def test_braces_that_make_no_sense_are_refused(tmp_path: Path, given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset(tmp_path / given)
+
+
+def test_a_directory_with_characters_of_a_pattern_in_its_name_is_itself(tmp_path: Path) -> None:
+    for name in ("dir[1]", "dir1", "a{b,c}", "ab"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", np.full(1 + len(name), 7))
+    for pattern, size in (("dir[1]/*.npy", 7), ("dir[12]/*.npy", 5), ("a{b,c}/*.npy", 7), ("dir[1]/x.npy", 7)):
+        assert len(StreamingDataset(tmp_path / pattern)) == size
+    with pytest.raises(ObjectNotFoundError, match=r"a\{b,c\}/y\.npy"):
+        StreamingDataset(tmp_path / "a{b,c}" / "{x,y}.npy")
+    with pytest.raises(ObjectNotFoundError, match="does not exist"):
+        StreamingDataset(tmp_path / "dir[1]" / "y.npy")
+
+
+def test_a_pattern_that_matches_but_for_the_case_of_letters_says_so(tmp_path: Path) -> None:
+    write_parquet(tmp_path)
+    (tmp_path / "train-00000-of-00001.parquet").rename(tmp_path / "X.PARQUET")
+    for format_ in (None, "parquet"):
+        with pytest.raises(ObjectNotFoundError, match=r"X\.PARQUET differs from it in upper and lower case"):
+            StreamingDataset(tmp_path / "*.parquet", format=format_)
+    assert len(StreamingDataset(tmp_path)) == len(StreamingDataset(tmp_path / "X.*")) == 1
 
 
 @pytest.mark.parametrize("root", ["hf", "hf/data"])
@@ -196,5 +300,5 @@ def test_a_directory_of_a_web_server_can_not_be_listed(tmp_path: Path) -> None:
                 StreamingDataset(remote=f"{url}/", format=format_, local=tmp_path / "cache")
         with pytest.raises(ObjectNotFoundError) as caught:
             StreamingDataset(remote=url, local=tmp_path / "cache")
-        assert "of its 1 files" not in str(caught.value)
+        assert "1 file" not in str(caught.value)
         server.shutdown()

@@ -496,7 +496,7 @@ def test_the_command_converts_and_tells_scripts_what_it_did(
     assert main(given) == 1
     assert "holds a finished conversion of another source or with other settings" in capsys.readouterr().err
     assert main(["convert", str(source), str(tmp_path / "text"), "--processes", "1"]) == 0
-    assert capsys.readouterr().out.startswith("300 samples, in 1 files of mds at ")
+    assert capsys.readouterr().out.startswith("300 samples, in 1 file of mds at ")
     for wrong in (
         ["--columns", "x"],
         ["--split", "a=much"],

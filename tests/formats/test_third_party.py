@@ -14,7 +14,7 @@ import pytest
 
 from s3server import Bucket
 from stoker import StreamingDataset
-from stoker.errors import ConfigError, FormatError
+from stoker.errors import ConfigError, FormatError, ObjectNotFoundError
 from stoker.formats import registry
 from stoker.formats.registry import aliases, format_name, format_names, get_format
 from stoker.storage import open_store
@@ -114,6 +114,20 @@ def test_its_files_are_streamed_from_an_object_store(toys: Path, tmp_path: Path,
     assert sorted(values) == list(range(30)) != values
     with pytest.raises(ConfigError, match="format 'toy' has no setting 'colour'"):
         StreamingDataset(**where, local=tmp_path / "cache", format_options={"colour": 1})
+
+
+def test_its_files_are_detected_by_their_names(toys: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "README.md").write_text("numbers")
+    for number in range(3):
+        (data / f"{number}.toy").write_bytes(np.arange(number * 10, number * 10 + 10, dtype="<u4").tobytes())
+    for given in (data, data / "*.toy", [data / f"{number}.toy" for number in range(3)]):
+        dataset = StreamingDataset(given)
+        assert [int(sample["value"]) for sample in dataset] == list(range(30))
+    np.save(data / "a.npy", np.arange(3))
+    with pytest.raises(ObjectNotFoundError, match=r"several formats \(3 of toy, 1 of npy\)"):
+        StreamingDataset(data)
 
 
 def test_an_alias_stands_for_one_format() -> None:

@@ -49,7 +49,7 @@ def test_it_makes_what_the_library_makes_and_says_so(tmp_path: Path) -> None:
     planned = json.loads(stoker(tmp_path / "data", *arguments, "--dry-run", "--json")[0])
     assert not (tmp_path / "data").exists()
     said, _ = stoker(tmp_path / "data", *arguments)
-    assert "3 files of 3 made" in said
+    assert "3 of 3 files made" in said
     assert "30 samples" in said
     spec = DatasetSpec(format="npz", files=3, samples_per_file=10, columns=("x=float32:2,2", "y=int64"))
     sizes = []

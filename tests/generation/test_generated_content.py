@@ -250,7 +250,7 @@ def test_names_tell_split_folder_and_number() -> None:
         ({"format": "megatron", "dtype": "float32"}, "sequences of uint8, int8"),
         ({"content": "tokens", "vocabulary": 70_000, "dtype": "uint16"}, "do not fit uint16"),
         ({"hashes": ("md6",)}, "'md6' is unknown"),
-        ({"format": "npy", "row_group_size": 5}, "npy has no such setting"),
+        ({"format": "npy", "row_group_size": 5}, "npy has no such setting; arrow and parquet have it"),
         ({"record_bytes": 1 << 32}, "more than 2 GiB"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -170,7 +171,9 @@ def test_clearing_removes_default_caches_whole(home: Path, tmp_path: Path) -> No
     assert sum(1 for _ in read(str(tmp_path / "data"))) == 60
 
 
-def test_what_was_kept_of_a_dataset_read_in_place_is_listed_and_goes(home: Path, tmp_path: Path) -> None:
+def test_what_was_kept_of_a_dataset_read_in_place_is_listed_and_goes(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("stays", "goes"):
         write_others("npy", tmp_path / name)
         read(str(tmp_path / name), format="npy")
@@ -179,6 +182,11 @@ def test_what_was_kept_of_a_dataset_read_in_place_is_listed_and_goes(home: Path,
     origins = {str(tmp_path / name) for name in ("stays", "goes", "shards")}
     assert {cache.origin for cache in list_caches()} == origins
     assert all(cache.kept_bytes and not cache.files for cache in list_caches())
+    capsys.readouterr()
+    assert main(["cache", "list"]) == 0
+    assert re.fullmatch(
+        r".*B was worked out from 3 other datasets, of which there are no copies\n", capsys.readouterr().out
+    )
     shutil.rmtree(tmp_path / "goes")
     prune_caches(gone=True)
     assert {cache.origin for cache in list_caches()} == origins - {str(tmp_path / "goes")}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
-import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,28 +230,26 @@ def test_however_often_it_stops_every_sample_is_there_once(
     assert read(form, data) == list(range(ROWS))
 
 
-def _write_slowly(form: str, out: str, told: Any) -> None:
-    case = CASES[form]
-    writer = begin(form, out, resume=True)
-    for number in range(writer.samples_written, 1000):
-        writer.write(case.sample(number))
+def _write_until_killed(form: str, out: str) -> None:
+    writer = begin(form, out)
+    for number in itertools.count():
+        writer.write(CASES[form].sample(number))
         if number % 30 == 29:
             writer.end_shard()
-            told.put(number)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("form", CASES)
 def test_a_killed_writer_is_resumed(form: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    told = context.Queue()
-    process = context.Process(target=_write_slowly, args=(form, str(tmp_path / "data"), told))
+    process = context.Process(target=_write_until_killed, args=(form, str(tmp_path / "data")), daemon=True)
     process.start()
-    while told.get(timeout=60) < 300:
-        pass
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    first_file = f"part-00000{CASES[form].make.ends[-1]}"
+    while process.is_alive() and not any(tmp_path.rglob(first_file)):  # uploads run behind the writer, in any order
+        time.sleep(0.01)
+    process.kill()
     process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     with begin(form, tmp_path / "data", resume=True) as writer:
         first = writer.samples_written
         assert first % 30 == 0

@@ -12,17 +12,28 @@ from functools import cache
 from itertools import chain, islice
 from typing import Final, Literal
 
-from stoker.catalog.unindexed.files_location import Files, source_of
+from stoker.catalog.unindexed.files_location import Files, check_exists, is_pattern, no_files, no_match, source_of
+from stoker.display import counted
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
+from stoker.formats.format import Format
 from stoker.formats.one_file import FILES, IMAGES
-from stoker.formats.registry import format_names, format_of_bytes, get_format
+from stoker.formats.registry import format_names, format_of_bytes, get_format, other_formats
 from stoker.index.index import INDEX_NAME
 from stoker.index.shard_files import ShardFiles, find_shards
 from stoker.storage import ObjectInfo, Store, is_local, open_store
 from stoker.storage.unfinished import is_hidden
 from stoker.types import StorageOptions
 
-__all__ = ["Detected", "dataset_url", "detect", "detect_listed", "detect_named", "detect_object", "suffixes_of_formats"]
+__all__ = [
+    "Detected",
+    "dataset_url",
+    "detect",
+    "detect_listed",
+    "detect_named",
+    "detect_object",
+    "refuse_shard_files",
+    "suffixes_of_formats",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +47,7 @@ _COMPANION: Final = re.compile(
     re.IGNORECASE,
 )
 _SOUNDS: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus")
+_MDS_SHARD: Final = re.compile(r"\.mds(?:\.(?:br|bz2|gz|snappy|zstd))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,29 @@ def suffixes_of_formats() -> Mapping[str, str]:
     return found | dict.fromkeys(_SOUNDS, FILES)
 
 
+def _suffixes_of(forms: Iterable[Format]) -> Mapping[str, str]:
+    """As :func:`suffixes_of_formats`, of other formats."""
+    return {suffix: form.name for form in forms for suffix in form.file_suffixes}
+
+
+def refuse_shard_files(given: Files) -> None:
+    """See that no files of MDS shards are named: these are read by the index that lies beside them.
+
+    Raises:
+        ConfigError: they are; names the directory to open instead.
+    """
+    for one in [given] if isinstance(given, str | os.PathLike) else given:
+        text = os.fspath(one)
+        directory = is_local(text)
+        if _MDS_SHARD.search(text) and not (directory is not None and directory.is_dir()):
+            source = source_of(text)
+            root = os.path.dirname(text) if source.pattern is None else source.root
+            raise ConfigError(
+                f"{text} names files of an MDS dataset, which is opened by its directory, where its {INDEX_NAME} is: "
+                f"{root or '.'}"
+            )
+
+
 def detect(given: Files, storage_options: StorageOptions | None = None) -> Detected:
     """Detect the format of the files at a URL from their names; nothing is opened.
 
@@ -86,24 +121,28 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
         ConfigError: files of several formats, or of none that is known; says what was found.
     """
     if not isinstance(given, str | os.PathLike):
-        return Detected("files", _chosen([os.fspath(one) for one in given], f"the list of {len(given)} files"))
+        refuse_shard_files(given)
+        return Detected(
+            "files", _chosen([os.fspath(one) for one in given], f"the list of {counted(len(given), 'file')}")
+        )
     text = os.fspath(given)
     if text.startswith(("http://", "https://")) and open_store(text, storage_options).exists(INDEX_NAME):
         return Detected("index")  # what can not be listed is a file otherwise
+    if is_local(text) is not None or is_pattern(text):
+        refuse_shard_files(text)
     source = source_of(text)
     if source.pattern is not None and not text.lower().endswith(tuple(suffixes_of_formats())):
         store = open_store(source.root, None if is_local(source.root) is not None else storage_options)
         matches = re.compile(source.pattern).fullmatch
         names = (item.key for item in store.list() if matches(item.key) and not is_hidden(item.key))
         if (first := next(names, None)) is None:
-            raise ObjectNotFoundError(f"{text}: no file matches", url=source.root)
+            raise ObjectNotFoundError(no_match(source, (item.key for item in store.list())), url=source.root)
         return Detected("files", _chosen(chain([first], names), text))
     named = detect_named(text)
     if named is not None:
         return named
+    check_exists(text)
     directory = is_local(text)
-    if directory is not None and not directory.is_dir():
-        raise ObjectNotFoundError(f"{directory}: no such file or directory", url=str(directory))
     store = open_store(text, None if directory is not None else storage_options)
     if store.exists(INDEX_NAME):
         return Detected("index")
@@ -112,7 +151,8 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
     if not listing:
         if (alone := detect_object(store.url)) is not None:
             return alone
-        raise ObjectNotFoundError(f"{store.url}: nothing is there: there are no files", url=store.url)
+        refuse_shard_files(text)
+        raise ObjectNotFoundError(no_files(store.url), url=store.url)
     below = sorted(item.key for item in listing if item.key.endswith(f"/{INDEX_NAME}"))
     if below:
         raise ConfigError(
@@ -145,7 +185,7 @@ def detect_named(text: str) -> Detected | None:
 
 def detect_object(url: str) -> Detected | None:
     """Detect a remote object's format by its name, where listing finds nothing; ``None`` where the name does not tell."""
-    if is_local(url) is not None or not url.lower().endswith(tuple(suffixes_of_formats())):
+    if is_local(url) is not None or not url.lower().endswith((*suffixes_of_formats(), *_suffixes_of(other_formats()))):
         return None
     return Detected("files", _chosen([url], url))
 
@@ -188,8 +228,7 @@ def _chosen(names: Iterable[str], where: str) -> str:
     known = suffixes_of_formats()
     forms = [get_format(name) for name in format_names()]
     describing = {suffix for form in forms for suffix in form.describing}
-    # Files that belong to others, as a .bin to its .idx, by their endings.
-    owners = {end: form.name for form in forms for end in form.beside}
+    all_known = False
     data: Counter[str] = Counter()
     described: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
@@ -197,6 +236,12 @@ def _chosen(names: Iterable[str], where: str) -> str:
     count = 0
     for count, name in enumerate(names, 1):
         suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
+        if suffix is None and not all_known and not _COMPANION.fullmatch(name.rpartition("/")[2]):
+            others = other_formats()
+            all_known, known = True, {**_suffixes_of(others), **known}
+            forms += others
+            describing.update(suffix for form in forms for suffix in form.describing)
+            suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), None)
         if suffix is not None:
             counts = suffix not in describing
             (data if counts else described)[known[suffix]] += 1
@@ -206,11 +251,13 @@ def _chosen(names: Iterable[str], where: str) -> str:
             unknown[os.path.splitext(name)[1].lower() or "no suffix"] += 1
     beside = described if data else Counter()
     found = data or described
+    # Files that belong to others, as a .bin to its .idx, by their endings.
+    owners = {end: form.name for form in forms for end in form.beside}
     strange = Counter({end: number for end, number in unknown.items() if owners.get(end) not in found})
     if not found:
         raise ConfigError(
-            f"{where}: no name of its {count} files tells a format ({_told(unknown) or 'hidden ones alone'}): say which "
-            "with format=, such as format='files' for files as they are"
+            f"{where}: no name of its {counted(count, 'file')} tells a format ({_told(unknown) or 'hidden ones alone'}): say "
+            "which with format=, such as format='files' for files as they are"
         )
     if strange:
         raise ConfigError(

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from stoker.catalog.detect import detect_listed, detect_named, detect_object
+from stoker.catalog.detect import detect_listed, detect_named, detect_object, refuse_shard_files
 from stoker.catalog.splits import files_of_split
+from stoker.catalog.unindexed.files_location import check_exists, no_files
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError
 from stoker.index.index import INDEX_NAME
+from stoker.index.shard_files import find_shards
 from stoker.storage import ObjectInfo, Store, is_local, join_url, open_store
-from stoker.storage.unfinished import MARK, is_hidden
+from stoker.storage.unfinished import MARK, counted_files, is_hidden
 from stoker.types import StorageOptions
 
 __all__ = ["format_instead", "split_explained"]
@@ -34,8 +36,10 @@ def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, 
         ObjectNotFoundError: they are of no one format; says what is there: datasets in folders, shards without their index,
             files that are being written, or files of several formats or of none.
     """
+    check_exists(url)
     store = open_store(url, options if is_local(url) is None else None)
-    listing, rest = _listing(store)
+    listed = _listing(store)
+    listing, rest = listed or ([], iter(()))
     told = _told(store, listing)
     if not told:
         try:
@@ -49,8 +53,13 @@ def format_instead(url: str | os.PathLike[str], options: StorageOptions | None, 
             if found is not None:
                 told = (
                     f": it holds shards whose index is lost, or that a writer has not finished. `stoker index {store.url}` "
-                    'makes the index anew; format="mds" reads MDS shards without one'
+                    "makes the index anew"
                 )
+                if all(shard.format == "mds" for shard in find_shards(listing).values()):
+                    told += '; format="mds" reads the shards without one'
+    if not told and listed and not listing:
+        refuse_shard_files(url)
+        raise ObjectNotFoundError(no_files(os.fspath(url)), url=store.url) from error
     if not told:
         raise error
     raise ObjectNotFoundError(f"{store.url} has no {INDEX_NAME}{told}", url=store.url) from error
@@ -71,7 +80,8 @@ def split_explained(given: object, split: str | None, options: StorageOptions | 
         if split is None or not isinstance(given, str | os.PathLike):
             raise
         store = open_store(given, options if is_local(given) is None else None)
-        pattern = files_of_split((item.key for item in _listing(store)[0] if not is_hidden(item.key)), split)
+        listing, _ = _listing(store) or ([], iter(()))
+        pattern = files_of_split((item.key for item in listing if not is_hidden(item.key)), split)
         if not pattern:
             raise
         raise ObjectNotFoundError(
@@ -81,21 +91,29 @@ def split_explained(given: object, split: str | None, options: StorageOptions | 
         ) from error
 
 
-def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]]:
-    """The first files at a URL, and the others; none where they can not be listed."""
-    with contextlib.suppress(StokerError, OSError):
-        rest = store.list()
+def _listing(store: Store) -> tuple[list[ObjectInfo], Iterator[ObjectInfo]] | None:
+    """The first files at a URL, and the others; ``None`` where they can not be listed.
+
+    Raises:
+        StorageError: of a local directory: a link leads out of it, or it can not be read.
+    """
+    rest = store.list()
+    try:
         return list(islice(rest, _PEEK)), rest
-    return [], iter(())
+    except StokerError:
+        if is_local(store.url) is not None:
+            raise
+        return None
 
 
 def _told(store: Store, listing: Sequence[ObjectInfo]) -> str:
     """A description of a directory or URL that has no index and holds neither files nor shards; empty where it holds them."""
     if any(item.key == MARK for item in listing):
-        return (
-            ": its files are being written, or their writer was stopped before its end. A writer with resume=True goes on; "
-            f"`stoker index {store.url}` makes a dataset of the shards that are there"
-        )
+        told = ": its files are being written, or their writer was stopped before its end. A writer with resume=True goes on"
+        if find_shards(listing):
+            return f"{told}; `stoker index {store.url}` makes a dataset of the shards that are there"
+        before = counted_files(listing, [MARK], store)[0].key
+        return f"{told}; with format=, the files that were complete before, such as {before}, are read"
     end = f"/{INDEX_NAME}"
     below = sorted(item.key.removesuffix(end) for item in listing if item.key.endswith(end))
     if not below:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
-from stoker.catalog.detect import dataset_url, detect
+from stoker.catalog.detect import dataset_url, detect, refuse_shard_files
 from stoker.catalog.header_columns import index_or_headers
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.missing import format_instead, split_explained
@@ -52,6 +52,7 @@ def check_format(
     if name == _MADE and remote is not None:
         raise ConfigError(f"{where}: synthetic samples have no remote=")
     if name == _INDEXED and not (remote is None or isinstance(remote, str | os.PathLike)):
+        refuse_shard_files(remote)
         raise ConfigError(f"{where}: shards lie in one directory: a list of files needs another format=")
 
 
@@ -98,6 +99,8 @@ def open_format(
     with split_explained(given, split, storage_options):
         if name == _MADE:
             return open_synthetic(settings, **(options or {}))
+        if name == _INDEXED and given is not None:
+            refuse_shard_files(given)
         if name is None and not _may_have_index(given):
             assert given is not None  # as a dataset that has neither remote nor local is refused
             name = detect(given, storage_options).format

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ def run(chosen: argparse.Namespace) -> None:
         ConfigError: nothing says what to remove.
     """
     from stoker.cli.render.numbers import bytes_text
+    from stoker.display import counted
     from stoker.inspection.caches import list_caches, prune_caches
 
     if chosen.action == "list":
@@ -59,7 +61,7 @@ def run(chosen: argparse.Namespace) -> None:
         if chosen.json:
             print_json([cache.as_dict() for cache in caches])
         else:
-            _print(caches)
+            _print(caches, {os.path.abspath(os.path.expanduser(one)) for one in chosen.directories})
         return
     clear = chosen.action == "clear"
     if not clear and chosen.to is None and chosen.older_than is None and not chosen.gone:
@@ -82,16 +84,18 @@ def run(chosen: argparse.Namespace) -> None:
     held = f"; {report.in_use:,} are in use and stay" if report.in_use else ""
     done = "would be removed" if report.dry_run else "removed"
     sys.stdout.write(
-        f"{report.files:,} files of {bytes_text(report.bytes)} {done}, {bytes_text(report.left_bytes)} are left{held}\n"
+        f"{counted(report.files, 'file')} of {bytes_text(report.bytes)} {done}, "
+        f"{bytes_text(report.left_bytes)} are left{held}\n"
     )
 
 
-def _print(caches: list[CacheFacts]) -> None:
+def _print(caches: list[CacheFacts], named: set[str]) -> None:
+    """Print the caches that hold copies or are named, and in one line what was kept of datasets that are read in place."""
     from rich.text import Text
 
     from stoker.cli.render.numbers import bytes_text, seconds_text
     from stoker.cli.terminal import make_console, make_table
-    from stoker.display import escape
+    from stoker.display import counted, escape
 
     if not caches:
         sys.stdout.write("there are no caches\n")
@@ -99,7 +103,8 @@ def _print(caches: list[CacheFacts]) -> None:
     headings = ("cache", "of", "size", "files", "last used", "")
     table = make_table(headings, left=[one for one in headings if one != "size"], fold=True)
     now = time.time()
-    for cache in caches:
+    shown = [cache for cache in caches if cache.files or cache.downloads or cache.path in named]
+    for cache in shown:
         used = "never" if cache.used is None else f"{seconds_text(max(0.0, now - cache.used))} ago"
         state = "in use" if cache.in_use or cache.downloads else ""
         row = (
@@ -111,6 +116,12 @@ def _print(caches: list[CacheFacts]) -> None:
             state,
         )
         table.add_row(*(Text(escape(text)) for text in row))
-    table.add_section()
-    table.add_row("", "", bytes_text(sum(cache.bytes for cache in caches)), "", "", "")
-    make_console(wide=True).print(table)
+    if shown:
+        table.add_section()
+        table.add_row("", "", bytes_text(sum(cache.bytes for cache in shown)), "", "", "")
+        make_console(wide=True).print(table)
+    if rest := [cache for cache in caches if cache not in shown]:
+        kept = bytes_text(sum(cache.kept_bytes for cache in rest))
+        sys.stdout.write(
+            f"{kept} was worked out from {counted(len(rest), 'other dataset')}, of which there are no copies\n"
+        )

@@ -108,6 +108,7 @@ def run(chosen: argparse.Namespace) -> None:
         StokerError: see :func:`stoker.conversion.convert`.
     """
     from stoker.conversion import convert
+    from stoker.display import counted
 
     with (
         on_interrupt("what is done stays, and the index is not written: the same command continues from there"),
@@ -122,9 +123,9 @@ def run(chosen: argparse.Namespace) -> None:
     parts = "".join(f", {name} {samples:,}" for name, samples in done.splits.items() if name)
     before = f", {done.resumed} of {done.tasks} tasks done before" if done.resumed else ""
     sys.stdout.write(
-        f"{done.samples:,} samples{kept}{parts}, in {done.shards:,} files of {done.format} at {chosen.destination}, "
-        f"{bytes_text(done.bytes)}; {seconds_text(done.seconds)}, {done.samples_read / max(done.seconds, 1e-9):,.0f} "
-        f"samples/s{before}\n"
+        f"{counted(done.samples, 'sample')}{kept}{parts}, in {counted(done.shards, 'file')} of {done.format} "
+        f"at {chosen.destination}, {bytes_text(done.bytes)}; {seconds_text(done.seconds)}, "
+        f"{done.samples_read / max(done.seconds, 1e-9):,.0f} samples/s{before}\n"
     )
 
 

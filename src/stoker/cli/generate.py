@@ -9,6 +9,7 @@ from typing import Any, Final
 from stoker.cli.arguments import byte_size, codec, count, integer
 from stoker.cli.render.numbers import bytes_text
 from stoker.cli.running import add_json, add_storage_options, arguments_of, bar, on_interrupt, print_json
+from stoker.display import counted
 
 __all__ = ["add", "run"]
 
@@ -115,8 +116,8 @@ def run(chosen: argparse.Namespace) -> None:
     kept = f", {done.kept:,} were there" if done.kept else ""
     rest = "" if done.complete else "; the data set is not whole yet: other hosts have files to make"
     sys.stdout.write(
-        f"{done.made:,} files of {done.files:,} made{kept}: {bytes_text(done.bytes)} in {done.seconds:.1f} s, {rate}/s; "
-        f"{done.samples:,} samples at {chosen.url}{rest}\n"
+        f"{done.made:,} of {counted(done.files, 'file')} made{kept}: {bytes_text(done.bytes)} in {done.seconds:.1f} s, "
+        f"{rate}/s; {counted(done.samples, 'sample')} at {chosen.url}{rest}\n"
     )
 
 
@@ -162,8 +163,8 @@ def _show_plan(chosen: argparse.Namespace, spec: Any, sizes: dict[str, Any]) -> 
         return
     about = "" if sizes["exact"] else "about "
     sys.stdout.write(
-        f"{sizes['files']:,} files of {spec.format}, {spec.samples:,} samples, {about}{bytes_text(sizes['bytes'])} "
-        f"({sizes['smallest']:,} to {sizes['largest']:,} bytes each)\n"
+        f"{counted(sizes['files'], 'file')} of {spec.format}, {counted(spec.samples, 'sample')}, "
+        f"{about}{bytes_text(sizes['bytes'])} ({sizes['smallest']:,} to {sizes['largest']:,} bytes each)\n"
         f"columns: {', '.join(f'{name} {kind}' for name, kind in columns.items())}\n"
         f"files: {', '.join(names)}\n"
     )

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from stoker.cli.running import add_format, add_json, add_storage_options, on_interrupt, print_json
+from stoker.display import counted
 from stoker.errors import ConfigError
 
 __all__ = ["add", "run"]
@@ -44,7 +45,8 @@ def run(chosen: argparse.Namespace) -> None:
         print_json(said)
         return
     sys.stdout.write(
-        f"{said['kept']}: {said['samples']:,} samples in {said['shards']:,} shards of format {said['format'] or 'none'}\n"
+        f"{said['kept']}: {counted(said['samples'], 'sample')} in {counted(said['shards'], 'shard')} of format "
+        f"{said['format'] or 'none'}\n"
     )
 
 

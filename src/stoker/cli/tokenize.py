@@ -9,6 +9,7 @@ from typing import get_args
 
 from stoker.cli.arguments import codec, count, integer
 from stoker.cli.running import add_json, add_storage_options, arguments_of, on_interrupt, print_json, shows_progress
+from stoker.display import counted
 from stoker.tokens.tokenize.tokenize import OutputFormat, tokenize
 
 __all__ = ["add", "run"]
@@ -75,6 +76,7 @@ def run(chosen: argparse.Namespace) -> None:
     left_out = f", {done.empty:,} empty ones left out" if done.empty else ""
     before = " more" if done.resumed else ""
     sys.stdout.write(
-        f"{done.tokens:,}{before} tokens ({done.dtype}) of {done.documents:,} documents{left_out}, in {done.files:,} files "
+        f"{done.tokens:,}{before} tokens ({done.dtype}) of {counted(done.documents, 'document')}{left_out}, in "
+        f"{counted(done.files, 'file')} "
         f"at {chosen.dst}; {done.tokens / max(done.seconds, 1e-9) / 1e6:.2f} M tokens/s\n"
     )

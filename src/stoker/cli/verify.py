@@ -17,7 +17,7 @@ from stoker.cli.running import (
     on_interrupt,
     print_json,
 )
-from stoker.display import escape
+from stoker.display import counted, escape
 
 if TYPE_CHECKING:
     from stoker.inspection import VerifyReport
@@ -84,7 +84,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _print(report: VerifyReport) -> None:
-    from stoker.cli.render.numbers import bytes_text, count_text, seconds_text
+    from stoker.cli.render.numbers import bytes_text, seconds_text
 
     for problem in report.problems:
         sys.stdout.write(f"{escape(str(problem))}\n")
@@ -97,8 +97,8 @@ def _print(report: VerifyReport) -> None:
         sys.stdout.write(f"note: {escape(note)}\n")
     if report.stopped:
         sys.stdout.write("stopped, because there are too many problems (--max-problems); there may be others\n")
-    found = "no problems" if report.ok else f"{len(report.problems):,} problem{'s' * (len(report.problems) > 1)}"
+    found = "no problems" if report.ok else counted(len(report.problems), "problem")
     sys.stdout.write(
-        f"{report.url}: {found} in {count_text(report.shards)} shards with {count_text(report.samples)} samples; "
+        f"{report.url}: {found} in {counted(report.shards, 'shard')} with {counted(report.samples, 'sample')}; "
         f"{bytes_text(report.bytes)} read in {seconds_text(report.seconds)}\n"
     )

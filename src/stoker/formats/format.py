@@ -74,6 +74,7 @@ class Format(ABC):
         types: words for types of columns that are the format's own, without what follows a colon, and the data types that
             they mean.
         text: whether shards are lines, which hold text, whole numbers and floats.
+        quoted: whether values in files without an index may be quoted, while those in shards with an index are not.
         single: whether a file is a sample. Nothing of it is read: :meth:`inspect_names` tells the columns.
         row_groups: whether parts of a file are read by columns. :meth:`inspect_header` then gets three more settings:
             ``columns``, which are to be read (``None`` for all); ``predicate``, which shards are; and ``partition``, the
@@ -103,6 +104,7 @@ class Format(ABC):
     implied: ClassVar[tuple[str, ...]] = ()
     types: ClassVar[Mapping[str, str]] = {}
     text: ClassVar[bool] = False
+    quoted: ClassVar[bool] = False
     single: ClassVar[bool] = False
     row_groups: ClassVar[bool] = False
     writer: ClassVar[str] = ""

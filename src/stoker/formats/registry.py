@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, overload
@@ -14,7 +15,9 @@ from stoker.formats.format import Format
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "aliases", "format_name", "format_names", "format_of_bytes", "get_format", "load"]
+__all__ = ["GROUP", "aliases", "format_name", "format_names", "format_of_bytes", "get_format", "load", "other_formats"]
+
+logger = logging.getLogger(__name__)
 
 GROUP: Final = "stoker.formats"
 """Group of entry points: the name is the format's, the object a class, or a function, that makes it from nothing."""
@@ -59,6 +62,19 @@ _NAMES: Final = _Names(sorted(_OWN))
 def format_names() -> tuple[str, ...]:
     """Names of stoker's own formats; ``in`` finds those of other packages, too."""
     return _NAMES
+
+
+def other_formats() -> list[Format]:
+    """The formats of other packages. Those that can not be loaded are left out and logged. To look for them takes longer than
+    to import stoker.
+    """
+    found: list[Format] = []
+    for name in sorted(_others()):
+        try:
+            found.append(get_format(name))
+        except FormatError as error:
+            logger.warning("%s; files of it are not detected", error)
+    return found
 
 
 @overload

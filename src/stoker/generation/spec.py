@@ -158,7 +158,8 @@ class DatasetSpec:
             raise ConfigError(f"row_group_size={self.row_group_size}: at least 1")
         for name in ("row_group_size", "hdf5_chunks"):
             if getattr(self, name) and name not in form.settings:
-                raise ConfigError(f"{name}: {self.format} has no such setting")
+                having = [one for one in generated_formats() if name in _generated(one).settings]
+                raise ConfigError(f"{name}: {self.format} has no such setting; {' and '.join(having)} have it")
         if unknown := set(self.hashes) - set(hash_names()):
             raise ConfigError(f"hashes: {min(unknown)!r} is unknown; known: {', '.join(hash_names())}")
 

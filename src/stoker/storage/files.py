@@ -194,7 +194,8 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
     """Regular files below a directory, in no order: path below ``root``, and status.
 
     A symbolic link to a file is that file, wherever it lies. A link to a directory below ``root`` is followed once, and not
-    in circles. ``root`` itself may be a link. What vanishes meanwhile, and links that lead nowhere, are passed over. So are
+    in circles. ``root`` itself may be a link. What vanishes meanwhile is passed over, and links that lead nowhere with a
+    warning. So are
     stoker's caches below ``root``: they hold copies, which would be read as further data.
 
     Args:
@@ -229,6 +230,8 @@ def walk_files(root: str, wanted: Callable[[str], bool] = lambda _: True) -> Ite
                     continue
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ELOOP):
+                    if entry.is_symlink():
+                        logger.warning("%s is passed over: it is a symbolic link to what is not there", entry.path)
                     continue
                 raise
             if entry.is_symlink() and not _is_followed(entry.path, top, linked):

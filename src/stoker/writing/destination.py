@@ -62,6 +62,9 @@ class Destination:
     whole: bool = True
     """Whether what is written is a dataset of its own, which has a file even where it has no samples."""
 
+    appends: bool = True
+    """Whether the caller may choose ``append=``, so that errors offer it."""
+
     def __init__(self, stores: Iterable[Store]) -> None:
         self.stores = tuple(stores)
         self.main = self.stores[-1]
@@ -168,7 +171,7 @@ class Destination:
     def _refuse_existing(self, files: OutputFiles) -> None:
         for store in self.stores:
             if store.exists(INDEX_NAME):
-                added = ", or append=True to add to it" if files.indexed else ""
+                added = ", or append=True to add to it" if files.indexed and self.appends else ""
                 raise ConfigError(
                     f"{store.url_of(INDEX_NAME)} exists: write elsewhere, or pass exist_ok=True to replace the dataset{added}"
                 )
@@ -177,9 +180,9 @@ class Destination:
                 continue
             if files.indexed or store.exists(MARK):
                 raise _unfinished(store, files)
+            added = ", or append=True to add to them" if self.appends else ""
             raise ConfigError(
-                f"{store.url} holds such files: write elsewhere, pass exist_ok=True to replace them, or append=True to add "
-                "to them"
+                f"{store.url} holds such files: write elsewhere, pass exist_ok=True to replace them{added}"
             )
 
     def _continued(self, files: OutputFiles, resume: bool) -> tuple[Begun, list[WrittenFiles]]:
@@ -296,10 +299,10 @@ OutPath: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str 
 
 def open_destination(
     out: OutPath,
-    remote: str | os.PathLike[str] | None,
-    keep_local: bool,
-    storage_options: StorageOptions | None,
-    retry: int,
+    remote: str | os.PathLike[str] | None = None,
+    keep_local: bool = False,
+    storage_options: StorageOptions | None = None,
+    retry: int = 5,
 ) -> Destination:
     """Work out where ``out``, ``remote`` and ``keep_local`` say that files should go.
 

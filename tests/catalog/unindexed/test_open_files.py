@@ -340,7 +340,7 @@ def test_damaged_missing_and_unknown_are_reported(tmp_path: Path) -> None:
     into(tmp_path)("part-1.npz", b"PK")
     with pytest.raises(CorruptDataError, match=r"part-1\.npz: not an NPZ file"):
         open_unindexed(tmp_path, "npz")
-    with pytest.raises(ObjectNotFoundError, match=r"no files of format 'tar'.*end with \.tar"):
+    with pytest.raises(ObjectNotFoundError, match=r"no files of format 'tar'.*ends with \.tar"):
         open_unindexed(tmp_path, "tar")
     with pytest.raises(FormatError, match=r"'zarr' is unknown; .* known: arrow"):
         open_unindexed(tmp_path, "zarr")

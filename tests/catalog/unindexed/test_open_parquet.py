@@ -164,7 +164,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
 
 def test_where_there_are_no_parquet_files_the_error_says_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(ObjectNotFoundError, match=r"no files of format 'parquet' there: of its 1 files"):
+    with pytest.raises(ObjectNotFoundError, match=r"no files of format 'parquet' there: it holds 1 file,"):
         open_parquet(tmp_path)
     with pytest.raises(ObjectNotFoundError, match="no such file or directory"):
         open_parquet(tmp_path / "nothing")
@@ -721,7 +721,7 @@ def test_urls_of_files_patterns_and_directories_named_like_files(tmp_path: Path,
     assert read_ids(open_parquet(f"{url}/**/part-[0].parquet", **options)) == list(range(100))
     both = [f"{url}/out.parquet/part-{k}.parquet" for k in (1, 0)]
     assert read_ids(open_parquet(both, **options)) == [*range(100, 200), *range(100)]
-    with pytest.raises(ObjectNotFoundError, match="no files of format 'parquet'"):
+    with pytest.raises(ObjectNotFoundError, match="nothing is there: there are no files"):
         open_parquet(f"{url}/nothing", **options)
     with pytest.raises(ObjectNotFoundError):
         open_parquet(f"{url}/nothing.parquet", **options)

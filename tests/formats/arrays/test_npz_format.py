@@ -74,7 +74,7 @@ def test_samples_along_the_last_axis_as_dlio_writes_them() -> None:
     batch = reader.read(np.array([5, 0]))
     assert np.array_equal(batch["x"][0], records[..., 5])
     assert batch["y"].tolist() == [0, 0]
-    with pytest.raises(FormatError, match="differ in rows"):
+    with pytest.raises(FormatError, match=r"differ in rows.*format_options=\{\"columns\": \['x'\]\}"):
         opened(out.getvalue(), "npz")
 
 

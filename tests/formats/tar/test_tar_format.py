@@ -47,6 +47,19 @@ def webdataset_of(path: Path) -> list[dict[str, Any]]:
     return list(wds.WebDataset([str(path)], shardshuffle=False, empty_check=False))
 
 
+def test_files_of_a_sample_that_do_not_follow_each_other_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(archive_of([("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3"), ("b.cls", b"4")]))
+    assert [sample["__key__"] for sample in webdataset_of(path)] == ["a", "b", "a", "b"]
+    with pytest.raises(
+        CorruptDataError, match=r"a\.tar: the files of sample 'a' do not follow each other.*tar --sort=name"
+    ):
+        StreamingDataset(path)
+    path.write_bytes(archive_of([("a.txt", b"1"), ("a.cls", b"3"), ("b.txt", b"2"), ("a.txt", b"5"), ("a.cls", b"6")]))
+    found = [(sample["__key__"], sample["txt"], sample["cls"]) for sample in StreamingDataset(path)]
+    assert found == [("a", "1", 3), ("b", "2", None), ("a", "5", 6)]
+
+
 def test_webdataset_and_tarfile_read_what_is_written(tmp_path: Path) -> None:
     with TarWriter(COLUMNS, tmp_path, size_limit=200_000) as writer:
         for number in range(120):
@@ -92,6 +105,13 @@ def test_samples_are_those_that_webdataset_finds(
         with pytest.raises(CorruptDataError, match="two files"):
             opened(data, "tar")
         return
+    parts: dict[str, set[str]] = {}
+    for one in expected:
+        columns = one.keys() - {"__key__"}
+        if parts.setdefault(one["__key__"], columns).isdisjoint(columns):  # parts of one sample
+            with pytest.raises(CorruptDataError, match="do not follow each other"):
+                opened(data, "tar")
+            return
     reader = opened(data, "tar", encodings={"cls": "bytes"})
     batch = reader.read(np.arange(reader.samples))
     found = [

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker import StreamingDataset, rebuild_index
 from stoker.errors import ConfigError, CorruptDataError, EncodingError, FormatError
 from stoker.formats.base import ShardInfo
 from stoker.formats.registry import get_format
 from stoker.index.index import Index
-from stoker.writers import CSVWriter, JSONWriter, XSVWriter
+from stoker.writers import CSVWriter, JSONWriter, TSVWriter, XSVWriter
 
 COLUMNS = {"b": "int", "a": "str", "c": "float"}
 SAMPLES = [{"a": f"text {i}", "b": i, "c": i / 4} for i in range(6)]
@@ -175,6 +176,22 @@ def test_a_value_that_does_not_fit_is_refused(tmp_path: Path, kind: Any, column:
 def test_text_that_would_split_is_refused(tmp_path: Path, text: str) -> None:
     with CSVWriter(COLUMNS, tmp_path) as writer, pytest.raises(EncodingError, match="separator"):
         writer.write({**SAMPLES[0], "a": text})
+
+
+@pytest.mark.parametrize(("writer", "form"), [(CSVWriter, "csv"), (TSVWriter, "tsv"), (CSVWriter, "xsv")])
+def test_shards_without_quotes_are_not_read_as_files_with_quotes(writer: Any, form: str, tmp_path: Path) -> None:
+    texts = ['"quoted"', 'a "b" c', '"', "a\r", "'"]
+    with writer({"a": "str"}, tmp_path) as out:
+        out.write_batch({"a": texts})
+    assert [sample["a"] for sample in StreamingDataset(tmp_path)] == texts
+    name = "shard.00000.tsv" if form == "tsv" else "shard.00000.csv"
+    options = {"separator": ","} if form == "xsv" else {}
+    for files in (tmp_path, tmp_path / name, f"{tmp_path}/*.?sv", [tmp_path / name]):
+        with pytest.raises(ConfigError, match=rf"{name} is a shard .* not quoted .*open {tmp_path} without format="):
+            StreamingDataset(files, format=form, format_options=options)
+    (tmp_path / "index.json").unlink()
+    rebuild_index(tmp_path)
+    assert [sample["a"] for sample in StreamingDataset(tmp_path)] == texts
 
 
 def test_a_value_that_continues_a_long_separator_is_refused(tmp_path: Path) -> None:

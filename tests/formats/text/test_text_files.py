@@ -238,7 +238,7 @@ def test_damaged_text_is_named(name: str, text: str, options: dict[str, Any], me
         ("xsv", {}, "separator=None"),
         ("csv", {"columns": {"z": "int"}}, "column 'z' is unknown; known: a"),
         ("csv", {"columns": {"a": "bool"}}, "'a': kind 'bool' is unknown; known: str, int, float"),
-        ("csv", {"columns": ["a"]}, "with a header, give kinds by name"),
+        ("csv", {"columns": ["a"]}, "these are types by name, such as .'a': 'str'"),
         ("csv", {"piece_bytes": 0}, "piece_bytes=0: at least 1"),
         ("csv", {"colour": 1}, "has no setting 'colour'; it has columns"),
         ("json", {"columns": {"a": "date"}}, "'a': kind 'date' is unknown; known: str"),

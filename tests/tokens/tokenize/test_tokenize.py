@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -484,8 +485,13 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_if_it_is_parquet(
     with pytest.raises(ConfigError, match="it is done"):
         tokenize(source, dst, tokenizer_file, processes=1)
     write_parquet(source, ["and to"])
-    with pytest.raises(ConfigError, match="exist_ok=True to replace them"):
+    with pytest.raises(ConfigError, match="exist_ok=True to replace them") as caught:
         tokenize(source, dst, tokenizer_file, processes=1)
+    assert "append" not in str(caught.value)
+    tokenize(source, tmp_path / "mds", tokenizer_file, processes=1, format="mds")
+    with pytest.raises(ConfigError, match=r"exist_ok=True to replace the dataset$"):
+        tokenize(source, tmp_path / "mds", tokenizer_file, processes=1, format="mds", compression=None)
+    shutil.rmtree(tmp_path / "mds")
     tokenize(source, dst, tokenizer_file, processes=1, exist_ok=True)
     assert decoded(tokenizer_file, rows_of(dst)) == ["and to"]
     (dst / "thesis.tex").write_text("mine")
@@ -691,6 +697,6 @@ def test_the_command_does_what_the_function_does(
     told = f"{source} {tmp_path}/dst --tokenizer {tokenizer_file} --append-eos --processes 1 --row-group-tokens 1k"
     chosen = parser.parse_args(["tokenize", *told.split(), "--compression", "none"])
     command.run(chosen)
-    assert "of 60 documents, in 1 files" in capsys.readouterr().out
+    assert "of 60 documents, in 1 file " in capsys.readouterr().out
     tokenize(source, tmp_path / "2", tokenizer_file, append_eos=True, row_group_tokens=1000, compression=None)
     assert _contents(tmp_path / "dst") == _contents(tmp_path / "2")

@@ -5,21 +5,32 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from stoker.display import redact_url
+from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
+from stoker.storage.unfinished import is_hidden
 
-__all__ = ["Files", "FilesLocation", "check_exists", "expand_braces", "is_pattern", "source_of"]
+__all__ = [
+    "Files",
+    "FilesLocation",
+    "check_exists",
+    "expand_braces",
+    "is_pattern",
+    "no_files",
+    "no_match",
+    "source_of",
+]
 
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory or URL prefix, a file, a pattern, or a list of files."""
 
 _BRACES: Final = re.compile(r"\{(?:(?P<first>[0-9]+)\.\.(?P<last>[0-9]+)|(?P<each>[^{}]*,[^{}]*))\}")
 _WILD: Final = re.compile(rf"[*?\[]|{_BRACES.pattern}")
+_BRACE: Final = re.compile(r"[{}]")
 _MOST_NAMES: Final = 1_000_000
 
 
@@ -84,7 +95,7 @@ def source_of(given: Files) -> FilesLocation:
 def is_pattern(given: str | os.PathLike[str]) -> bool:
     """Whether a text stands for any number of files, as one with ``*`` or ``{00..12}``, and is no path of this machine."""
     path = is_local(given)
-    return _WILD.search(os.fspath(given) if path is None else str(path)) is not None and not (path and path.exists())
+    return _WILD.search(os.fspath(given)) is not None if path is None else _is_local_pattern(str(path))
 
 
 def expand_braces(text: str) -> list[str]:
@@ -103,6 +114,10 @@ def expand_braces(text: str) -> list[str]:
             parts = match["each"].split(",")
         else:
             low, high, digits = int(match["first"]), int(match["last"]), len(match["first"])
+            if high < low:
+                raise ConfigError(
+                    f"{text} stands for no name: the numbers in {match[0]} fall. Write the lower one first"
+                )
             if high - low >= _MOST_NAMES:
                 raise ConfigError(f"{text}: {match[0]} stands for more than {_MOST_NAMES:,} names")
             parts = [f"{number:0{digits}}" for number in range(low, high + 1)]
@@ -110,9 +125,12 @@ def expand_braces(text: str) -> list[str]:
             raise ConfigError(f"{text} stands for more than {_MOST_NAMES:,} names")
         names = [f"{name}{text[at : match.start()]}{part}" for name in names for part in parts]
         at = match.end()
-    if not names:
-        raise ConfigError(f"{text} stands for no name: the numbers in braces fall")
-    return [name + text[at:] for name in names]
+    names = [name + text[at:] for name in names]
+    if at and _BRACES.search(names[0]):
+        raise ConfigError(
+            f"{text} has braces inside of braces, which leaves {names[0]}: write one pair, or a list of files"
+        )
+    return names
 
 
 def check_exists(given: str | os.PathLike[str]) -> None:
@@ -122,22 +140,55 @@ def check_exists(given: str | os.PathLike[str]) -> None:
         ObjectNotFoundError: it does not; names files next to it of similar names.
     """
     path = is_local(given)
-    if path is None or path.exists() or _WILD.search(str(path)):
+    if path is None or path.exists() or _is_local_pattern(str(path)):
         return
     parent = path.parent
     if not parent.is_dir():
         raise ObjectNotFoundError(f"{path} does not exist, nor does its directory: check the path", url=str(path))
     near = difflib.get_close_matches(path.name, [entry.name for entry in os.scandir(parent)], 3)
     meant = f": did you mean {' or '.join(repr(name) for name in near)}?" if near else f": check what is in {parent}"
-    raise ObjectNotFoundError(f"{path} does not exist{meant}", url=str(path))
+    braces = ". Of braces, {a,b} and {000..127} stand for names" if _BRACE.search(str(path)) else ""
+    raise ObjectNotFoundError(f"{path} does not exist{meant}{braces}", url=str(path))
+
+
+def no_files(root: str) -> str:
+    """A message for a directory or a URL below which no file is: says if links are there that lead nowhere."""
+    directory = is_local(root)
+    if directory is None:
+        return f"{root}: nothing is there: there are no files"
+    links = [entry.path for entry in os.scandir(directory) if entry.is_symlink() and not os.path.exists(entry.path)]
+    if links:
+        return (
+            f"{directory} holds no files, but symbolic links to what is not there: {min(links)} leads to "
+            f"{os.readlink(min(links))!r}. Mount what they lead to, or link the files anew"
+        )
+    return f"{directory} is empty: there are no files to detect a format by, or to read. Check the path"
+
+
+def no_match(source: FilesLocation, keys: Iterable[str]) -> str:
+    """A message for a pattern that no file matches: names one that it would match but for the case of letters."""
+    assert source.pattern is not None
+    matches = re.compile(source.pattern, re.IGNORECASE).fullmatch
+    count, near = 0, ""
+    for key in keys:
+        count += 1
+        if not near and matches(key):
+            near = key
+    if near and is_hidden(near):
+        hint = f"{near} is hidden (beginning with _ or a dot)"
+    elif near:
+        hint = f"{near} differs from it in upper and lower case"
+    else:
+        hint = f"there {'is' if count == 1 else 'are'} {counted(count, 'file')} below {source.root}"
+    return f"{source.given}: no file matches: {hint}"
 
 
 def _one(text: str) -> FilesLocation:
     local = is_local(text)
     if local is not None:
         path = str(local)
-        if _WILD.search(path) and not os.path.exists(path):
-            return _wild(path)
+        if _is_local_pattern(path):
+            return _wild(path, _existing(path))
         if os.path.isfile(path):
             return FilesLocation(os.path.dirname(path), keys=(os.path.basename(path),))
         return FilesLocation(path)
@@ -154,14 +205,16 @@ def _one(text: str) -> FilesLocation:
     return FilesLocation(text.rstrip("/"))
 
 
-def _wild(text: str) -> FilesLocation:
-    first = _WILD.search(text)
+def _wild(text: str, literal: str = "") -> FilesLocation:
+    """The location of a pattern, which begins with ``literal``, that stands for itself."""
+    rest = text[len(literal) :]
+    first = _WILD.search(rest)
     assert first is not None
-    if not re.search(r"[*?\[]", text):
-        named = source_of(expand_braces(text))
+    if not re.search(r"[*?\[]", rest):
+        named = source_of([literal + name for name in expand_braces(rest)])
         return FilesLocation(named.root, keys=named.keys, given=text)
-    root, _, pattern = text[: first.start()].rpartition("/")
-    patterns = map(_regular, expand_braces(pattern + text[first.start() :]))
+    root, _, pattern = (literal + rest[: first.start()]).rpartition("/")
+    patterns = map(_regular, expand_braces(pattern + rest[first.start() :]))
     joined = "|".join(patterns)
     try:
         re.compile(joined)
@@ -170,6 +223,23 @@ def _wild(text: str) -> FilesLocation:
             f"{redact_url(text)} is no pattern of files: {error}. Ranges in [...] rise, such as [0-9]"
         ) from None
     return FilesLocation(root or "/", pattern=joined, given=text)
+
+
+def _is_local_pattern(path: str) -> bool:
+    """Whether a path has a pattern's characters, where they are not those of a file's or a directory's own name."""
+    return (
+        _WILD.search(path) is not None
+        and not os.path.exists(path)
+        and _WILD.search(path, len(_existing(path))) is not None
+    )
+
+
+def _existing(path: str) -> str:
+    """The directories that a pattern begins with and that exist, whatever characters their names have; ends with a slash."""
+    end = path.rfind("/") + 1
+    while end and not os.path.isdir(path[:end]):
+        end = path.rfind("/", 0, end - 1) + 1
+    return path[:end]
 
 
 def _regular(pattern: str) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
 from stoker.catalog.splits import refuse_splits
-from stoker.catalog.unindexed.files_location import FilesLocation
+from stoker.catalog.unindexed.files_location import FilesLocation, no_files, no_match
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files
 from stoker.concurrency.threads import Threads
-from stoker.errors import IndexFileError, ObjectNotFoundError
+from stoker.display import counted
+from stoker.errors import ConfigError, IndexFileError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
 from stoker.formats.format import Format
 from stoker.index.index import INDEX_NAME
@@ -27,6 +28,7 @@ __all__ = ["SourceFiles", "find_files", "read_listed", "side_by_side"]
 
 _T = TypeVar("_T")
 _THREADS: Final = 16
+_LINE_SHARD: Final = re.compile(r"(?P<name>(?:.*/)?shard\.[0-9]{5,10}\.(?:csv|tsv|xsv))(?P<packed>\.gz)?")
 _LISTED_DELAYS: Final = (0.1, 0.3, 1.0, 2.0)
 
 
@@ -83,12 +85,14 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
     Raises:
         ObjectNotFoundError: there are none; says what is there.
         IndexFileError: a file's name leaves the root.
-        ConfigError: a directory holds several splits (:mod:`stoker.catalog.splits`); says how to choose one.
+        ConfigError: a directory holds several splits (:mod:`stoker.catalog.splits`); says how to choose one. Or files are
+            shards that only their index tells how to read.
     """
     store, suffixes = open_root(source.root), reader.file_suffixes
     if source.keys is not None:
         for key in source.keys:
             _check_name(key, source.root)
+        _refuse_unquoted_shards(source.keys, store, reader)
         return _with_beside(source, store, [ObjectInfo(key, -1) for key in source.keys], reader)
     matches = re.compile(source.pattern).fullmatch if source.pattern is not None else None
     found: list[ObjectInfo] = []
@@ -112,6 +116,7 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
         found.append(file)
     found = counted_files(sorted(found, key=lambda file: file.key), notes, store)
     if found:
+        _refuse_unquoted_shards((file.key for file in found), store, reader)
         if matches is None:
             found = saved_files(found, saved, store) if reader.name == "arrow" else found
             refuse_splits((file.key for file in found), source.root, folders_only=reader.single)
@@ -121,10 +126,15 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
         head, _, name = source.root.rpartition("/")
         if not head.endswith("/") and (not suffixes or name.lower().endswith(suffixes)):
             return _with_beside(FilesLocation(head, keys=(name,)), open_root(head), [ObjectInfo(name, -1)], reader)
-    what = f"match {source.given!r}" if source.pattern is not None else f"end with {', '.join(suffixes) or 'anything'}"
+    if not others:
+        raise ObjectNotFoundError(no_files(source.root), url=source.root)
+    if source.pattern is not None:
+        raise ObjectNotFoundError(
+            no_match(source, (file.key for file in _listing(source.root, store))), url=source.root
+        )
     raise ObjectNotFoundError(
-        f"{source.root}: no files of format {reader.name!r} there: of its {others} files, none does {what}, or it is hidden "
-        "(beginning with _ or a dot)",
+        f"{source.root}: no files of format {reader.name!r} there: it holds {counted(others, 'file')}, and none that is not "
+        f"hidden (beginning with _ or a dot) ends with {', '.join(suffixes) or 'anything'}",
         url=source.root,
     )
 
@@ -142,6 +152,18 @@ def _with_beside(
         keys = [os.path.splitext(file.key)[0] + end for end in reader.beside]
         beside[file.key] = tuple((listed or {}).get(key) or ObjectInfo(key, -1) for key in keys)
     return SourceFiles(source, store, files, beside)
+
+
+def _refuse_unquoted_shards(keys: Iterable[str], store: Store, reader: Format) -> None:
+    """See that files of separated values are none of stoker's or MosaicML Streaming's shards: these hold no quotes."""
+    shard = next((match for key in keys if (match := _LINE_SHARD.fullmatch(key))), None) if reader.quoted else None
+    if shard is not None and store.exists(f"{shard['name']}.meta{shard['packed'] or ''}"):
+        folder = store.url_of(shard[0]).rpartition("/")[0]
+        raise ConfigError(
+            f"{store.url_of(shard[0])} is a shard of a dataset with an {INDEX_NAME}, and its values are not quoted as "
+            f"those of other {reader.name} files: open {folder} without format=. `stoker index {folder}` makes a lost "
+            "index anew"
+        )
 
 
 def _check_name(key: str, root: str) -> None:

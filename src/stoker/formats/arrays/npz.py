@@ -345,7 +345,12 @@ def check_rows(rows: Mapping[str, int], where: str) -> None:
     """
     if len(set(rows.values())) > 1:
         told = ", ".join(f"{name} has {count}" for name, count in rows.items())
-        raise FormatError(f"{where}: arrays differ in rows ({told}): choose those that belong together with columns=")
+        first = next(iter(rows))
+        together = [name for name, count in rows.items() if count == rows[first]]
+        raise FormatError(
+            f"{where}: arrays differ in rows ({told}): choose those that belong together, as by "
+            f'format_options={{"columns": {together}}}'
+        )
 
 
 class NPZEncoder(PackedEncoder):

@@ -77,12 +77,15 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
     """Read an archive's headers, each of which tells where the next one is.
 
     Raises:
-        CorruptDataError: it is no archive, is cut off, or a sample has two files of one extension.
+        CorruptDataError: it is no archive, is cut off, a sample has two files of one extension, or the files of a sample do
+            not follow each other.
     """
     heads, names, begins, lengths = _walk(data, where)
     _check_sums(data, heads, where)
     keys: list[bytes] = []
     found: dict[bytes, dict[int, int]] = {}
+    first_of: dict[bytes, int] = {}
+    again: list[tuple[int, int]] = []  # samples of one key
     last: bytes | None = None
     for number, name in enumerate(names):
         folder, slash, file = name.rpartition(b"/")
@@ -91,10 +94,19 @@ def read_members(data: Buffer | HeadView, where: str) -> Members:
             continue
         key = folder + slash + base  # of "a/.jpg" it is "a/", as for WebDataset
         if key != last:
+            if (first := first_of.setdefault(key, len(keys))) != len(keys):
+                again.append((first, len(keys)))
             keys.append(key)
             last = key
         if found.setdefault(extension.lower(), {}).setdefault(len(keys) - 1, number) != number:
             raise CorruptDataError(f"{where}: sample {_text(key)!r} has two files that end with {_text(extension)!r}")
+    for one, other in again:
+        if not any(one in by_sample and other in by_sample for by_sample in found.values()):
+            raise CorruptDataError(
+                f"{where}: the files of sample {_text(keys[one])!r} do not follow each other, and would be read as two "
+                "samples, here as by WebDataset: pack the archive again, with its files sorted by name (`tar --sort=name "
+                "-cf ...`)"
+            )
     if len(found) * len(keys) > max(_MOST_CELLS, _CELLS_A_FILE * len(names)):
         raise CorruptDataError(
             f"{where}: {len(keys):,} samples have files of {len(found):,} different extensions, which are its columns: what "

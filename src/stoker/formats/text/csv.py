@@ -156,13 +156,17 @@ def _kinds(names: list[str], rows: list[list[str]], chosen: Any, where: str) -> 
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise CorruptDataError(
-            f"{where}: two columns are called {twice!r}: name them with header=False and columns=[...]"
+            f"{where}: two columns are called {twice!r}: rename one in the first line. If that line is a sample, say so: "
+            'format_options={"header": False}'
         )
     for number, row in enumerate(rows):
         if len(row) != len(names):
             raise CorruptDataError(f"{where}: sample {number} has {len(row)} values for {len(names)} columns")
     if not isinstance(chosen, Mapping):
-        raise ConfigError("columns: with a header, give kinds by name, {'x': 'str'}")
+        raise ConfigError(
+            f"format_options columns={chosen!r}: where the first line has the names, these are types by name, such as "
+            f"{{{names[0]!r}: 'str'}}. To read some columns only, name them in columns= of the dataset"
+        )
     for column, kind in chosen.items():
         if kind not in KINDS:
             raise ConfigError(f"columns: {column!r}: {unknown_name('kind', kind, KINDS)}")

@@ -1,6 +1,7 @@
 """The ``csv``, ``tsv`` and ``xsv`` formats: a header line, then a line a sample, values split by a separator.
 
-There is no quoting, so text that holds the separator or the newline can not be written.
+In shards with an index there is no quoting, as in MosaicML Streaming's: text that holds the separator or the newline can not
+be written, and such shards are refused as files without an index, where quotes mean what RFC 4180 says.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class XSVFormat(Format):
     writer_settings: ClassVar[tuple[str, ...]] = ("separator",)
     roles = ("data", "meta")
     text = True
+    quoted = True
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
     packed = True
     settings = ("columns", "header", "piece_bytes", "quote", "separator")
@@ -138,7 +140,7 @@ class CSVFormat(XSVFormat):
     """Comma-separated values."""
 
     name = "csv"
-    shard = "lines, quoted as RFC 4180 has it"
+    shard = "lines, quoted as RFC 4180 has it²"
     writer = "stoker.writing.shard_formats:CSVWriter"
     writer_settings = ()
     implied = ("separator",)
@@ -205,8 +207,8 @@ class XSVEncoder(LineEncoder):
         text = str(super().convert(column, value))
         if self._separator in text or self._newline in text:
             raise UnfitValueError(
-                f"expected text without the separator {self._separator!r} and the newline {self._newline!r}, "
-                f"got {describe(text)}"
+                f"expected text without the separator {self._separator!r} and the newline {self._newline!r}, for shards with "
+                f"an index hold no quotes: got {describe(text)}. JSON lines and MDS hold any text"
             )
         return text
 

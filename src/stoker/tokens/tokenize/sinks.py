@@ -26,6 +26,7 @@ from stoker.storage.staged_file import StagedFile
 from stoker.storage.unfinished import MARK
 from stoker.tokens.sources.ragged import Ragged
 from stoker.writing.base import Writer, WriterOptions
+from stoker.writing.destination import Destination, OutPath, open_destination
 from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.parquet_writer import read_parquet_footer
 from stoker.writing.shard_formats import MDSWriter
@@ -150,6 +151,12 @@ class TokenSink(ABC):
     def _open(self, column: TokenColumn, options: WriterOptions) -> Writer:
         """The writer of the files."""
 
+    def _destination(self, options: WriterOptions) -> Destination:
+        """The destination of the writer."""
+        found = open_destination(self._store.url, storage_options=options.get("storage_options"))
+        found.appends = False
+        return found
+
     @abstractmethod
     def write(self, documents: Ragged) -> None:
         """Take the documents of the next block; none of them is empty.
@@ -214,7 +221,7 @@ class ParquetSink(TokenSink):
         return self._writer.files
 
     def _open(self, column: TokenColumn, options: WriterOptions) -> TokenFileWriter:
-        writer = TokenFileWriter(self._store.url, column, options)
+        writer = TokenFileWriter(self._destination(options), column, options)
         self.blocks = writer.samples_written
         return writer
 
@@ -239,7 +246,7 @@ class MDSSink(TokenSink):
         given: WriterOptions = {**options, "compression": column.compression}
         writer = MDSWriter(
             {column.name: f"ndarray:{column.dtype.name}"},
-            self._store.url,
+            self._destination(options),
             **given,
         )
         self._skip = writer.samples_written
@@ -266,7 +273,7 @@ class TokenFileWriter(FileSetWriter):
     decompress. What is counted as its samples are blocks of text.
 
     Args:
-        out: a directory or a URL.
+        out: a directory, a URL or a destination.
         column: what is written.
         options: as other writers take them.
     """
@@ -274,7 +281,7 @@ class TokenFileWriter(FileSetWriter):
     stem = "tokens"
     ends = (".parquet",)
 
-    def __init__(self, out: str, column: TokenColumn, options: WriterOptions) -> None:
+    def __init__(self, out: OutPath, column: TokenColumn, options: WriterOptions) -> None:
         pa = pyarrow()
         self._compression = column.compression or "none"
         if self._compression not in _CODECS:
