@@ -16,8 +16,6 @@ from stoker.cluster.world import World, ranks_of_node
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["DeviceMesh", "Mesh"]
-
 
 class DeviceMesh(Protocol):
     """The part of ``torch.distributed.DeviceMesh`` that is used."""

@@ -11,8 +11,6 @@ from stoker.arguments import checked
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
-__all__ = ["LoaderWorker", "World", "ranks_of_node"]
-
 
 @checked
 @dataclass(frozen=True, slots=True)

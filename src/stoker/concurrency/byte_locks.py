@@ -13,8 +13,6 @@ import os
 import struct
 from typing import Final, Literal
 
-__all__ = ["is_byte_locked", "lock_byte", "unlock_byte"]
-
 _NO_LOCKS: Final = frozenset([errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 _FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _KINDS: Final = {"shared": fcntl.F_RDLCK, "exclusive": fcntl.F_WRLCK}

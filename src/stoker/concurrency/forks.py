@@ -6,8 +6,6 @@ import os
 import weakref
 from typing import Final, Protocol
 
-__all__ = ["Forkable", "reset_in_children"]
-
 
 class Forkable(Protocol):
     """An object with threads, futures or locks."""

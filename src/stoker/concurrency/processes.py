@@ -20,8 +20,6 @@ from typing import Any, Final, TypeVar
 
 from stoker.errors import StokerError
 
-__all__ = ["WorkerProcess", "in_processes", "sendable", "stop_workers"]
-
 A = TypeVar("A")
 R = TypeVar("R")
 

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.shared_file import SharedFile, spawning
 
-__all__ = ["BUCKETS", "Count", "Counts", "bucket_of", "bucket_start"]
-
 
 class Count(IntEnum):
     """The things that are counted. Times are in nanoseconds.

@@ -21,8 +21,6 @@ from stoker.concurrency.byte_locks import lock_byte
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import StokerError
 
-__all__ = ["SharedFile", "spawning"]
-
 
 def spawning() -> bool:
     """Whether what is pickled now goes to a child process that is being spawned, which can be handed a file itself."""

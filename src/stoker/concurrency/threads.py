@@ -17,8 +17,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from stoker.concurrency.forks import reset_in_children
 
-__all__ = ["Threads"]
-
 _T = TypeVar("_T")
 _PATIENCE = 10.0
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
 
-__all__ = ["calls_user_code", "in_user_code", "pass_exits"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 _CALLERS: Final[set[CodeType]] = set()
 

@@ -17,8 +17,6 @@ from stoker.errors import ConfigError
 from stoker.types import Batch, Ids
 from stoker.units import parse_bytes
 
-__all__ = ["UNKNOWN", "FileInfo", "FilePart", "ReadOptions", "ShardDetail", "ShardInfo", "ShardReader"]
-
 UNKNOWN: Final = -1
 """Size of a file that only decompressing it tells."""
 

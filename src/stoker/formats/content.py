@@ -8,8 +8,6 @@ from typing import Final
 from stoker.errors import ConfigError
 from stoker.formats.mds.encodings import Encoding
 
-__all__ = ["check_declared"]
-
 _BEGINS: Final = (
     (b"\xff\xd8\xff", "a JPEG image", "jpeg"),
     (b"\x89PNG\r\n", "a PNG image", "png"),

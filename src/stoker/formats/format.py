@@ -22,8 +22,6 @@ from stoker.formats.common.inspect_header import HeaderFacts, Partition
 from stoker.formats.common.merge import iterate_each, read_each
 from stoker.types import Batch, Buffer, Ids, Sample
 
-__all__ = ["Format", "GeneratedFiles"]
-
 _FIRST: Final = np.zeros(1, dtype=np.int64)
 
 

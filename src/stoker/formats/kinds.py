@@ -12,8 +12,6 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.entries import column_names
 from stoker.formats.registry import get_format
 
-__all__ = ["ColumnKind", "column_kinds"]
-
 _DTYPE: Final = r"(?:u?int(?:8|16|32|64)|b?float16|float32|float64|bool)"
 _LIST: Final = re.compile(
     rf"(?:large_|fixed_size_)?list(?:_view)?<(?:\w+: )?(?P<item>double|float|halffloat|{_DTYPE})(?: not null)?>"

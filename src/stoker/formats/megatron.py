@@ -30,8 +30,6 @@ from stoker.formats.common.inspect_header import (
 from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Column, Ids
 
-__all__ = ["DTYPES", "MegatronFormat", "MegatronIndex", "MegatronShard", "index_bytes", "read_index"]
-
 DTYPES: Final[Mapping[int, str]] = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """Codes of dtypes of integers, and their names."""
 

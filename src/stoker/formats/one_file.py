@@ -22,24 +22,6 @@ from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import mds_spec
 from stoker.types import Batch, Buffer, Column, Ids
 
-__all__ = [
-    "CLASS",
-    "FILES",
-    "IMAGES",
-    "LABEL",
-    "PATH",
-    "SIGNATURES",
-    "SUFFIXES",
-    "FileFormat",
-    "ImagesFormat",
-    "JPEGFormat",
-    "PNGFormat",
-    "FileShard",
-    "content_column",
-    "content_kind",
-    "folder_of",
-]
-
 PATH: Final = "path"
 """Column of the file's path below the root."""
 CLASS: Final = "class"

@@ -15,8 +15,6 @@ from stoker.formats.format import Format
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "aliases", "format_name", "format_names", "format_of_bytes", "get_format", "load", "other_formats"]
-
 logger = logging.getLogger(__name__)
 
 GROUP: Final = "stoker.formats"

@@ -27,8 +27,6 @@ from stoker.formats.format import Format
 from stoker.integers import GOLDEN, finalise_array
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
-__all__ = ["SETTINGS", "SyntheticFormat", "SyntheticShard", "row_bytes", "synthetic_spec"]
-
 SETTINGS: Final = ("columns", "distinct", "samples", "seed", "shard_samples")
 _BLOCK: Final = 1 << 21
 _STEP: Final = 64  # pieces begin at cache lines

@@ -12,8 +12,6 @@ import numpy as np
 from stoker.index.index import Index, ShardList
 from stoker.types import Ids
 
-__all__ = ["JoinedIndex"]
-
 
 class JoinedIndex(ShardList):
     """Shards of several indexes, numbered through. Names of files may repeat, as every part has a root of its own.

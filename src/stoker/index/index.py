@@ -21,8 +21,6 @@ from stoker.types import Ids
 if TYPE_CHECKING:
     from stoker.storage import Store
 
-__all__ = ["INDEX_NAME", "MOST_BYTES", "Index", "ShardList", "load_index"]
-
 INDEX_NAME: Final = "index.json"
 """Name of the index below a dataset's root."""
 

@@ -17,8 +17,6 @@ from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["merge_index"]
-
 logger = logging.getLogger(__name__)
 
 Url = str | os.PathLike[str]

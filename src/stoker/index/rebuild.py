@@ -14,8 +14,6 @@ from stoker.storage import Store, is_local, open_store
 from stoker.storage.unfinished import MARK
 from stoker.types import StorageOptions
 
-__all__ = ["rebuild_index"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from stoker.formats.common.hashing import hash_hex
 from stoker.formats.registry import format_names, get_format
 from stoker.storage import ObjectInfo, Store
 
-__all__ = ["ShardFiles", "find_shards", "read_shard", "read_shards", "shard_name"]
-
 _NAME = re.compile(
     r"(?P<folder>(?:.*/)?)shard\.(?P<number>[0-9]{5,10})"
     rf"\.(?P<format>{'|'.join(format_names())})(?P<meta>\.meta)?(?:\.(?P<codec>{'|'.join(compression_names())}))?"

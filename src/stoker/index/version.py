@@ -30,8 +30,6 @@ from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.versions import is_local_version, same_version, stable_version
 
-__all__ = ["IndexVersion", "LoadedIndex", "VersionWatch", "opening_time", "read_index", "version_of_listing"]
-
 # By how much clocks of a store and of its readers may differ, in nanoseconds.
 _SKEW: Final = 5_000_000_000
 # CLOCK_REALTIME_COARSE of Linux, which Python has no name for.

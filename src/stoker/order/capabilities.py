@@ -13,26 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 from stoker.errors import ConfigError, StateError
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, SampleOrder
 
-__all__ = [
-    "EpochEnds",
-    "MosaicmlStates",
-    "ShardEstimate",
-    "StartDependent",
-    "StreamHistory",
-    "StreamUrls",
-    "begun_anew",
-    "consumed_samples",
-    "epoch_ended",
-    "in_epoch",
-    "mosaicml_position",
-    "mosaicml_state",
-    "origin_of",
-    "read_start",
-    "settled",
-    "shards_at_once",
-    "stream_urls",
-]
-
 
 @runtime_checkable
 class StartDependent(Protocol):

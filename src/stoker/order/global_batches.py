@@ -17,8 +17,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["BatchPlan", "DevicePlan", "Remainder", "WorkerRemainder"]
-
 Remainder = Literal["pad", "drop", "uneven"]
 WorkerRemainder = Literal[Remainder, "join"]
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from stoker.types import Ids
 
-__all__ = ["Order", "Plan"]
-
 
 class Order(Protocol):
     """Locates the samples of an epoch."""

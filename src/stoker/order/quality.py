@@ -16,19 +16,6 @@ from numpy.typing import NDArray
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
-__all__ = [
-    "CacheNeed",
-    "ShuffleQuality",
-    "batch_mixing",
-    "cache_need",
-    "download_peak",
-    "measure",
-    "neighbour_distance",
-    "position_correlation",
-    "separation",
-    "window_correlation",
-]
-
 # The median distance of two random points of a line of length 1.
 _MEDIAN_DISTANCE: Final = 1 - 0.5**0.5
 

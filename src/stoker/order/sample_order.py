@@ -13,8 +13,6 @@ from typing import Any, Protocol, Self
 from stoker.errors import ConfigError, StateError
 from stoker.order.protocols import Order, Plan
 
-__all__ = ["DataRank", "EpochPosition", "EpochStart", "Run", "SampleOrder"]
-
 
 @dataclass(frozen=True, slots=True)
 class DataRank:

@@ -18,8 +18,6 @@ from stoker.order.selection.selection import Everything, Selection
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES
 
-__all__ = ["NativeSettings", "OrderChoices", "StreamSource"]
-
 
 @dataclass(frozen=True, slots=True)
 class StreamSource:

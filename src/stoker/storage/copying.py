@@ -6,8 +6,6 @@ import errno
 import os
 from typing import Any, Final
 
-__all__ = ["copy_all", "copy_hashed", "copy_part", "fill", "write_all"]
-
 _CHUNK: Final = 1 << 30
 # Stays in the processor's cache.
 _BLOCK: Final = 1 << 18

@@ -15,24 +15,6 @@ from typing import Any, Final, Self
 
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
-__all__ = [
-    "CACHE_MARK",
-    "CACHE_NAME",
-    "PRIVATE",
-    "REMOVED_CACHE",
-    "MappedFile",
-    "check_mapped",
-    "check_regular",
-    "is_in_cache",
-    "make_own_directory",
-    "map_file",
-    "map_open_file",
-    "open_own",
-    "open_regular",
-    "read_regular",
-    "walk_files",
-]
-
 logger = logging.getLogger(__name__)
 
 PRIVATE: Final = ".stoker"

@@ -19,18 +19,6 @@ from stoker.storage import Store, is_local
 from stoker.storage.local import remove_unfinished
 from stoker.storage.versions import local_version, same_version, stable_version
 
-__all__ = [
-    "JobRecord",
-    "changed_files",
-    "check_unchanged",
-    "file_version",
-    "file_versions",
-    "read_record",
-    "remove_partial_files",
-    "stable_versions",
-    "write_record",
-]
-
 _VERSION: Final = 1
 _MOST: Final = 1 << 28
 # So many objects are asked for one by one; of more, all are listed.

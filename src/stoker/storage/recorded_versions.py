@@ -15,17 +15,6 @@ from typing import Any, Final
 from stoker.errors import StateError
 from stoker.storage.versions import written_version
 
-__all__ = [
-    "VERSIONS",
-    "check_versions",
-    "describe_version",
-    "host_versions",
-    "is_rewritten",
-    "rewritten_streams",
-    "version_of_files",
-    "with_versions_of",
-]
-
 VERSIONS: Final = "versions"
 """The key, in the description of a stream."""
 _DIGITS: Final = 12

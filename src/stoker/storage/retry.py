@@ -10,8 +10,6 @@ from typing import TypeVar
 
 from stoker.errors import ConfigError, StorageError
 
-__all__ = ["RetryPolicy", "TransientError", "run"]
-
 T = TypeVar("T")
 
 

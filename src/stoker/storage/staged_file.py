@@ -13,8 +13,6 @@ from stoker.storage.local import TEMPORARY, file_errors
 from stoker.storage.store import Store
 from stoker.storage.url import is_local
 
-__all__ = ["StagedFile"]
-
 
 class StagedFile:
     """A file to be stored once it is whole, of any size: it lies on a disk meanwhile.

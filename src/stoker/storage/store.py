@@ -17,8 +17,6 @@ from stoker.storage.url import check_key, check_prefix, parse_url
 if TYPE_CHECKING:
     from stoker.types import StorageOptions
 
-__all__ = ["Store", "open_store"]
-
 
 def open_store(
     url: str | os.PathLike[str],

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from stoker.storage.types import BufferLike, Chunks
 
-__all__ = ["PART", "Made", "first_part"]
-
 PART = 8 << 20
 """Bytes of one part of an upload. What is not larger goes in one request."""
 

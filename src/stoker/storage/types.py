@@ -9,19 +9,6 @@ from typing import Any, Protocol, TypeAlias
 
 from stoker.errors import ConfigError, StorageError
 
-__all__ = [
-    "Backend",
-    "BufferLike",
-    "Chunks",
-    "NewHash",
-    "ObjectInfo",
-    "PutData",
-    "as_parts",
-    "check_range",
-    "check_ranges",
-    "check_size",
-]
-
 BufferLike: TypeAlias = bytes | memoryview
 """Bytes in memory, read through the buffer protocol."""
 

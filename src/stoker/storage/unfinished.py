@@ -15,8 +15,6 @@ from typing import Any, Final, Protocol, TypeVar
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.storage.store import Store
 
-__all__ = ["MARK", "STAGE", "UnfinishedOutput", "counted_files", "is_hidden", "read_mark"]
-
 MARK: Final = "_stoker_unfinished.json"
 """Name of the mark, which programs that read directories pass over."""
 STAGE: Final = "_stoker_unfinished/"

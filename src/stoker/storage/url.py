@@ -12,8 +12,6 @@ from urllib.parse import unquote
 from stoker.display import is_secret, redact_url
 from stoker.errors import ConfigError
 
-__all__ = ["UNSENDABLE", "Kind", "Location", "check_key", "check_prefix", "is_local", "join_url", "parse_url"]
-
 Kind: TypeAlias = Literal["s3", "gs", "azure", "http", "file", "memory"]
 
 _KINDS: dict[str, Kind] = {

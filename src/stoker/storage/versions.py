@@ -6,8 +6,6 @@ import os
 import re
 from typing import Final
 
-__all__ = ["is_local_version", "local_version", "same_version", "stable_version", "written_version"]
-
 _LOCAL: Final = re.compile(r"(?P<time>.*file:-?\d+):(?P<change>-?\d+)(?::(?P<inode>\d+))?", re.DOTALL)
 
 

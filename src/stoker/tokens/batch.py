@@ -14,8 +14,6 @@ from stoker.errors import ConfigError, MissingPackageError
 from stoker.tokens.settings import LabelKind
 from stoker.types import Array, Ids
 
-__all__ = ["Extents", "LMBatch"]
-
 FIELDS: Final = (
     "input_ids",
     "labels",

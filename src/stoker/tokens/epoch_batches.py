@@ -16,8 +16,6 @@ from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.order.prefetch import join_steps, read_ahead
 from stoker.tokens.order.token_order import TokenOrder, block_spans
 
-__all__ = ["epoch_batches"]
-
 
 def epoch_batches(
     builder: BlockBuilder,

@@ -11,8 +11,6 @@ from numpy.typing import DTypeLike
 from stoker.arguments import checked
 from stoker.errors import ConfigError
 
-__all__ = ["LMOptions", "LMSettings", "LabelKind", "ShardConfig"]
-
 _LONGEST: Final = (1 << 31) - 1
 
 LabelKind = Literal["shifted", "unshifted", "none"]

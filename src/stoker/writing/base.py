@@ -20,8 +20,6 @@ from stoker.writing.output_files import OutputFiles
 from stoker.writing.progress import ProgressBar
 from stoker.writing.upload_pool import UploadPool
 
-__all__ = ["Writer", "WriterOptions", "check_hash_names", "check_size_limit"]
-
 _DEFAULT_THREADS: Final = 3
 _DEFAULT_HASHES: Final = ("xxh3_64",)
 _FORKED: Final = "that of the process from which this one was forked"

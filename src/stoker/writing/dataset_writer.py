@@ -20,8 +20,6 @@ from stoker.writing.destination import OutPath
 from stoker.writing.output_files import ShardOutput
 from stoker.writing.shard_uploader import ShardUploader
 
-__all__ = ["DatasetWriter"]
-
 _DEFAULT_BUFFER: Final = 1 << 26
 
 

@@ -30,8 +30,6 @@ from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark
 from stoker.types import StorageOptions
 from stoker.writing.output_files import FoundFiles, OutputFiles, WrittenFiles, as_json
 
-__all__ = ["Begun", "Destination", "OutPath", "delete_all", "open_destination", "publish"]
-
 logger = logging.getLogger(__name__)
 
 _THREADS: Final = 8

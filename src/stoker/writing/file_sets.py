@@ -17,8 +17,6 @@ from stoker.writing.base import Writer, WriterOptions, check_size_limit
 from stoker.writing.destination import OutPath
 from stoker.writing.output_files import NumberedFiles
 
-__all__ = ["FileSetWriter", "size_of"]
-
 
 class FileSetWriter(Writer):
     """Base of these writers: ``part-00000.parquet``, ``part-00001.parquet``, ...

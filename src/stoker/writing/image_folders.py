@@ -21,8 +21,6 @@ from stoker.writing.base import Writer, WriterOptions, check_hash_names
 from stoker.writing.destination import OutPath
 from stoker.writing.output_files import ImageFiles
 
-__all__ = ["ImageWriter", "JPEGWriter", "PNGWriter"]
-
 _IMAGE: Final = "image"
 # Images that wait for a thread, for each thread.
 _WAITING: Final = 8

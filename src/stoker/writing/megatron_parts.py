@@ -14,8 +14,6 @@ from stoker.formats.megatron import DTYPES, index_bytes
 from stoker.storage.types import PutData
 from stoker.types import Array, Batch
 
-__all__ = ["ENDS", "MegatronParts", "tokens_of"]
-
 ENDS: Final = (".bin", ".idx")
 """Suffixes of the names of a pair; the second file is the index of the first."""
 

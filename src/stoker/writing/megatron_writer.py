@@ -19,8 +19,6 @@ from stoker.writing.destination import OutPath
 from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.megatron_parts import ENDS, MegatronParts, tokens_of
 
-__all__ = ["MegatronShardWriter"]
-
 
 class MegatronShardWriter(FileSetWriter):
     """Writes pairs of Megatron's files, ``part-00000.bin`` and ``part-00000.idx`` and so on: a sample is a document, and of

@@ -18,8 +18,6 @@ from stoker.index.shard_files import find_shards, read_shard
 from stoker.storage import ObjectInfo, Store
 from stoker.storage.unfinished import is_hidden
 
-__all__ = ["FoundFiles", "ImageFiles", "WrittenFiles", "NumberedFiles", "OutputFiles", "ShardOutput", "as_json"]
-
 Look = Callable[[Store, str, Mapping[str, int]], tuple[int, Mapping[str, Any]]]
 """Samples and identity of the files of a number, by their store, the last one's key, and the sizes by their ends."""
 

@@ -10,8 +10,6 @@ from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.columns import ParquetColumn, schema_of, to_arrow
 from stoker.types import Batch
 
-__all__ = ["ParquetParts", "check_compression"]
-
 _GROUP_BYTES: Final = 16 << 20
 _CODECS: Final = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "snappy": "snappy", "lz4": "lz4"}
 

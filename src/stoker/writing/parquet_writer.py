@@ -22,8 +22,6 @@ from stoker.writing.destination import OutPath
 from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.parquet_parts import ParquetParts, check_compression
 
-__all__ = ["ParquetWriter", "read_parquet_footer"]
-
 # Samples that are added one by one wait for so many of them, or bytes.
 _MOST_WAITING: Final = 1 << 12
 _MOST_BYTES: Final = 4 << 20

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["ProgressBar"]
-
 _MOST_TITLE: Final = 24
 
 

@@ -15,20 +15,6 @@ from stoker.writing.base import WriterOptions
 from stoker.writing.dataset_writer import DatasetWriter
 from stoker.writing.destination import OutPath
 
-__all__ = [
-    "ArrowWriter",
-    "CSVWriter",
-    "HDF5Writer",
-    "JSONWriter",
-    "MDSWriter",
-    "NPYWriter",
-    "NPZWriter",
-    "TFRecordWriter",
-    "TSVWriter",
-    "TarWriter",
-    "XSVWriter",
-]
-
 _COLUMNS: Final = "give an encoding's name, such as 'int', 'float32', 'str' or 'ndarray:uint16:512'"
 _TEXT_COLUMNS: Final = "give 'str', 'int' or 'float'"
 

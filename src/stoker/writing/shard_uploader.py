@@ -18,8 +18,6 @@ from stoker.index.shard_files import shard_name
 from stoker.writing.destination import Destination
 from stoker.writing.upload_pool import UploadPool
 
-__all__ = ["ShardUploader"]
-
 
 class ShardUploader:
     """Finishes shards on the threads of a pool.

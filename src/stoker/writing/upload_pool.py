@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["UploadPool"]
-
 
 class UploadPool:
     """Threads that store files.

@@ -27,18 +27,6 @@ from stoker.formats.common.gather import gather_rows
 from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
-__all__ = [
-    "ArrayFormat",
-    "ArrayShard",
-    "check_axis",
-    "check_dtype",
-    "describe_kind",
-    "fits_kind",
-    "map_array",
-    "rows_first",
-    "split_shape",
-]
-
 MOST_DIMENSIONS: Final = 32
 # More than one byte that is stored never stands for so many (deflate's limit is 1032).
 _MOST_RATIO: Final = 1100

@@ -36,8 +36,6 @@ from stoker.formats.common.records import BytesLike
 from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Ids
 
-__all__ = ["NPYEncoder", "NPYFormat", "NPYShard", "npy_header", "parse_header"]
-
 _MAGIC: Final = b"\x93NUMPY"
 _MOST_HEADER: Final = 1 << 16
 _COLUMN: Final = "data"

@@ -39,8 +39,6 @@ from stoker.formats.common.records import BytesLike
 from stoker.formats.format import GeneratedFiles
 from stoker.types import Array, Buffer, Ids
 
-__all__ = ["NPZEncoder", "NPZFormat", "NPZShard", "read_arrays"]
-
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
 _CENTRAL: Final = struct.Struct("<4s6H3I5H2I")
 _END: Final = struct.Struct("<4s4H2IH")

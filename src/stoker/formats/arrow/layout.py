@@ -14,8 +14,6 @@ from typing import Final
 from stoker.errors import CorruptDataError
 from stoker.formats.common.byte_source import ByteSource
 
-__all__ = ["ArrowFileLayout", "arrow_layout"]
-
 _MAGIC: Final = b"ARROW1"
 _SCHEMA: Final = 1
 _DICTIONARY: Final = 2

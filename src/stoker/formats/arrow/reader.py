@@ -37,8 +37,6 @@ from stoker.formats.parquet.memory import Shelf, memory_of
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, as_values, gather
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
-__all__ = ["ArrowEncoder", "ArrowFormat", "ArrowShard"]
-
 # What text columns are declared as, so that others read text.
 _TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
 

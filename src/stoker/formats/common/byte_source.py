@@ -12,17 +12,6 @@ from stoker.errors import CorruptDataError, StokerError
 from stoker.formats.common.gather import address_of, gather_rows
 from stoker.types import Buffer, Ids
 
-__all__ = [
-    "ByteSource",
-    "HeadView",
-    "MappedSource",
-    "ByteSourceFile",
-    "check_range",
-    "head_rows",
-    "heads_of",
-    "whole",
-]
-
 _KEPT: Final = 512
 
 

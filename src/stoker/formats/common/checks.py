@@ -11,20 +11,6 @@ from stoker.formats.base import FileInfo
 from stoker.formats.common.compression import parse_compression
 from stoker.storage.files import PRIVATE
 
-__all__ = [
-    "DECODE_ERRORS",
-    "MAX_OFFSET",
-    "check_basename",
-    "check_memory",
-    "most_unpacked",
-    "parse_files",
-    "parse_samples",
-    "parse_settings",
-    "refuse",
-    "require",
-    "string_list",
-]
-
 # What decoders may raise on bytes that are not what they expect. Missing packages are not among them.
 DECODE_ERRORS: Final = (
     ValueError,

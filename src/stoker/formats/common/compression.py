@@ -16,8 +16,6 @@ from stoker.arguments import unknown_name
 from stoker.errors import CorruptDataError, FormatError
 from stoker.types import HeldBytes
 
-__all__ = ["PACKED", "Compression", "codec_of", "compression_names", "parse_compression"]
-
 PACKED: Final[Mapping[str, str]] = {".gz": "gz", ".zst": "zstd"}
 """Ends of the names of files that others compressed, and their codecs."""
 

@@ -31,15 +31,6 @@ from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
-__all__ = [
-    "PackedFormat",
-    "PackedShard",
-    "decode_fixed",
-    "decode_values",
-    "encodings_of",
-    "read_offsets",
-]
-
 
 def read_gathered(
     shards: Sequence[Any],

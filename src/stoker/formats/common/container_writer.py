@@ -18,8 +18,6 @@ from stoker.formats.mds.encoder import MDSEncoder
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Array, Ids
 
-__all__ = ["PackedEncoder", "Slices", "fixed_kind", "flatten"]
-
 # Most bytes of a data file's headers, which the records' own bytes do not count.
 _HEADROOM: Final = 1 << 20
 

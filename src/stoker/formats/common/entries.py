@@ -9,8 +9,6 @@ from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.registry import get_format
 
-__all__ = ["check_empty", "column_names", "entry_of", "identity_of"]
-
 _HEAD: Final = 8  # count and offset
 _SETTINGS: Final = ("hashes", "size_limit", "inferred")
 

@@ -15,8 +15,6 @@ from stoker.storage import ObjectInfo
 from stoker.storage.versions import stable_version
 from stoker.types import Array, Ids
 
-__all__ = ["SpanDetail", "UnindexedFile", "describe_file", "file_mark", "packed_file", "span_bytes", "whole_file"]
-
 _NO_HASHES: Final[Mapping[str, str]] = {}
 
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from stoker.formats.common.reused_memory import empty
 from stoker.types import Array, Ids
 
-__all__ = ["address_of", "gather_rows", "gather_u32"]
-
 # User-space addresses on 64-bit Linux stay below 2**47 (x86-64) and 2**48 (arm64) unless a larger one is asked for.
 _SPAN = 1 << 48
 # NumPy refuses arrays whose extent in bytes passes 2**63, so wide rows are copied one at a time; they are long enough.

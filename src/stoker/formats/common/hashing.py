@@ -12,8 +12,6 @@ import xxhash
 from stoker.arguments import unknown_name
 from stoker.errors import FormatError
 
-__all__ = ["check_hash_name", "fastest_hash", "hash_hex", "hash_names", "new_hash"]
-
 _HASHLIB = (
     "sha1",
     "sha256",

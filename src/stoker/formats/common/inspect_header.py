@@ -16,16 +16,6 @@ from stoker.formats.common.checks import MAX_OFFSET
 from stoker.types import Ids
 from stoker.units import parse_bytes
 
-__all__ = [
-    "HeaderFacts",
-    "Partition",
-    "ShardSpan",
-    "check_count",
-    "only_settings",
-    "piece_bytes",
-]
-
-
 Partition = tuple[tuple[str, Any], ...]
 """Names and values of columns that the folders of a file tell, such as ``(("year", 2024),)`` for ``year=2024/``."""
 

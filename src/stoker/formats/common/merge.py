@@ -11,8 +11,6 @@ from stoker.errors import FormatError
 from stoker.formats.base import ShardReader
 from stoker.types import Array, Batch, Column, Ids
 
-__all__ = ["check_types", "iterate_each", "read_each", "scatter"]
-
 
 def read_each(shards: Sequence[ShardReader], which: Ids, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
     """``read_many`` for formats that read shard by shard."""

@@ -9,8 +9,6 @@ from stoker.formats.base import ReadOptions
 from stoker.formats.mds.encodings import Encoding
 from stoker.types import Ids
 
-__all__ = ["check_rows", "check_rows_of_shards", "unsafe_columns", "wanted_columns"]
-
 _NONE: Mapping[str, str] = {}
 
 

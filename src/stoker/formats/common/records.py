@@ -19,8 +19,6 @@ from stoker.formats.common.checks import MAX_OFFSET
 from stoker.formats.common.values import UnfitValueError
 from stoker.types import Ids
 
-__all__ = ["BytesLike", "LineRecords", "RecordEncoder", "Records", "batch_length", "blame", "check_sample"]
-
 BytesLike = bytes | bytearray | memoryview
 
 

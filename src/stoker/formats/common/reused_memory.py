@@ -16,8 +16,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEAST", "ReusedBlocks", "empty"]
-
 LEAST: Final = 1 << 20
 """Bytes from which on memory is used again. Of smaller blocks the C library's allocator takes care."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["UnfitValueError", "describe"]
-
 
 class UnfitValueError(ValueError):
     """A value does not fit its encoding: ``expected ..., got ...``.

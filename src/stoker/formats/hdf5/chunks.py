@@ -23,8 +23,6 @@ from stoker.errors import CorruptDataError, UnsafeDataError
 from stoker.formats.arrays.array_shards import check_decoded
 from stoker.types import Array, Buffer
 
-__all__ = ["read_chunks"]
-
 _DEFLATE, _SHUFFLE, _FLETCHER = 1, 2, 3
 _CHECKSUM: Final = 4
 _ORDERS: Final[tuple[Literal["little", "big"], ...]] = ("little", "big")

@@ -37,8 +37,6 @@ from stoker.formats.hdf5.chunks import read_chunks
 from stoker.formats.hdf5.skeleton import Skeleton, load_h5py, make_dataset
 from stoker.types import Array, Buffer, Ids
 
-__all__ = ["HDF5Encoder", "HDF5Format", "HDF5Shard"]
-
 _MOST_DATASETS: Final = 4096
 _MOST_DEPTH: Final = 32
 _MOST_LINKS: Final = 1 << 16

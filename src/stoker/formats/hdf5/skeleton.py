@@ -13,8 +13,6 @@ import numpy as np
 
 from stoker.errors import MissingPackageError
 
-__all__ = ["Skeleton", "load_h5py", "make_dataset"]
-
 Part = TypeVar("Part", bound=Sized)
 
 

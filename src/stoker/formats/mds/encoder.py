@@ -17,8 +17,6 @@ from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.encodings.arrays import FixedArray
 from stoker.types import Ids
 
-__all__ = ["MDSEncoder"]
-
 # Records up to this size are put together before they are copied once more; larger ones are copied chunk by chunk.
 _JOIN_BELOW = 8192
 _CHUNK = 8 << 20

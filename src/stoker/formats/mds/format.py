@@ -11,8 +11,6 @@ from stoker.formats.mds.reader import MDSShard, iterate_many, read_many, read_on
 from stoker.formats.mds.spec import parse_mds_shard
 from stoker.types import Buffer
 
-__all__ = ["MDSFormat"]
-
 
 class MDSFormat(Format):
     """One file a shard: a header of offsets, the writer's configuration, then the samples."""

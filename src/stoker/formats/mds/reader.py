@@ -20,8 +20,6 @@ from stoker.formats.common.read_checks import check_rows_of_shards, unsafe_colum
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
-__all__ = ["MDSShard", "RecordLayout", "iterate_many", "read_many", "read_one"]
-
 _NO_ROWS: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
 _NO_VALUES: list[bytes] = []
 _PAIR: Final = Struct("<2I")

@@ -11,8 +11,6 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.mds.encodings import get_encoding
 
-__all__ = ["mds_spec", "parse_mds_shard"]
-
 
 def parse_mds_shard(obj: Mapping[str, Any], where: str) -> ShardInfo:
     """Check one MDS entry of an index's ``shards`` list; ``where`` names it in errors.

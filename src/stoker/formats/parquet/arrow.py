@@ -8,8 +8,6 @@ from types import ModuleType
 
 from stoker.errors import MissingPackageError
 
-__all__ = ["pyarrow"]
-
 
 @cache
 def pyarrow(part: str = "") -> ModuleType:

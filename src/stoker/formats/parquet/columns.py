@@ -21,8 +21,6 @@ from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Column
 
-__all__ = ["KEY", "ParquetColumn", "read_declared", "schema_of", "stored", "stored_to_arrow", "to_arrow"]
-
 KEY: Final = b"stoker"
 """Key in the files' metadata of a JSON object whose ``columns`` are names and encodings."""
 

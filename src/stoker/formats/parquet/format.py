@@ -22,8 +22,6 @@ from stoker.formats.parquet.pages.values import AddressedValues, gather
 from stoker.formats.parquet.reader import ParquetReader
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
-__all__ = ["ParquetFormat"]
-
 _MOST_SCHEMAS: Final = 256
 
 

@@ -19,8 +19,6 @@ from typing import Any, Final, Protocol
 
 from stoker.integers import GOLDEN, MASK
 
-__all__ = ["DecodedMemory", "Shelf", "Sized", "memory_of"]
-
 logger = logging.getLogger(__name__)
 
 # So many entries are kept before those of readers that are gone are looked for.

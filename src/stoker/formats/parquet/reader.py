@@ -34,8 +34,6 @@ from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.pages.values import ColumnValues, Fixed, constant
 from stoker.types import Array, Batch, Buffer, Ids
 
-__all__ = ["ParquetReader"]
-
 # Bytes of a map that are decoded before they are taken out of this process's memory.
 _LET_GO: Final = 2 << 20
 

@@ -13,8 +13,6 @@ from stoker.formats.base import ShardInfo
 from stoker.formats.parquet.footer.facts import NULLS, VALUES, RowGroup
 from stoker.types import Ids
 
-__all__ = ["TOKEN_COLUMNS", "token_column", "token_counts"]
-
 TOKEN_COLUMNS: Final = ("input_ids", "token_ids", "tokens")
 """Names by which a token column is found, the first that is there."""
 

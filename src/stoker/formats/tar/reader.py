@@ -33,8 +33,6 @@ from stoker.formats.format import GeneratedFiles
 from stoker.formats.mds.encodings import get_encoding
 from stoker.types import Array, Buffer, Column, Ids
 
-__all__ = ["DIGITS", "KEY", "Members", "TarFormat", "TarShard", "is_number", "read_members"]
-
 KEY: Final = "__key__"
 """Column of the samples' keys."""
 

@@ -15,8 +15,6 @@ from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.tar.reader import DIGITS, KEY, is_number
 from stoker.types import Ids
 
-__all__ = ["TarEncoder", "member_headers"]
-
 _BLOCK: Final = 512
 _NAME: Final = 100
 _PREFIX: Final = 155

@@ -18,8 +18,6 @@ from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import KINDS, LineShard
 from stoker.types import Buffer
 
-__all__ = ["SETTINGS", "CSVFileShard", "agree_on_csv", "split_line", "inspect_csv"]
-
 SETTINGS: Final = ("columns", "header", "piece_bytes", "quote", "separator")
 _LOOKED_AT: Final = 1000
 _INT = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,17})")

@@ -17,8 +17,6 @@ from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import LineShard
 from stoker.types import Buffer
 
-__all__ = ["SETTINGS", "JSONFileShard", "agree_on_json", "inspect_json", "lines_remedy", "parse_objects"]
-
 SETTINGS: Final = ("columns", "piece_bytes")
 _KINDS: Final = ("str", "int", "float", "bool", "json")
 _LOOKED_AT: Final = 1000

@@ -16,8 +16,6 @@ from stoker.formats.text.json import JSONFileShard, agree_on_json, inspect_json,
 from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
 from stoker.types import Buffer
 
-__all__ = ["JSONEncoder", "JSONFormat", "JSONShard"]
-
 
 class JSONShard(LineShard):
     """An open shard of JSON lines."""

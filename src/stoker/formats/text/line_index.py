@@ -17,8 +17,6 @@ from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import ShardSpan
 from stoker.types import Ids
 
-__all__ = ["PIECE_BYTES", "find_lines", "first_lines", "line_spans"]
-
 PIECE_BYTES: Final = 32 << 20
 """A span ends with the first line that ends after so many bytes, if the caller says nothing else."""
 

@@ -24,8 +24,6 @@ from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.text.line_index import find_lines
 from stoker.types import Batch, Buffer, Column, Ids
 
-__all__ = ["KINDS", "LineEncoder", "LineShard", "check_columns", "plain_value"]
-
 KINDS: Final = ("str", "int", "float")
 """Types of columns of text formats."""
 

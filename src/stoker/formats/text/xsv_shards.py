@@ -19,8 +19,6 @@ from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
 from stoker.types import Buffer
 
-__all__ = ["SEPARATORS", "CSVFormat", "TSVFormat", "XSVEncoder", "XSVFormat", "XSVShard", "header_line"]
-
 SEPARATORS: Final = {"csv": ",", "tsv": "\t"}
 """Separators of the formats that have a fixed one."""
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from stoker.errors import MissingPackageError
 from stoker.types import Ids
 
-__all__ = ["crc32c_function", "crc_of_lengths", "mask", "masked"]
-
 _POLYNOMIAL: Final = 0x82F63B78
 _DELTA: Final = 0xA282EAD8
 

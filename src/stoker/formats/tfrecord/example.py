@@ -19,16 +19,6 @@ from numpy.typing import NDArray
 from stoker.integers import encode_varint
 from stoker.types import Array
 
-__all__ = [
-    "BYTES",
-    "FLOATS",
-    "INTEGERS",
-    "feature_head",
-    "feature_values",
-    "pack_integers",
-    "split_example",
-]
-
 BYTES: Final = 1
 FLOATS: Final = 2
 INTEGERS: Final = 3

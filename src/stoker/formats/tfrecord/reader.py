@@ -33,8 +33,6 @@ from stoker.formats.tfrecord.crc32c import crc32c_function, crc_of_lengths, mask
 from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_values, split_example
 from stoker.types import Array, Batch, Buffer, Column, Ids
 
-__all__ = ["TFRecordFormat", "TFRecordShard", "feature_kind", "read_frames"]
-
 _HEAD: Final = 12
 _FRAME: Final = 16
 _RAW: Final = "data"

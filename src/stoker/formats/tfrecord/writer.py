@@ -18,8 +18,6 @@ from stoker.formats.tfrecord.reader import feature_kind
 from stoker.integers import encode_varint
 from stoker.types import Ids
 
-__all__ = ["TFRecordEncoder"]
-
 _FRAME: Final = 16
 _TAGS: Final = 64
 

@@ -11,8 +11,6 @@ from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.types import Ids
 
-__all__ = ["MixedOrder", "EpochMixture"]
-
 
 class EpochMixture:
     """The mixings of an epoch, one after the other.

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.types import Array, Ids
 
-__all__ = ["Interleave"]
-
 _MOST: Final = 1 << 42
 # Estimates of quotients are made too small by this much, which is more than floating point gets wrong below _MOST.
 _MARGIN: Final = 2.0**-8

@@ -33,8 +33,6 @@ from stoker.order.mixture.stream_locator import NUMBER_BITS
 from stoker.order.shuffle.bijection import Domain, permute, split_keys
 from stoker.types import Ids
 
-__all__ = ["WINDOW", "Mixing"]
-
 WINDOW: Final = 1024
 """Units in a window that a node's units are scrambled in: enough to be irregular, few enough to keep shares steady."""
 

@@ -14,8 +14,6 @@ from stoker.errors import ConfigError
 from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.units import parse_count
 
-__all__ = ["Schedule"]
-
 
 @checked
 @dataclass(frozen=True, slots=True)

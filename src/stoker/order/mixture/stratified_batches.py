@@ -24,8 +24,6 @@ from stoker.order.mixture.stream_locator import NUMBER_BITS
 from stoker.order.shuffle.bijection import permute
 from stoker.types import Ids
 
-__all__ = ["StratifiedPlan", "Strata"]
-
 _TAG_SECTIONS: Final = 1
 
 

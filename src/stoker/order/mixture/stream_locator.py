@@ -14,8 +14,6 @@ import numpy as np
 
 from stoker.types import Ids
 
-__all__ = ["NUMBER_BITS", "NumberedStream", "StreamLocator"]
-
 NUMBER_BITS: Final = 42
 """Bits of a code that hold the number. 21 are left for the stream: 16,384 parts of 128 streams."""
 

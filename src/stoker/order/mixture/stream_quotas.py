@@ -15,8 +15,6 @@ from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 
-__all__ = ["TAG_MIXING", "StreamQuota", "stream_shuffle", "make_quotas"]
-
 _TAG_STREAMS: Final = 1
 _TAG_SAMPLED: Final = 2
 TAG_MIXING: Final = 3

@@ -14,8 +14,6 @@ from typing import Any
 
 from stoker.errors import ConfigError
 
-__all__ = ["CountingOrigin", "EpochPhase", "Timeline"]
-
 
 @dataclass(frozen=True, slots=True)
 class CountingOrigin:

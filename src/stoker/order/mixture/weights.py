@@ -13,8 +13,6 @@ from stoker.errors import ConfigError
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
-__all__ = ["BATCHING_METHODS", "SAMPLING_METHODS", "Mixture", "StreamWeight"]
-
 SAMPLING_METHODS: Final = ("balanced", "fixed")
 BATCHING_METHODS: Final = ("random", "stratified", "per_stream", "device_per_stream")
 _MOST: Final = 1 << 62

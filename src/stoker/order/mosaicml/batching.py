@@ -32,8 +32,6 @@ from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.types import Ids
 
-__all__ = ["Dealing", "EpochLayout", "make_layout"]
-
 
 @dataclass(frozen=True, slots=True)
 class Dealing:

@@ -25,8 +25,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["PARTITIONS", "MosaicmlPartition"]
-
 PARTITIONS: Final = ("orig", "relaxed")
 
 

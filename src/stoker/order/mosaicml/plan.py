@@ -20,8 +20,6 @@ from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlState, Mosa
 from stoker.order.mosaicml.shuffles import shuffle_ids
 from stoker.types import Ids
 
-__all__ = ["MosaicmlPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class MosaicmlPlan:

@@ -17,8 +17,6 @@ from stoker.order.mosaicml.settings import (
 )
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 
-__all__ = ["MOSAICML_KEY", "MosaicmlOrder", "MosaicmlStart"]
-
 MOSAICML_KEY = "mosaicml-streaming"
 """Key under which a state carries the five integers that the reference resumes from."""
 

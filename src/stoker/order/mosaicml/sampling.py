@@ -19,8 +19,6 @@ from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.shuffles import count_through
 from stoker.types import Ids
 
-__all__ = ["Units", "choose_units", "sample_counts"]
-
 
 def sample_counts(shard_sizes: Ids, choose: int, granularity: int, seed: int) -> Ids:
     """Samples that each shard of a stream gives to an epoch.

@@ -11,8 +11,6 @@ from stoker.order.mixture.weights import BATCHING_METHODS, SAMPLING_METHODS
 from stoker.order.mosaicml.partition import PARTITIONS
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 
-__all__ = ["MosaicmlSettings", "MosaicmlState", "MosaicmlWorld", "read_mosaicml_state"]
-
 _LEAST_BLOCK = 1 << 18
 _BLOCKS = 4_000_000
 

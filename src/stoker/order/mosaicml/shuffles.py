@@ -35,8 +35,6 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["MOSAICML_SHUFFLES", "count_through", "shuffle_ids"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from stoker.order.selection.selection import Everything, Numbered, Selection, de
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids
 
-__all__ = ["Owners", "all_owned", "class_counts", "hashed_owners", "owned", "owned_counts", "stratified_owners"]
-
 Owners: TypeAlias = Iterator[tuple[int, Ids]]
 
 _CHUNK = 1 << 20

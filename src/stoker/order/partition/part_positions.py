@@ -11,8 +11,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["PART_BITS", "Rounds"]
-
 PART_BITS = 42
 """A part position is ``part << PART_BITS | number``."""
 

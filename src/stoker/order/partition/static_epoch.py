@@ -24,8 +24,6 @@ from stoker.order.settings import NativeSettings
 from stoker.order.shuffle.shuffle import ShuffledStream
 from stoker.types import Ids
 
-__all__ = ["StaticEpochs", "check_batch"]
-
 _PART_MASK: Final = (1 << PART_BITS) - 1
 
 

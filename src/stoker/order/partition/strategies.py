@@ -24,8 +24,6 @@ from stoker.order.selection.selection import Residues, Selection, Span
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Array, Ids, Nulls
 
-__all__ = ["Contiguous", "Division", "HashBased", "RangeBased", "RoundRobin", "Stratified"]
-
 _TAG_HASH = 21
 
 

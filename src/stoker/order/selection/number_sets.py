@@ -15,8 +15,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["AllBut", "NumberSet", "Periodic", "Progression", "Ranges", "Sorted"]
-
 
 class NumberSet(Protocol):
     """A set of numbers from 0 on."""

@@ -25,20 +25,6 @@ from stoker.order.shuffle.bijection import permute, unpermute
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
-__all__ = [
-    "Everything",
-    "Listed",
-    "Numbered",
-    "Residues",
-    "Sampled",
-    "Selection",
-    "Span",
-    "Split",
-    "TableSelection",
-    "Without",
-    "dense_starts",
-]
-
 # Tags keep the keys of different uses apart even where their other inputs agree.
 _TAG_SPLIT = 11
 _TAG_SAMPLED = 12

@@ -27,8 +27,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["as_fraction", "below_fraction"]
-
 # A change here would move samples between training and validation sets.
 _FIRST: Final = np.array([0, 17, 6, 11, 15, 8, 4, 13, 18, 3, 9, 12, 1, 16, 5, 14, 10, 7, 19, 2])
 _OTHERS: Final = np.array([0, 5, 7, 2, 8, 3, 4, 6, 1, 9])

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from stoker.integers import GOLDEN, M1, M2, U64, mix_array
 from stoker.types import Ids
 
-__all__ = ["Domain", "permute", "split_keys", "unpermute"]
-
 # Words of the computation, uint32 or uint64: an array with one for each element, or a scalar for all.
 Words = Any
 

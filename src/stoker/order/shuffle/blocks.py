@@ -16,8 +16,6 @@ from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.order.shuffle.shuffle_pass import ShardOrderPass
 from stoker.types import Ids
 
-__all__ = ["BlockPass", "cut_blocks"]
-
 _TAG_BLOCKS: Final = 2
 
 # Blocks may be this small, in parts of K, before they go with a neighbour: so one table's width suits all of them.

@@ -11,8 +11,6 @@ from stoker.order.shuffle.bijection import Domain, split_keys
 from stoker.order.shuffle.shuffle_pass import ShufflePass
 from stoker.types import Ids
 
-__all__ = ["GlobalPass"]
-
 _TAG_GLOBAL: Final = 3
 
 

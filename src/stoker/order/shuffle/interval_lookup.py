@@ -8,8 +8,6 @@ import numpy as np
 
 from stoker.types import Ids
 
-__all__ = ["IntervalLookup"]
-
 _BUCKETS_PER_RUN: Final = 4
 _MOST_STEPS: Final = 6
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["ShardTable"]
-
 
 class ShardTable:
     """Sample counts of the shards. Sample ids count through the shards in index order.

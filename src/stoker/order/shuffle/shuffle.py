@@ -46,8 +46,6 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle_pass import ShardOrderPass, ShufflePass, StoredOrderPass
 from stoker.types import Ids
 
-__all__ = ["SHUFFLES", "ShardRows", "ShuffleSettings", "ShuffledStream"]
-
 SHUFFLES: Final[dict[str, type[ShufflePass]]] = {
     "none": StoredOrderPass,
     "block": BlockPass,

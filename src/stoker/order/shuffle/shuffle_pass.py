@@ -14,8 +14,6 @@ import numpy as np
 from stoker.order.shuffle.interval_lookup import IntervalLookup
 from stoker.types import Ids
 
-__all__ = ["ShardOrderPass", "ShufflePass", "StoredOrderPass"]
-
 
 class ShufflePass(ABC):
     """One pass over all samples of a stream, whose shards it concatenates in some order. An *offset* counts samples there.

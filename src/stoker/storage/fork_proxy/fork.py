@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["abandon", "generation", "runtime_lost"]
-
 _generation = 0
 _runtime_lost = False
 _abandoned: list[object] = []

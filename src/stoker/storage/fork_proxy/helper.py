@@ -16,8 +16,6 @@ from stoker.storage.fork_proxy.wire import ALIVE, BEAT_SECONDS, read_frame, writ
 from stoker.storage.store import Store
 from stoker.storage.types import ObjectInfo
 
-__all__ = ["main"]
-
 _THREADS = 32
 _WATCH_SECONDS = 1.0
 

@@ -31,8 +31,6 @@ from stoker.storage.local import file_errors
 from stoker.storage.stream import Made, first_part
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo
 
-__all__ = ["ProxyStore"]
-
 # A fresh interpreter finds modules where this one does, even where sys.path was changed by hand.
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "

@@ -7,8 +7,6 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["ALIVE", "BEAT_SECONDS", "read_frame", "write_frame"]
-
 ALIVE: Final = 2**64 - 1
 """The number of messages that only say that the helper process runs."""
 

@@ -15,8 +15,6 @@ from stoker.storage.url import Location
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["build_client"]
-
 _memory_stores: dict[str, Any] = {}
 
 

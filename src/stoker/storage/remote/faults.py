@@ -21,8 +21,6 @@ from stoker.errors import (
 )
 from stoker.storage.remote.redirects import is_refused
 
-__all__ = ["Fault", "classify", "error_for", "exhausted", "is_panic"]
-
 FaultKind: TypeAlias = Literal[
     "not_found",
     "no_bucket",

@@ -19,8 +19,6 @@ from stoker.storage.remote.profiles import read_profile
 from stoker.storage.remote.redirects import guarded, parse_hosts
 from stoker.storage.url import Location
 
-__all__ = ["ClientSpec", "Cloud", "Credentials", "client_spec", "detect_cloud", "endpoint_of", "milliseconds"]
-
 Cloud: TypeAlias = Literal["aws", "gcp", "azure"]
 
 _CLIENT_OPTIONS = frozenset(

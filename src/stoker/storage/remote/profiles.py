@@ -9,8 +9,6 @@ from pathlib import Path
 
 from stoker.errors import ConfigError
 
-__all__ = ["read_profile"]
-
 
 def read_profile(name: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of a profile in ``~/.aws/config`` and ``~/.aws/credentials``, plus its ``name``.

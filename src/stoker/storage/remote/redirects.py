@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError
 
-__all__ = ["guarded", "is_refused", "parse_hosts"]
-
 _NOWHERE: Final = "127.0.0.1:0"
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "AWS_PROXY_URL")
 _HOST: Final = re.compile(r"[\w.:-]+")

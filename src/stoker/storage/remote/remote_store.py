@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from obstore import GetResult
     from obstore.store import ObjectStore
 
-__all__ = ["RemoteStore"]
-
 T = TypeVar("T")
 
 # One request up to here; above it, parts. A client's stall time counts from the start of a request until

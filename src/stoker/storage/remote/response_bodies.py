@@ -11,8 +11,6 @@ from stoker.storage.remote.faults import Fault
 if TYPE_CHECKING:
     from obstore import GetResult
 
-__all__ = ["BRIEF_STALLS", "SLOWEST", "AnswerError", "body", "close_ranges"]
-
 SLOWEST: Final = 4096
 """Bytes a second that an answer's body must reach, on the whole, after the first ``stall_timeout`` seconds."""
 

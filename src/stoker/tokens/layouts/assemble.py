@@ -13,8 +13,6 @@ from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.types import Array, Ids
 
-__all__ = ["DocumentSpans", "assemble", "batch_arrays", "full_lengths", "too_long_error"]
-
 _LINE = 64
 
 

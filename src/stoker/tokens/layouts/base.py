@@ -18,8 +18,6 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Ids
 
-__all__ = ["BlockInput", "DocumentBlock", "RowMaker", "TokenLayout", "batch_of_rows", "order_of", "state_number"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentBlock:

@@ -7,8 +7,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["best_fit"]
-
 _WORD = 1024
 
 

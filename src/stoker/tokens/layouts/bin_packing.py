@@ -14,8 +14,6 @@ from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Ids
 
-__all__ = ["PackedRows", "TooLong", "check_too_long", "into_rows", "pack_documents", "split"]
-
 TooLong = Literal["split", "truncate", "error"]
 
 

@@ -16,8 +16,6 @@ from stoker.tokens.sources.block_buffer import Gathered
 from stoker.tokens.sources.memory import Memory
 from stoker.tokens.sources.source import TokenSource, describe_row
 
-__all__ = ["BlockBuilder"]
-
 # Tokens that lie ahead of the block that is decoded and are fetched meanwhile, where they come from afar.
 _FETCH_TOKENS: Final = 1 << 26
 

@@ -20,8 +20,6 @@ from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Array, Ids
 
-__all__ = ["ConcatLayout"]
-
 _TAG_ROWS: Final = 23
 
 

@@ -20,8 +20,6 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Array, Ids
 
-__all__ = ["PackLayout"]
-
 # Written into what is kept of packing; another number makes it be counted anew.
 _VERSION: Final = 1
 

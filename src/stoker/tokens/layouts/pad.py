@@ -17,8 +17,6 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
 from stoker.types import Ids
 
-__all__ = ["PadLayout", "TruncateLayout", "pad"]
-
 
 class PadLayout(TokenLayout):
     """A document a row, filled up with padding; one that is too long is an error."""

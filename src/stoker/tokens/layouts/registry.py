@@ -12,8 +12,6 @@ from stoker.tokens.layouts.pack import PackLayout
 from stoker.tokens.layouts.pad import PadLayout, TruncateLayout
 from stoker.tokens.settings import LMSettings
 
-__all__ = ["LAYOUTS", "LayoutName", "make_layout"]
-
 LayoutName = Literal["concat", "pack", "pad", "truncate"]
 
 LAYOUTS: Final[dict[str, type[TokenLayout]]] = {

@@ -17,8 +17,6 @@ from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Ids
 
-__all__ = ["Joiner"]
-
 
 class Joiner:
     """Joins documents and cuts the stream into rows; what does not fill a batch is carried on to the next.

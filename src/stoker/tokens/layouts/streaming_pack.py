@@ -19,8 +19,6 @@ from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array, Ids
 
-__all__ = ["Packer"]
-
 # A row with more than this part of it free may wait for documents that fill it.
 _POOR = 100
 _HELD_PART = 16

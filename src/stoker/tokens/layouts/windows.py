@@ -13,8 +13,6 @@ from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.types import Array, Ids
 
-__all__ = ["stream_starts", "windows"]
-
 
 def stream_starts(lengths: Ids, settings: LMSettings) -> Ids:
     """The begin of each document in the stream of all, joined; int64, shape ``(documents + 1,)``, the total last.

@@ -26,18 +26,6 @@ from stoker.integers import mix, mix_array
 from stoker.order.partition.part_positions import Rounds
 from stoker.types import Ids
 
-__all__ = [
-    "MOST_SKEW",
-    "RowGroupRuns",
-    "TokenDivision",
-    "PartFiles",
-    "Granularity",
-    "Groups",
-    "ReadSequence",
-    "divide",
-    "join_groups",
-]
-
 Granularity = Literal["file", "row_group", "row"]
 
 MOST_SKEW: Final = (1, 20)

@@ -14,8 +14,6 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from stoker.concurrency.threads import Threads
 from stoker.tokens.order.token_order import BlockSpan
 
-__all__ = ["join_steps", "read_ahead"]
-
 # Memory of batches that are made together: little beside a block, and it stays in the processor's cache.
 _BYTES: Final = 4 << 20
 _MOST: Final = 8

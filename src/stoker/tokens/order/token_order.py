@@ -24,8 +24,6 @@ from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, TokenDivision, divide
 from stoker.types import Ids
 
-__all__ = ["BlockSpan", "TokenOrder", "TokenSampleOrder", "TokenSettings", "TokenStart", "block_spans"]
-
 logger = logging.getLogger(__name__)
 
 _NUMBER: Final = (1 << PART_BITS) - 1

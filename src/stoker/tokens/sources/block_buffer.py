@@ -11,8 +11,6 @@ from stoker.tokens.sources.memory import Memory
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array, Ids
 
-__all__ = ["Gathered"]
-
 # Tokens are kept in the narrowest of these that holds them all.
 _KINDS = tuple(np.dtype(name) for name in ("uint16", "uint32", "int64"))
 

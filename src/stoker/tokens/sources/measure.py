@@ -19,8 +19,6 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource, describe_row
 from stoker.types import Ids
 
-__all__ = ["measure", "packed_rows"]
-
 _AHEAD: Final = 4
 
 

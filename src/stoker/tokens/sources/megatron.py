@@ -19,8 +19,6 @@ from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.tokens.sources.raw import map_file
 from stoker.types import Ids
 
-__all__ = ["MegatronFile", "MegatronWriter"]
-
 
 class MegatronFile:
     """Megatron's indexed data set, mapped into memory: sequences of tokens, grouped into documents.

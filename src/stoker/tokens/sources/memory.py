@@ -12,8 +12,6 @@ from numpy.typing import DTypeLike
 
 from stoker.types import Array
 
-__all__ = ["Memory"]
-
 _ALIGN = 64
 
 

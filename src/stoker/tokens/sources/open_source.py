@@ -12,8 +12,6 @@ from stoker.tokens.sources.parquet import open_files
 from stoker.tokens.sources.source import MegatronSource, TokenSource
 from stoker.types import StorageOptions
 
-__all__ = ["open_source"]
-
 
 def open_source(
     source: Files | TokenSource,

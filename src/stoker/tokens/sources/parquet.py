@@ -32,8 +32,6 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import SkippedFile
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["ParquetSource", "decode_chunks", "open_files"]
-
 logger = logging.getLogger(__name__)
 
 # Files whose columns are looked at, where the first ones have none.

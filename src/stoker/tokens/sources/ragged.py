@@ -11,8 +11,6 @@ from numpy.typing import DTypeLike
 from stoker.errors import ConfigError, FormatError
 from stoker.types import Array, Ids
 
-__all__ = ["Ragged", "copy_spans"]
-
 Where: TypeAlias = str | Callable[[int], str]
 
 # From this mean length on, one slice a run is faster than joining them; seen between 2,000 and 8,000.

@@ -15,8 +15,6 @@ from stoker.storage.local import file_errors
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array
 
-__all__ = ["RawTokens", "map_file"]
-
 # Raw files of llm.c and its kin begin with 256 int32, of which the first is one of these.
 _LLM_C: Final = (20240520, 20240801)
 

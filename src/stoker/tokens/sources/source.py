@@ -21,8 +21,6 @@ from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.raw import RawTokens
 from stoker.types import Ids
 
-__all__ = ["MegatronSource", "RawSource", "SkippedFile", "TokenSource", "describe_row"]
-
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _GROUP_TOKENS = 1 << 20

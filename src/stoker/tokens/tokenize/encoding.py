@@ -16,8 +16,6 @@ from stoker.storage.files import read_regular
 from stoker.tokens.tokenize.texts import TextBlock, Texts
 from stoker.types import Array, Ids
 
-__all__ = ["EncodingJob", "Tokens", "make_job", "tokenized"]
-
 # What tokenizers call the token that ends a document.
 _EOS_NAMES: Final = (
     "<|endoftext|>",

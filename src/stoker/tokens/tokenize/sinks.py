@@ -31,8 +31,6 @@ from stoker.writing.file_sets import FileSetWriter
 from stoker.writing.parquet_writer import read_parquet_footer
 from stoker.writing.shard_formats import MDSWriter
 
-__all__ = ["MDSSink", "ParquetSink", "TokenColumn", "TokenSink", "finished_before"]
-
 _RECORD: Final = ".stoker_tokenize.json"
 """Name of the job's record, which stays beside the tokens; hidden, so that nobody takes it for data."""
 _BLOCKS: Final = "stoker.blocks"

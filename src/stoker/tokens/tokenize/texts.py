@@ -22,8 +22,6 @@ from stoker.storage.job_record import file_version
 from stoker.storage.local import file_errors
 from stoker.storage.versions import local_version
 
-__all__ = ["TextFile", "TextBlock", "Texts", "find_texts"]
-
 Kind = Literal["parquet", "jsonl", "text"]
 
 _KINDS: Final[dict[str, Kind]] = {

@@ -25,8 +25,6 @@ from stoker.units import parse_count
 from stoker.writing.base import WriterOptions
 from stoker.writing.progress import ProgressBar
 
-__all__ = ["OutputFormat", "TokenizeReport", "tokenize"]
-
 OutputFormat = Literal["parquet", "mds"]
 
 _COUNTS: Final = ("documents", "tokens")

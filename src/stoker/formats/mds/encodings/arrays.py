@@ -15,8 +15,6 @@ from stoker.formats.mds.encodings.base import BytesLike, Encoding, RawColumn
 from stoker.formats.mds.encodings.scalars import bfloat16_bits, bfloat16_values
 from stoker.types import Array, Column
 
-__all__ = ["DynamicArray", "FixedArray", "parse_ndarray"]
-
 _CODES = {
     "uint8": 8,
     "int8": 9,

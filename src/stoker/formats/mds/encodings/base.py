@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from stoker.formats.common.values import UnfitValueError
 from stoker.types import Column
 
-__all__ = ["BytesLike", "Encoding", "RawColumn"]
-
 BytesLike = bytes | bytearray | memoryview
 """Types of an encoded value."""
 

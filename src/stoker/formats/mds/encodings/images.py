@@ -20,8 +20,6 @@ from stoker.formats.mds.encodings.base import Encoding
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageFile", "ImageList", "JpegArray", "RawImage", "load_at_once", "loaded"]
-
 _MAX_MODE = 16
 _SIGNATURES = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n"}
 

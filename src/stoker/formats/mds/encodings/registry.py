@@ -10,8 +10,6 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.mds.encodings import arrays, images, scalars, text
 from stoker.formats.mds.encodings.base import Encoding
 
-__all__ = ["encoding_names", "get_encoding", "register_encoding"]
-
 _Factory = Callable[[str], Encoding]
 """Builds an encoding from its configuration: what follows the first colon of its name, or ``""``."""
 

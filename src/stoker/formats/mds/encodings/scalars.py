@@ -19,8 +19,6 @@ from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
 from stoker.types import Array, Column
 
-__all__ = ["BFloat16", "Bool", "FloatScalar", "Int", "IntScalar", "bfloat16_bits", "bfloat16_values"]
-
 _STRUCT_CODES = {
     "int8": "b",
     "uint8": "B",

@@ -14,8 +14,6 @@ import numpy as np
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings.base import Encoding, RawColumn
 
-__all__ = ["Bytes", "Json", "Pickle", "Str", "StrDecimal", "StrFloat", "StrInt"]
-
 
 class Bytes(Encoding):
     """``bytes``: as they are."""

@@ -14,8 +14,6 @@ from stoker.formats.parquet.footer.predicate import Bounds
 from stoker.formats.parquet.footer.schema import ColumnSchema, FileSchema
 from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
 
-__all__ = ["FooterBounds"]
-
 # Fields of Statistics. The first two are from before orders were defined, and pyarrow knows when they can be relied on.
 _OLD_MAX, _OLD_MIN, _MAX, _MIN, _MAX_EXACT, _MIN_EXACT = 1, 2, 5, 6, 7, 8
 # Bytes of values of the physical types that have a width: boolean, int32, int64, int96, float, double.

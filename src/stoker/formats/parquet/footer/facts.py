@@ -12,22 +12,6 @@ from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.parquet.footer.schema import FileSchema
 from stoker.types import Ids
 
-__all__ = [
-    "CODEC",
-    "COMPRESSED",
-    "DATA_PAGE",
-    "DICTIONARY_PAGE",
-    "FIELDS",
-    "GROUP_FIELDS",
-    "MAGIC",
-    "NULLS",
-    "START",
-    "UNCOMPRESSED",
-    "VALUES",
-    "FileFacts",
-    "RowGroup",
-]
-
 MAGIC: Final = b"PAR1"
 """The first and last bytes of a Parquet file."""
 

@@ -21,8 +21,6 @@ from stoker.formats.parquet.footer.predicate import Predicate
 from stoker.formats.parquet.footer.schema import ARROW_KEY, FileSchema, leaves_below, read_schema
 from stoker.formats.parquet.footer.single_column import open_limits
 
-__all__ = ["KnownSchema", "read_facts", "read_footer"]
-
 # Bytes after the footer: its length and the magic.
 _TAIL: Final = 8
 # Uncompressed, Snappy, gzip, Brotli, LZ4 as Hadoop frames it, zstd, LZ4: all but LZO.

@@ -17,8 +17,6 @@ from stoker.arguments import unknown_operator
 from stoker.errors import ConfigError
 from stoker.units import as_decimal
 
-__all__ = ["Bounds", "Filters", "Predicate"]
-
 Filters: TypeAlias = Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
 """Conditions ``(column, op, value)`` that must all hold, or a list of such lists of which one must hold."""
 

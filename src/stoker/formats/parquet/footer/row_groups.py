@@ -16,8 +16,6 @@ from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, MAGIC, START,
 from stoker.formats.parquet.footer.schema import FileSchema
 from stoker.storage.versions import stable_version
 
-__all__ = ["describe_row_groups", "storage_of"]
-
 # Row groups of one file are fetched together until they have so many bytes.
 _FETCH_TOGETHER: Final = 16 << 20
 _NO_HASHES: Final[Mapping[str, str]] = {}

@@ -16,8 +16,6 @@ from stoker.errors import CorruptDataError
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.thrift import Footer, SchemaElement
 
-__all__ = ["ColumnSchema", "FileSchema", "declared_array", "kind_of", "leaves_below", "read_schema"]
-
 ARROW_KEY = b"ARROW:schema"
 """Key of the Arrow types in a footer, as Parquet's types do not tell them in full."""
 

@@ -24,8 +24,6 @@ from stoker.formats.parquet.footer.facts import (
 )
 from stoker.formats.parquet.footer.schema import ARROW_KEY, ColumnSchema
 
-__all__ = ["ColumnPart", "column_footer", "open_limits"]
-
 _PLAIN, _RLE, _RLE_DICTIONARY = 0, 3, 8
 
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from stoker.errors import CorruptDataError
 
-__all__ = ["Chunk", "Footer", "Group", "ThriftReader", "SchemaElement", "parse_footer", "parse_statistics"]
-
 _I32: Final = 5
 _I64: Final = 6
 _BINARY: Final = 8

@@ -10,8 +10,6 @@ from typing import Final
 
 from stoker.integers import encode_varint
 
-__all__ = ["binary", "integer", "list_of", "struct"]
-
 _I32: Final = 5
 _I64: Final = 6
 _BINARY: Final = 8

@@ -15,8 +15,6 @@ from stoker.formats.parquet.footer.schema import ColumnSchema
 from stoker.formats.parquet.footer.single_column import ColumnPart, column_footer, open_limits
 from stoker.types import Buffer
 
-__all__ = ["column_batches", "decode_column"]
-
 # Largest string and list in a page's head, where writers put the page's least and greatest value.
 _PAGE_HEAD_LIMITS: Final = {"thrift_string_size_limit": 64 << 20, "thrift_container_size_limit": 1 << 20}
 

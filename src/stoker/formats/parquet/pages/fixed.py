@@ -28,8 +28,6 @@ from stoker.formats.parquet.pages.rle_bitpacked import exceptions
 from stoker.formats.parquet.pages.values import AddressedValues, ColumnValues, Fixed, as_values, gather
 from stoker.types import Buffer, Column, Ids
 
-__all__ = ["as_arrays", "in_place"]
-
 _FIXED: Final = 7
 _REQUIRED, _OPTIONAL = 0, 1
 _ARRAYS: Final = re.compile(r"(\w+)\[([\d, ]+)\]")

@@ -28,8 +28,6 @@ from stoker.formats.parquet.pages.pages import OtherPagesError, Page, Unpacker, 
 from stoker.formats.parquet.pages.rle_bitpacked import WIDEST, exceptions, unpack
 from stoker.types import Array, Buffer, Ids
 
-__all__ = ["ListShape", "decode_equal", "decode_lists", "list_shape"]
-
 _PHYSICAL: Final = {1: "i4", 2: "i8", 4: "f4", 5: "f8"}
 _REQUIRED, _REPEATED = 0, 2
 _KIND: Final = re.compile(r"list<((u?)int(8|16|32|64)|float|double)>")

@@ -19,8 +19,6 @@ from stoker.formats.parquet.footer.facts import COMPRESSED, DATA_PAGE, DICTIONAR
 from stoker.formats.parquet.footer.thrift import ThriftReader
 from stoker.types import Buffer
 
-__all__ = ["DATA", "DATA_V2", "DICTIONARY", "INDEX", "PageHead", "bad_pages", "page_heads"]
-
 DATA, INDEX, DICTIONARY, DATA_V2 = 0, 1, 2, 3
 """Kinds of pages."""
 

@@ -19,8 +19,6 @@ from stoker.formats.parquet.footer.facts import CODEC, COMPRESSED, START, UNCOMP
 from stoker.formats.parquet.pages.page_headers import DATA, DATA_V2, DICTIONARY, INDEX, PageHead, page_heads
 from stoker.types import Buffer
 
-__all__ = ["PLAIN", "OtherPagesError", "Page", "Unpacker", "read_pages"]
-
 PLAIN: Final = 0
 _DICTIONARIES: Final = (2, 8)  # PLAIN_DICTIONARY, RLE_DICTIONARY
 _RLE: Final = 3

@@ -17,8 +17,6 @@ from stoker.formats.parquet.pages.rle_runs import alike, find_runs, parse_head
 from stoker.integers import ranges
 from stoker.types import Array, Ids
 
-__all__ = ["WIDEST", "exceptions", "unpack"]
-
 WIDEST: Final = 24
 """Most bits of a value."""
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.types import Array, Ids
 
-__all__ = ["RleRuns", "alike", "find_runs", "parse_head"]
-
 _LONGEST_HEAD: Final = 5
 # Runs of fewer groups are not looked at many at once; and most runs after which it is tried again where it failed.
 _LARGE: Final = 32

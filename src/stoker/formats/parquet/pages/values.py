@@ -27,8 +27,6 @@ from stoker.formats.common.gather import gather_rows
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.types import Array, Column, Ids
 
-__all__ = ["Fixed", "AddressedValues", "ColumnValues", "as_values", "constant", "flat_list"]
-
 
 class ColumnValues(ABC):
     """A decoded column of a row group."""
