@@ -16,6 +16,7 @@ import stoker
 PAGE = Path(__file__).parent / "api.md"
 PAGES = {
     "Adaptive": "coordination",
+    "DatasetSpec": "generate",
     "HashSplit": "order/subsets",
     "KeepIds": "order/subsets",
     "LMBatch": "tokens",

@@ -43,6 +43,7 @@ Writing; all writers are in ``stoker.writers``:
 Jobs, as on the command line:
     convert                 one format to another, in parallel
     generate                synthetic datasets of any format
+    DatasetSpec             the description of one, for ``generate``
     tokenize                text to files of tokens
     inspect                 what a dataset holds
     verify                  whether a dataset is whole
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from stoker.conversion import convert
     from stoker.errors import StokerError
     from stoker.formats.base import ReadOptions
-    from stoker.generation import generate
+    from stoker.generation import DatasetSpec, generate
     from stoker.index.merge import merge_index
     from stoker.index.rebuild import rebuild_index
     from stoker.inspection import inspect, verify
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
 
     __all__ = [
         "Adaptive",
+        "DatasetSpec",
         "HashSplit",
         "KeepIds",
         "LMBatch",
@@ -126,6 +128,7 @@ __version__ = "0.1.0"
 
 _MODULES: Final = {
     "Adaptive": "stoker.pipeline.workers.adaptive",
+    "DatasetSpec": "stoker.generation",
     "HashSplit": "stoker.streams.subsets",
     "KeepIds": "stoker.streams.subsets",
     "LMBatch": "stoker.tokens.batch",

@@ -80,6 +80,18 @@ def test_what_is_not_clear_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
         detect(tmp_path / "empty")
 
 
+def test_a_list_of_datasets_is_told_to_be_streams(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    given = [str(tmp_path / name) for name in "ab"]
+    with pytest.raises(ConfigError, match=r"the list holds .*a, a directory, .*write streams=\[Stream\('.*a'\), ...\]"):
+        StreamingDataset(given)
+    with pytest.raises(ConfigError, match=r"\(s3://x/a\) ends as a file's does.*streams=\[Stream\('s3://x/a'\)"):
+        detect(["s3://x/a", "s3://x/b"])
+    with pytest.raises(ConfigError, match="the list of files is empty"):
+        detect([])
+
+
 def test_every_name_of_a_large_directory_counts(tmp_path: Path) -> None:
     lay(tmp_path, *(f"{number:04}.jsonl" for number in range(5100)), "z.parquet")
     with pytest.raises(ConfigError, match=r"files of several formats \(5100 of json, 1 of parquet\)"):

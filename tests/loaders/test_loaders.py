@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import DataLoader
 
 from stoker import (
+    Adaptive,
     LMStream,
     MDSWriter,
+    ReadOptions,
     StreamingConfig,
     StreamingDataLoader,
     StreamingDataset,
@@ -155,3 +159,117 @@ def test_a_stream_whose_length_is_unknown_says_with_which_layout_it_is_known(tmp
     over.write(tmp_path, range(47))
     with pytest.raises(TypeError, match=r"known only with layout='pad' or 'truncate', not with 'concat'"):
         len(over.make(tmp_path, World(0, 1)))
+
+
+@pytest.mark.parametrize("into", ["loader", "dataset"])
+def test_a_loader_sees_a_state_that_is_loaded_into_its_dataset(tmp_path: Path, into: str) -> None:
+    over = TestStreamingDataLoader()
+    over.write(tmp_path, range(47))
+    dataset = over.dataset(tmp_path, World(0, 1), batch_size=2)
+    loader = StreamingDataLoader(dataset)
+    begun = dataset.state_dict()
+    running = iter(loader)
+    first = [over.samples(next(running)) for _ in range(3)]
+    (loader if into == "loader" else dataset).load_state_dict(begun)
+    assert loader.state_dict() == begun
+    with pytest.raises(StateError, match="since its last item a state was loaded"):
+        next(running)
+    assert [over.samples(batch) for batch in loader][:3] == first
+
+
+def test_samples_end_at_once_when_a_state_is_loaded(tmp_path: Path) -> None:
+    over = TestStreamingDataset()
+    over.write(tmp_path, range(47))
+    for options in ({}, {"transform": lambda sample: sample}, {"read": ReadOptions(read_threads=2)}):
+        dataset = over.dataset(tmp_path, World(0, 1), batch_size=16, shuffle=False, **options)
+        running = iter(dataset)
+        assert [next(running)["id"] for _ in range(20)] == list(range(20)), "in the middle of a read"
+        state = dataset.state_dict()
+        dataset.load_state_dict(state)
+        with pytest.raises(StateError, match="Begin another iteration"):
+            next(running)
+        assert dataset.state_dict() == state
+        assert [sample["id"] for sample in dataset] == list(range(20, 47))
+
+
+@pytest.mark.processes
+def test_workers_of_torchs_own_loader_end_when_a_state_is_loaded(tmp_path: Path) -> None:
+    over = TestStreamingDataset()
+    over.write(tmp_path, range(400))
+    dataset = over.dataset(tmp_path, World(0, 1), batch_size=4, shuffle=False)
+    running = iter(DataLoader(dataset, batch_size=4, num_workers=1, prefetch_factor=1))
+    next(running)
+    dataset.load_state_dict(over.dataset(tmp_path, World(0, 1), batch_size=4, shuffle=False).state_dict())
+    with pytest.raises(StateError, match="since its last item a state was loaded"):
+        list(running)
+    assert [int(one) for batch in DataLoader(dataset, batch_size=4, num_workers=1) for one in batch["id"]] == [
+        *range(400)
+    ]
+
+
+def test_a_shard_loader_without_a_config_has_that_of_its_dataset(tmp_path: Path) -> None:
+    over = TestStreamingDataset()
+    over.write(tmp_path, range(47))
+    found = []
+    for rank in range(2):
+        dataset = over.dataset(tmp_path, World(rank, 2), batch_size=8, remainder="uneven")
+        loader = StreamingShardLoader(dataset)
+        assert (loader.world.rank, loader.world.world_size) == (rank, 2)
+        batches = [batch["id"].tolist() for batch in loader]
+        assert {len(batch) for batch in batches[:-1]} == {8}
+        found += [number for batch in batches for number in batch]
+        again = over.dataset(tmp_path, World(rank, 2), batch_size=8)
+        assert [sample["id"] for sample in StreamingShardLoader(again, StreamingConfig(2, rank))] == [
+            number for batch in batches for number in batch
+        ]
+    assert sorted(found) == list(range(47))
+
+
+def test_a_shard_loader_counts_the_ranks_that_read_different_samples(tmp_path: Path) -> None:
+    over = TestStreamingDataset()
+    over.write(tmp_path, range(47))
+    datasets = [over.dataset(tmp_path, World(rank, 4), replication=2) for rank in range(4)]
+    parts = [[batch["id"].tolist() for batch in StreamingShardLoader(dataset)] for dataset in datasets]
+    assert parts[0] == parts[1] != parts[2] == parts[3]
+    with pytest.raises(ConfigError, match=r"2 ranks read different samples, and the config says world_size=4"):
+        StreamingShardLoader(datasets[0], StreamingConfig(4, 0))
+
+
+def test_a_checkpoint_inside_a_batch_is_not_gone_on_with_in_batches(tmp_path: Path) -> None:
+    over = TestStreamingDataset()
+    over.write(tmp_path, range(47))
+    one_by_one = StreamingShardLoader(over.dataset(tmp_path, World(0, 1), batch_size=8), StreamingConfig())
+    for _ in range(3):
+        one_by_one.next()
+    with pytest.raises(StateError, match="taken 3 samples into a batch"):
+        StreamingShardLoader(over.dataset(tmp_path, World(0, 1), batch_size=8)).load_state_dict(one_by_one.state_dict())
+
+
+def test_a_loader_that_takes_part_in_leased_work_is_not_pickled(tmp_path: Path) -> None:
+    config = StreamingConfig(1, 0, Adaptive(), coordinator=f"sqlite://{tmp_path / 'engine'}")
+    with StreamingShardLoader({"id": np.arange(9)}, config) as loader:
+        with pickle.loads(pickle.dumps(loader)) as copy:
+            assert copy.config == config
+        loader.next()
+        with pytest.raises(StateError, match="takes part in its run as rank 0"):
+            pickle.dumps(loader)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("over", [TestLMStream(), TestLMStreamOfPaddedDocuments()])
+def test_torchs_loader_takes_a_stream_and_its_workers_share_the_documents(
+    tmp_path: Path, workers: int, over: OverTokens
+) -> None:
+    over.write(tmp_path, range(47))
+    stream: Any = over.make(tmp_path, World(0, 1))
+    found = [
+        token for batch in DataLoader(stream, batch_size=None, num_workers=workers) for token in over.samples(batch)
+    ]
+    assert sorted(found) == list(range(47))
+    if workers:
+        stream.load_state_dict(over.make(tmp_path, World(0, 1)).state_dict())
+        with pytest.raises(ConfigError, match="a state of an LMStream is resumed in one process"):
+            list(DataLoader(stream, batch_size=None, num_workers=workers))
+    with pytest.raises(ConfigError, match=r"for an LMStream use torch's DataLoader\(stream, batch_size=None\)"):
+        StreamingDataLoader(stream)

@@ -124,9 +124,9 @@ def _fields(config: StreamingConfig) -> dict[str, Any]:
 def test_without_anything_said_the_dataset_decides(data: Path) -> None:
     dataset = StreamingDataset(local=data, shuffle=True, batch_size=10)
     order = [check_batch(batch) for batch in StreamingDataset(local=data, shuffle=True, batch_size=10).batches()]
-    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=10))
-    assert [check_batch(batch) for batch in loader] == order
-    one_by_one = StreamingShardLoader(dataset)
+    for loader in (StreamingShardLoader(dataset), StreamingShardLoader(dataset, StreamingConfig(batch_size=10))):
+        assert [check_batch(batch) for batch in loader] == order
+    one_by_one = StreamingShardLoader(dataset, StreamingConfig())
     assert [check_sample(sample) for sample in one_by_one] == list(chain.from_iterable(order))
 
 
@@ -484,7 +484,7 @@ def test_orders_of_mosaicml_streaming_are_read_but_not_changed(data: Path) -> No
     with pytest.raises(ConfigError, match="not those of mosaicml-streaming"):
         StreamingShardLoader(dataset, StreamingConfig(shuffle_seed=1))
     expected = [check_sample(s) for s in StreamingDataset(local=data, shuffle=True, shuffle_algo="py1e", batch_size=4)]
-    assert [check_sample(sample) for sample in StreamingShardLoader(dataset)] == expected
+    assert [check_sample(sample) for sample in StreamingShardLoader(dataset, StreamingConfig())] == expected
 
 
 def test_the_world_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,7 +397,7 @@ def test_only_one_iteration_over_a_stream_continues(data: Path) -> None:
     next(one)
     two = iter(stream)
     next(two)
-    with pytest.raises(ConfigError, match="another iteration over this LMStream has begun"):
+    with pytest.raises(StateError, match="another iteration over this LMStream has begun"):
         next(one)
     assert stream.state_dict()["dataset"]["epoch"] == 1
 

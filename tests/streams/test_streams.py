@@ -337,7 +337,7 @@ def test_a_limit_that_can_not_hold_two_shards_of_each_is_refused(tmp_path: Path)
 
 def test_a_limit_without_any_remote_is_refused(tmp_path: Path) -> None:
     given = [Stream(local=write(tmp_path / name, 0, 20)) for name in "ab"]
-    with pytest.raises(ConfigError, match="has no remote to fetch evicted shards from"):
+    with pytest.raises(ConfigError, match="are read where they lie: leave it out"):
         open_streams(given, StreamDefaults(cache_limit=1 << 20))
 
 

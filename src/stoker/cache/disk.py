@@ -95,8 +95,8 @@ class DiskCache(ShardCache):
                 self._quota.others = directory.others
         if settings.limit is not None and store is None:
             raise ConfigError(
-                f"cache_limit was given, but {root} has no remote to fetch evicted shards from again: "
-                "give remote= or leave cache_limit out"
+                f"cache_limit= is for shards that are copied to a cache, and those of {root} are read where they lie: leave "
+                "it out, or, for a copy on a faster disk, give remote= this directory and local= another"
             )
 
     # -- reading ---------------------------------------------------------------------------------------------------

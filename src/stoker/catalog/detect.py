@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Final, Literal
 
 from stoker.catalog.unindexed.files_location import Files, check_exists, is_pattern, no_files, no_match, source_of
-from stoker.display import counted
+from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.format import Format
 from stoker.formats.one_file import FILES, IMAGES
@@ -122,9 +122,9 @@ def detect(given: Files, storage_options: StorageOptions | None = None) -> Detec
     """
     if not isinstance(given, str | os.PathLike):
         refuse_shard_files(given)
-        return Detected(
-            "files", _chosen([os.fspath(one) for one in given], f"the list of {counted(len(given), 'file')}")
-        )
+        listed = [os.fspath(one) for one in given]
+        _check_files(listed)
+        return Detected("files", _chosen(listed, f"the list of {counted(len(listed), 'file')}"))
     text = os.fspath(given)
     if text.startswith(("http://", "https://")) and open_store(text, storage_options).exists(INDEX_NAME):
         return Detected("index")  # what can not be listed is a file otherwise
@@ -217,6 +217,26 @@ def _is_whole(shard: ShardFiles) -> bool:
         return bool(shard.codec) or bool(shard.sizes)
     except CorruptDataError:
         return False
+
+
+def _check_files(names: Sequence[str]) -> None:
+    """See that a list names files, not datasets.
+
+    Raises:
+        ConfigError: it is empty, or a name is that of a directory, or none has an ending.
+    """
+    if not names:
+        raise ConfigError("the list of files is empty: name at least one")
+    folder = next((name for name in names if (place := is_local(name)) is not None and place.is_dir()), None)
+    if folder is None and any(os.path.splitext(name.rstrip("/"))[1] for name in names):
+        return
+    remedy = f"for several datasets write streams=[Stream({redact_url(names[0])!r}), ...]"
+    if folder is not None:
+        raise ConfigError(f"the list holds {folder}, a directory, and a list is of files of one dataset: {remedy}")
+    raise ConfigError(
+        f"no name of the list ({redact_url(names[0])}) ends as a file's does, and a list is of files of one dataset: "
+        f"{remedy}; for files of such names say which format with format="
+    )
 
 
 def _chosen(names: Iterable[str], where: str) -> str:

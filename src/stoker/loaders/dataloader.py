@@ -19,6 +19,7 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
 from stoker.pipeline.collate import as_tensors, collate
+from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 from stoker.types import Batch
@@ -91,7 +92,9 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         ConfigError: arguments that contradict each other, or have no meaning for what is read.
     """
 
-    @checked(dataset="a StreamingDataset or a StreamingParquetLoader; for anything else use torch's DataLoader")
+    @checked(
+        dataset="for an LMStream use torch's DataLoader(stream, batch_size=None), for anything else torch's DataLoader"
+    )
     def __init__(
         self,
         dataset: StreamingDataset | StreamingParquetLoader,
@@ -155,9 +158,17 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         _abandoned.extend((self._iterator, self._open))
         self._iterator = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What was delivered here was not delivered by the copy.
+        return {**self.__dict__, "_iterator": None, "_open": None, "_pass": None, "_interleaved": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        reset_in_children(self)
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._interleaved = False
-        current = self._pass = _Pass(self._stream.upcoming())
+        current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded)
         pid = os.getpid()
         batches = self._open = super().__iter__()
         try:
@@ -171,6 +182,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                     )
                 if self._open is None:
                     raise StateError("the loader was closed in the middle of this iteration: begin another one")
+                if self._stream.states_loaded != current.states_loaded:
+                    raise superseded_error()
                 if self._pass is not current:
                     self._interleaved = True
         finally:
@@ -239,6 +252,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 "dataset and a loader for each"
             )
         dataset, current = self._stream, self._pass
+        if current is not None and current.states_loaded != dataset.states_loaded:
+            current = None
         if isinstance(dataset, StreamingParquetLoader):
             if current is None:
                 return dataset.state_dict()
@@ -267,7 +282,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where ``state`` was taken, with the next iteration.
+        """Resume where ``state`` was taken, with the next iteration. One that is running ends with a ``StateError``.
 
         Raises:
             StateError: it belongs to another dataset, or to other order settings, or was taken inside a batch.
@@ -277,7 +292,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 "this state was taken inside a batch, by iterating over samples: a loader can only go on between batches"
             )
         self._stream.load_state_dict(state)
-        self._pass, self._interleaved = None, False
+        self._interleaved = False
 
 
 @dataclass(slots=True)
@@ -286,11 +301,13 @@ class _Pass:
 
     Attributes:
         start: where it began.
+        states_loaded: how many states the dataset had loaded by then.
         yielded: batches that were handed out.
         ended: whether the consumer was told that there are no more.
     """
 
     start: EpochPosition
+    states_loaded: int
     yielded: int = 0
     ended: bool = False
 

@@ -513,6 +513,11 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         """The position at which the next iteration begins."""
         return self._epoch_reader.upcoming()
 
+    @property
+    def states_loaded(self) -> int:
+        """How many states were loaded into this object. Each ends the iterations that were running."""
+        return self._epoch_reader.loads
+
     def check_alone(self) -> None:
         """See that only this object delivers, so that it knows how far it is.
 
@@ -522,7 +527,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         self._epoch_reader.check_alone()
 
     def load_state_dict(self, state: Mapping[str, Any], *, change_streams: bool = False) -> None:
-        """Make the next iteration resume where ``state`` was taken.
+        """Make the next iteration resume where ``state`` was taken. One that is running ends with a ``StateError``.
 
         Args:
             state: of :meth:`state_dict`; with an order of mosaicml-streaming, also a state of its dataset or loader.

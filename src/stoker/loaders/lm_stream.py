@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias, Unpack
 
 from numpy.typing import DTypeLike
@@ -15,9 +16,11 @@ from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, StateError, TransformError
+from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.sample_order import EpochPosition
+from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import RowMaker, state_number
@@ -65,12 +68,15 @@ class _Mark:
     batches: int
 
 
-class LMStream(CloseOnExit):
+class LMStream(CloseOnExit, TorchIterable[LMBatch]):
     """Batches for language models from a dataset: of token columns, or of text through a tokenizer.
 
     Documents come in the dataset's order, and are joined or packed in this order. How many batches they make shows only in
     the end, and may differ from rank to rank: ranks that must step together should take equally many of an ``endless``
     stream. (:class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` knows it before.)
+
+    torch's ``DataLoader`` takes a stream as it is, with ``batch_size=None``: each of its workers makes batches of every n-th
+    batch of documents. States are of iterations without workers.
 
     A state is this rank's; a resumed stream gives exactly the batches that were left, in a world of the same size. It holds
     numbers, not tokens: documents that were read but not delivered are read again.
@@ -137,9 +143,15 @@ class LMStream(CloseOnExit):
         """This rank's batches of the next epoch, or of all that follow. One iteration at a time.
 
         Raises:
-            ConfigError: another iteration has begun meanwhile, or a state was loaded; or the stream is ``endless``, and an
-                epoch has no documents for this rank.
+            StateError: another iteration has begun meanwhile, or a state was loaded.
+            ConfigError: the stream is ``endless``, and an epoch has no documents for this rank; or a state was loaded, and
+                this is a ``DataLoader``'s worker.
         """
+        if self._resumed is not None and LoaderWorker.detect().token is not None:
+            raise ConfigError(
+                "a state of an LMStream is resumed in one process, and this is a DataLoader's worker: iterate over the "
+                "stream itself, or use num_workers=0"
+            )
         current = self._current = object()
         self._maker = None
         if self._resumed is not None:
@@ -148,8 +160,10 @@ class LMStream(CloseOnExit):
         for batch in self._rows_of_documents() if self._rows else self._joined_or_packed(self._resumed):
             counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
             yield batch
+            if self._current is None:
+                raise superseded_error()
             if self._current is not current:
-                raise ConfigError(
+                raise StateError(
                     "another iteration over this LMStream has begun, or a state was loaded: continue that one, or make a "
                     "stream with a dataset of its own"
                 )
@@ -217,7 +231,7 @@ class LMStream(CloseOnExit):
         return {**state, "dataset": dataset, "document": mark.document, "maker": maker}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration resume where ``state`` was taken.
+        """Make the next iteration resume where ``state`` was taken. One that is running ends with a ``StateError``.
 
         Raises:
             StateError: it belongs to another rank or world, to other settings, or to another dataset; says what differs.
@@ -250,6 +264,10 @@ class LMStream(CloseOnExit):
         first = min([maker["document"], *(held[0] for held in maker.get("held", ()))])
         while len(self._marks) > 1 and self._marks[1].document <= first:
             self._marks.popleft()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was read here was not read by the copy.
+        return {**self.__dict__, "_maker": None, "_marks": deque(), "_current": None}
 
     # -- within ----------------------------------------------------------------------------------------------------
 
@@ -365,11 +383,15 @@ def _tokenizer_error(error: BaseException, which: str) -> TransformError:
     return TransformError(f"{which} of this rank's iteration: the tokenizer raised {type(error).__name__}: {error}")
 
 
+def _encoded(tokenizer: Any, texts: Sequence[str]) -> list[Sequence[int]]:
+    """The ids that a ``tokenizers.Tokenizer`` gives texts."""
+    return [found.ids for found in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+
 def _function_of(tokenizer: Any) -> Tokenize:
     """A function from texts to lists of ids."""
-    encode = getattr(tokenizer, "encode_batch", None)
-    if encode is not None:
-        return lambda texts: [found.ids for found in encode(list(texts), add_special_tokens=False)]
+    if hasattr(tokenizer, "encode_batch"):
+        return partial(_encoded, tokenizer)
     if not callable(tokenizer):
         raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}: expected a function from texts to lists of ids")
     call: Tokenize = tokenizer

@@ -277,7 +277,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     @checked
     def reset_epoch(self, epoch: int) -> None:
-        """Let the next iteration deliver this epoch from its beginning."""
+        """Let the next iteration deliver this epoch from its beginning. One that is running ends with a ``StateError``."""
         if epoch < 0:
             raise ConfigError(f"epoch {epoch}: epochs count from 0")
         self._go_to(EpochPosition(epoch))
@@ -286,7 +286,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     def resume_from(self, file_index: int) -> None:
         """Go on in the current epoch where :attr:`current_file_index` was ``file_index``, to the batch.
 
-        Call it on all ranks. Where their files differ in size they are out of step then; states are the better way.
+        The next iteration begins there; one that is running ends with a ``StateError``. Call it on all ranks. Where their
+        files differ in size they are out of step then; states are the better way.
         """
         epoch, data_rank, part = self.current_epoch, self._data_rank(), self._part_files()
         if file_index >= part.files.size:
@@ -314,12 +315,19 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         """The position at which the next iteration begins."""
         return self._resume.upcoming()
 
+    @property
+    def states_loaded(self) -> int:
+        """How many states were loaded, or epochs asked for. Each ends the iterations that were running."""
+        return self._resume.loads
+
     def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:
         """The state after ``batches`` batches of every rank in an iteration that began at ``start``, and has ``ended``."""
         return self._resume.state_after(start, batches, self._data_rank(), ended=ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume where ``state`` was taken, with any number of ranks and rows a batch.
+
+        An iteration that is running ends with a ``StateError``.
 
         Raises:
             StateError: it belongs to other data, or to other settings of the order; says what differs.
@@ -355,6 +363,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
                 progress.batches += 1
                 self._counts.token_batch(batch.num_tokens, batch.input_ids.size, batch.cut_documents, batch.cut_tokens)
                 yield batch
+                delivery.check()
         delivery.finished = True
         if worker.token is None and self._progress is progress:
             self._exhausted = point.epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from stoker.cluster import World
 from stoker.order.global_batches import WorkerRemainder
@@ -14,11 +14,12 @@ __all__ = ["CloseOnExit", "Loader"]
 _Item_co = TypeVar("_Item_co", covariant=True)
 
 
+@runtime_checkable
 class Loader(Protocol[_Item_co]):
     """The protocol of all loaders: deliver a rank's part of an epoch, resume, give statistics, close.
 
     ``StreamingDataset``, ``StreamingDataLoader``, ``StreamingShardLoader``, ``StreamingParquetLoader`` and ``LMStream`` are
-    loaders. :class:`stoker.testing.LoaderTests` tests that a class is one.
+    loaders. ``isinstance`` sees whether an object has these methods; :class:`stoker.testing.LoaderTests` tests what they do.
     """
 
     @property
@@ -53,6 +54,9 @@ class Loader(Protocol[_Item_co]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume where ``state`` was taken.
+
+        An iteration that is running, with ``for`` or ``iter``, is not of that state: it ends with a
+        :class:`~stoker.errors.StateError` when it is asked for its next item.
 
         Raises:
             StateError: it belongs to other data or other settings, or this world can not resume it; says what differs.

@@ -11,13 +11,14 @@ from typing import Any
 from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.coordination import EpochProgress, WorkerHealth
-from stoker.errors import ConfigError, StokerError, TransformError
+from stoker.errors import ConfigError, StateError, StokerError, TransformError
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
+from stoker.pipeline.state.resume import superseded_error
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.pipeline.workers.adaptive import Adaptive, adaptive_order, planned_order
 from stoker.pipeline.workers.array_source import ArraySource
@@ -51,8 +52,9 @@ class StreamingShardLoader(CloseOnExit):
         dataset: a :class:`~stoker.loaders.dataset.StreamingDataset`, whose settings hold where the config has none, and
             which is not to be iterated over meanwhile; or :class:`~stoker.streams.streams.Stream` objects; or a dict of
             arrays.
-        config: settings of this worker: rank, batching, checkpoints, coordination.
-        world, remainder: short for a config with this rank, world size and ``remainder``, and nothing else.
+        config: settings of this worker: rank, batching, checkpoints, coordination. Default: a config with the dataset's rank,
+            world size and ``batch_size``; for arrays, with the rank and world size that are found.
+        world, remainder: of that default config.
         transform: applied to each sample; for a StreamingDataset, give it there.
 
     Raises:
@@ -69,32 +71,28 @@ class StreamingShardLoader(CloseOnExit):
         remainder: WorkerRemainder | None = None,
         transform: Transform | None = None,
     ) -> None:
+        if isinstance(dataset, Stream):
+            dataset = [dataset]
+        if not isinstance(dataset, StreamingDataset | Mapping):
+            dataset, transform = StreamingDataset(streams=dataset, transform=transform), None
         if config is None:
-            here = world or World(0, 1)
-            config = StreamingConfig(here.world_size, here.rank, remainder=remainder)
+            config = _config_of(dataset, world, remainder)
         elif world is not None or remainder is not None:
             raise ConfigError(
                 "the config has rank=, world_size= and remainder=: give world= and remainder= without a config"
             )
         self.config = config
-        if isinstance(dataset, Stream):
-            dataset = [dataset]
-        batch_size = config.batch_size or 1
+        self._given = dataset, transform
         sample_source: SampleSource
+        batch_size = config.batch_size or 1
         if isinstance(dataset, StreamingDataset):
             if transform is not None:
                 raise ConfigError("give transform= to the StreamingDataset")
             sample_source, sample_order = _of_dataset(dataset, config)
             batch_size = config.batch_size or dataset.batch_size or 1
-        elif isinstance(dataset, Mapping):
+        else:
             sample_source = ArraySource(dataset, transform)
             sample_order = order_of_arrays(sample_source, config)
-        elif isinstance(dataset, Sequence) and all(isinstance(one, Stream) for one in dataset):
-            sample_source, sample_order = _of_dataset(StreamingDataset(streams=dataset, transform=transform), config)
-        else:
-            raise ConfigError(
-                f"a dataset is a StreamingDataset, Stream objects or a dict of arrays, got {type(dataset).__name__}"
-            )
         self._sample_source = sample_source
         self._worker = WorkerReader(
             _source_of(sample_source, sample_order, config, batch_size), config, sample_source.counts
@@ -131,14 +129,22 @@ class StreamingShardLoader(CloseOnExit):
         return worker.next()
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch; if nothing is left, the next epoch."""
+        """The rest of the epoch; if nothing is left, the next epoch.
+
+        Raises:
+            StateError: the loader was told to continue elsewhere, by :meth:`reset` or a checkpoint, since the last item.
+        """
         if self._worker.finished:
             self.reset()
         return self._left()
 
     def _left(self) -> Iterator[Any]:
+        worker = self._worker
+        moves = worker.moves
         while (item := self._next()) is not END:
             yield item
+            if worker.moves != moves:
+                raise superseded_error()
 
     @checked
     def prefetch(self, samples: int | None = None, timeout: float | None = 60.0) -> int:
@@ -157,7 +163,10 @@ class StreamingShardLoader(CloseOnExit):
         return self._worker.prefetch(wanted, timeout)
 
     def reset(self) -> None:
-        """Begin the next epoch, with its own order. What was read ahead of this one is dropped."""
+        """Begin the next epoch, with its own order. What was read ahead of this one is dropped.
+
+        A ``for`` loop over this one that is running ends with a ``StateError``.
+        """
         self._worker.reset()
         self._saved_at = 0
 
@@ -273,6 +282,8 @@ class StreamingShardLoader(CloseOnExit):
     ) -> None:
         """Resume where a checkpoint was taken; what was read ahead is dropped.
 
+        :meth:`next` and the next iteration begin there; a ``for`` loop that is running ends with a ``StateError``.
+
         Args:
             checkpoint: of :meth:`get_checkpoint`, or its dict.
             any_rank: take it although it is another rank's, or of another world: the ranks were in step when it was taken.
@@ -378,6 +389,18 @@ class StreamingShardLoader(CloseOnExit):
             self._worker.close()
             self._sample_source.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process goes on after what was delivered here, and reads it by itself.
+        source = self._worker.source
+        if isinstance(source, LeasedSource):
+            if source.takes_part:
+                raise StateError(
+                    f"this StreamingShardLoader takes part in its run as rank {self.config.rank}, which a copy in another "
+                    "process can not do, too: make a loader with a rank of its own there"
+                )
+            return _copied, (type(self), *self._given, self.config)
+        return _copied, (type(self), *self._given, self.config, self._worker.checkpoint())
+
     def __del__(self) -> None:
         # A forgotten worker must not keep its leases. Giving them back takes time and locks, which must not be those of
         # the thread that runs finalisers. All others' threads end by themselves.
@@ -400,6 +423,31 @@ def _source_of(
     )
 
 
+def _copied(
+    kind: type[StreamingShardLoader],
+    dataset: Any,
+    transform: Any,
+    config: StreamingConfig,
+    at: Checkpoint | None = None,
+) -> StreamingShardLoader:
+    """A loader of another process, from its arguments and where it was."""
+    loader = kind(dataset, config, transform=transform)
+    if at is not None:
+        loader.restore_from_checkpoint(at)
+    return loader
+
+
+def _config_of(
+    dataset: StreamingDataset | Mapping[str, Any], world: World | None, remainder: WorkerRemainder | None
+) -> StreamingConfig:
+    """The config of a loader that was given none."""
+    if not isinstance(dataset, StreamingDataset):
+        here = world or World.detect()
+        return StreamingConfig(here.world_size, here.rank, remainder=remainder)
+    readers = world or dataset.epoch_reader.data_rank(dataset.batch_size or 1)
+    return StreamingConfig(readers.world_size, readers.rank, batch_size=dataset.batch_size, remainder=remainder)
+
+
 def _forget(worker: WorkerReader) -> None:
     with contextlib.suppress(StokerError):  # its engine is gone too: others take over after the lease
         worker.close()
@@ -408,4 +456,10 @@ def _forget(worker: WorkerReader) -> None:
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
     dataset.check_columns_allowed("StreamingShardLoader")
     epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
+    readers = epoch_reader.data_rank(dataset.batch_size or 1)
+    if readers.world_size not in (dataset.world.world_size, config.world_size):
+        raise ConfigError(
+            f"the dataset has replication=, by which {readers.world_size} ranks read different samples, and the config says "
+            f"world_size={config.world_size}: give no config, or count in it the ranks that read different samples"
+        )
     return PoolSource(epoch_reader, dataset.world.local_world_size), changed_order(epoch_reader.sample_order, config)

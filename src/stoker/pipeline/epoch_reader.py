@@ -92,6 +92,7 @@ class EpochReader:
             except Exception:
                 delivery.failed()
                 raise
+            delivery.check()
         delivery.finished = True
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
@@ -106,6 +107,7 @@ class EpochReader:
         for batch in self.pipeline(run, worker, sharers=sharers, threads=threads, skip=begun).batches():
             delivery.batch()
             yield batch
+            delivery.check()
         delivery.finished = True
 
     def count(self, batch_size: int) -> int:
@@ -185,6 +187,11 @@ class EpochReader:
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
         return self._resume.upcoming()
+
+    @property
+    def loads(self) -> int:
+        """How many states were loaded. Each ends the iterations that were running."""
+        return self._resume.loads
 
     def check_alone(self) -> None:
         """See that no copy of this in another process has begun to iterate."""

@@ -6,6 +6,7 @@ import secrets
 import threading
 
 from stoker.coordination.engines.store import CoordinationStore, Stored
+from stoker.testing.values import undefined
 
 __all__ = ["EngineTests"]
 
@@ -24,7 +25,7 @@ class EngineTests:
 
     def open(self) -> CoordinationStore:
         """The engine, opened; each call opens the same records, as another worker would."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method open() that opens the engine")
+        raise undefined(self, "open(), which opens the engine")
 
     def test_a_record_is_created_once(self) -> None:
         store, key = self.open(), _fresh()

@@ -20,7 +20,7 @@ from stoker.formats.format import Format
 from stoker.formats.kinds import column_kinds
 from stoker.formats.registry import get_format, load
 from stoker.loaders.dataset import StreamingDataset
-from stoker.testing.values import check_kind, equal, row_of
+from stoker.testing.values import check_kind, equal, row_of, undefined
 from stoker.types import Ids
 from stoker.writing.base import Writer
 
@@ -69,7 +69,7 @@ class FormatTests:
     >>> TestNPY().test_random_access_gives_what_sequential_access_gives()
     """
 
-    format: ClassVar[str]
+    format: ClassVar[str] = ""
     settings: ClassVar[Mapping[str, Any]] = {}
     indexed: ClassVar[bool] = False
     numbers: ClassVar[range] = range(47)
@@ -78,13 +78,13 @@ class FormatTests:
 
     # -- what a subclass says --------------------------------------------------------------------------------------
 
-    def write(self, folder: Path, numbers: range) -> None:
+    def write(self, folder: Path, numbers: range) -> None:  # noqa: ARG002 - a subclass's
         """Write files with the samples of these numbers into an empty folder."""
-        raise NotImplementedError
+        raise undefined(self, "write(folder, numbers), which writes files with these samples")
 
-    def sample(self, number: int) -> Mapping[str, Any]:
+    def sample(self, number: int) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass's
         """The values that are read of the sample with this number; columns may be left out."""
-        raise NotImplementedError
+        raise undefined(self, "sample(number), which gives the values of a sample")
 
     def number(self, sample: Mapping[str, Any]) -> int:
         """The number of a sample that was read. Default: its column ``id``."""
@@ -98,13 +98,17 @@ class FormatTests:
 
     @property
     def descriptor(self) -> Format:
-        """The format."""
-        return get_format(self.format)
+        """The format.
+
+        Raises:
+            ConfigError: the class does not say which.
+        """
+        return get_format(self._name)
 
     def dataset(self, folder: Path, **options: Any) -> StreamingDataset:
         """The dataset in a folder."""
         if not self.indexed:
-            options = {"format": self.format, "format_options": dict(self.settings) or None, **options}
+            options = {"format": self._name, "format_options": dict(self.settings) or None, **options}
         return StreamingDataset(local=folder, **options)
 
     @contextmanager
@@ -320,6 +324,12 @@ class FormatTests:
             for thread in threads:
                 thread.join()
             assert not failures, failures
+
+    @property
+    def _name(self) -> str:
+        if not self.format:
+            raise undefined(self, 'format = "...", the name of the format')
+        return self.format
 
     def _read(self, shard: ShardOnDisk) -> dict[str, list[Any]]:
         batch = self.open(shard).read(np.arange(shard.info.samples))

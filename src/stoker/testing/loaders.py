@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from stoker.cluster import World
 from stoker.errors import StateError
 from stoker.loaders.protocol import Loader
 from stoker.pipeline.stats.stats import StreamStats
+from stoker.testing.values import undefined
 
 __all__ = ["LoaderTests"]
 
@@ -49,17 +51,17 @@ class LoaderTests:
 
     # -- what a subclass says --------------------------------------------------------------------------------------
 
-    def write(self, folder: Path, numbers: range) -> None:
+    def write(self, folder: Path, numbers: range) -> None:  # noqa: ARG002 - a subclass's
         """Write data of these samples; at least 47, of which other numbers make other data."""
-        raise NotImplementedError
+        raise undefined(self, "write(folder, numbers), which writes data of these samples")
 
-    def make(self, folder: Path, world: World) -> Loader[Any]:
+    def make(self, folder: Path, world: World) -> Loader[Any]:  # noqa: ARG002 - a subclass's
         """A loader of the data in the folder, for the rank of a :class:`~stoker.World`."""
-        raise NotImplementedError
+        raise undefined(self, "make(folder, world), which makes a loader of the data for a rank")
 
-    def samples(self, item: Any) -> list[int]:
+    def samples(self, item: Any) -> list[int]:  # noqa: ARG002 - a subclass's
         """The numbers of the samples that an item holds, without those that only fill it."""
-        raise NotImplementedError
+        raise undefined(self, "samples(item), which tells the samples of an item")
 
     # -- tests -----------------------------------------------------------------------------------------------------
 
@@ -158,6 +160,38 @@ class LoaderTests:
             # What was refused leaves the loader as it was.
             assert self._numbers(stranger) == self._numbers(fresh)
 
+    def test_an_iteration_that_runs_ends_with_an_error_when_a_state_is_loaded(self) -> None:
+        """Its next item is a ``StateError``, not a sample of anywhere else; the next iteration begins at the state."""
+        with self._data() as folder, self._ranks(folder, 1) as (whole,), self._ranks(folder, 1) as (loader,):
+            numbers = self._numbers(whole)
+            running = iter(loader)
+            taken = [self.samples(next(running)) for _ in range(2)]
+            state = _through_json(loader.state_dict())
+            taken += [self.samples(next(running)) for _ in range(2)]
+            assert taken == numbers[:4]
+            _check_refused(loader, {"nothing": "known"}, "no state at all")
+            assert self.samples(next(running)) == numbers[4], "a state that was refused changed the iteration that runs"
+            loader.load_state_dict(state)
+            following = iter(loader)
+            begun = self.samples(next(following))
+            try:
+                item = self.samples(next(running))
+            except StateError:
+                pass
+            else:
+                raise AssertionError(f"{item} after a state was loaded: a StateError is due")
+            assert [begun, *map(self.samples, following)] == numbers[2:]
+
+    def test_a_pickled_loader_delivers_the_same(self) -> None:
+        """As a copy in a spawned process does: before the first item, and after an epoch."""
+        with self._data() as folder, self._ranks(folder, 1) as (loader,):
+            for _ in range(2):
+                copy: Loader[Any] = pickle.loads(pickle.dumps(loader))  # noqa: S301 - made here
+                with copy:
+                    assert self._numbers(copy) == self._numbers(loader)
+            self._take(loader, 1)
+            pickle.dumps(loader)
+
     def test_statistics_can_be_taken_at_any_time(self) -> None:
         """Also before the first item and after closing; they count what was read."""
         with self._data() as folder, self._ranks(folder, 1) as (loader,):
@@ -177,6 +211,7 @@ class LoaderTests:
         with self._data() as folder:
             for rank in range(2):
                 loader = self.make(folder, World(rank, 2))
+                assert isinstance(loader, Loader)
                 with loader as entered:
                     assert entered is loader
                     assert (loader.world.rank, loader.world.world_size) == (rank, 2)

@@ -15,6 +15,7 @@ from stoker.errors import ConfigError
 from stoker.order.capabilities import settled
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.state.state import make_state, read_state
+from stoker.testing.values import undefined
 from stoker.types import Ids
 
 __all__ = ["OrderTests"]
@@ -58,7 +59,7 @@ class OrderTests:
 
     def make(self) -> SampleOrder:
         """The order, made anew, as another process would."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method make() that makes the order")
+        raise undefined(self, "make(), which makes the order")
 
     def samples(self, order: SampleOrder) -> int:
         """Samples in an epoch."""
@@ -147,6 +148,7 @@ class OrderTests:
 
     def test_the_same_arguments_give_the_same_samples(self) -> None:
         first, second = self.make(), self.make()
+        self._runs(first, EpochPosition(0), 2)  # what a run has made can be pickled, too
         copy = pickle.loads(pickle.dumps(first))  # noqa: S301 - made here
         epochs = []
         for epoch in range(3):

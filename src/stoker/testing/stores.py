@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import ObjectInfo, Store
+from stoker.testing.values import undefined
 
 __all__ = ["ReadOnlyStoreTests", "StoreTests"]
 
@@ -32,9 +33,9 @@ class ReadOnlyStoreTests:
     A subclass says how to open it, in :meth:`open`, and how objects come there, in :meth:`fill`.
     """
 
-    def open(self, path: str) -> Store:
+    def open(self, path: str) -> Store:  # noqa: ARG002 - a subclass's
         """The store to test, below a path that each test chooses anew."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method open(path) that opens a store below the path")
+        raise undefined(self, "open(path), which opens a store below the path")
 
     def fill(self, path: str, objects: Mapping[str, bytes]) -> None:
         """Have objects lie in the store below a path. Default: the store puts them."""

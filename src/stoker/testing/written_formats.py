@@ -17,6 +17,7 @@ from stoker.index.merge import merge_index
 from stoker.index.rebuild import rebuild_index
 from stoker.storage import open_store
 from stoker.testing.formats import FormatTests
+from stoker.testing.values import undefined
 
 __all__ = ["WrittenFormatTests"]
 
@@ -31,7 +32,7 @@ class WrittenFormatTests(FormatTests):
     """
 
     indexed = True
-    columns: ClassVar[Mapping[str, str]]
+    columns: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[Mapping[str, Any]] = {}
     rebuilt: ClassVar[bool] = True
 
@@ -41,6 +42,8 @@ class WrittenFormatTests(FormatTests):
 
     def open_writer(self, out: Path, **options: Any) -> Any:
         """A writer of the format."""
+        if not self.columns:
+            raise undefined(self, 'columns = {"name": "encoding", ...}, which the writer takes')
         return load(self.descriptor.writer)(
             columns=self.columns, out=out, **{**self.options, "hashes": ["xxh64"], **options}
         )

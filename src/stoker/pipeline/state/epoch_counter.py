@@ -11,6 +11,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from stoker.order.sample_order import EpochPosition
 
 __all__ = ["EpochClock"]
 
-# Indices of the shared int64 numbers: the next epoch, how many records were made, and how many epochs were begun.
-_NEXT, _RECORDS, _BEGINNINGS = 0, 1, 2
+# Indices of the shared int64 numbers: the next epoch, how many records were made, how many epochs were begun, how many states
+# were loaded, and the process that loaded the last.
+_NEXT, _RECORDS, _BEGINNINGS, _LOADS, _LOADER = 0, 1, 2, 3, 4
 # Then a slot with the position that a state was loaded at, and records, the newest written over the oldest: which pass of
 # which workers began which epoch where, and a bit for each worker that has begun it. A slot is a position as pickle writes
 # it, behind its length; only processes that share this memory read it.
@@ -163,8 +165,16 @@ class EpochClock:
         """Make the next iteration, here or in workers, begin at ``point``."""
         with self._locked() as shared:
             shared[_NEXT] = point.epoch
+            shared[_LOADER] = os.getpid()
+            shared[_LOADS] += 1
             _put(shared[_LOADED:_FIRST_RECORD], point)
             self._seen = int(shared[_BEGINNINGS])
+
+    @property
+    def parent_loads(self) -> int:
+        """A number that rises when the parent of this process loads a state. Nobody waits for a lock here."""
+        parent = parent_process()
+        return int(self._shared[_LOADS]) if parent is not None and self._shared[_LOADER] == parent.pid else 0
 
     @contextmanager
     def _locked(self) -> Iterator[NDArray[np.int64]]:

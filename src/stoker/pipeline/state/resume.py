@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -18,7 +19,15 @@ from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.pipeline.state.state import make_state, read_changed, read_state
 from stoker.reading.samples import SampleRun
 
-__all__ = ["Progress", "ResumeState", "check_not_empty", "others_have_more", "resume_point", "run_from"]
+__all__ = [
+    "Progress",
+    "ResumeState",
+    "check_not_empty",
+    "others_have_more",
+    "resume_point",
+    "run_from",
+    "superseded_error",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +41,16 @@ class Progress:
         point: where it began.
         plan: the batches of this rank.
         begun: batches of this loader worker that were delivered before it began.
+        clock: in a DataLoader's worker, tells of states that its parent process loads.
     """
 
-    def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0) -> None:
+    def __init__(self, point: EpochPosition, plan: Plan, begun: int = 0, clock: EpochClock | None = None) -> None:
         self.point = point
         self.plan = plan
         self.finished = False
+        self._superseded = False
+        self._clock = clock
+        self._loads = 0 if clock is None else clock.parent_loads
         self._entered = begun * plan.batch_size
         self._remaining: Iterator[Any] = iter(())
 
@@ -45,6 +58,21 @@ class Progress:
         """Samples are about to be taken, one by one."""
         self._entered += operator.length_hint(run.remaining)
         self._remaining = run.remaining
+        self.check()
+
+    def supersede(self) -> None:
+        """End the iteration, as a state was loaded: no sample is delivered any more, and :meth:`check` raises an error."""
+        self._superseded = True
+        deque(self._remaining, maxlen=0)  # a check for each sample would cost more than the sample
+
+    def check(self) -> None:
+        """Called after each batch, and before and after each run of samples.
+
+        Raises:
+            StateError: a state was loaded since this iteration began.
+        """
+        if self._superseded or (self._clock is not None and self._clock.parent_loads > self._loads):
+            raise superseded_error()
 
     def batch(self) -> None:
         """A whole batch is taken."""
@@ -67,6 +95,14 @@ class Progress:
     def here(self) -> EpochPosition:
         """The position to resume from."""
         return resume_point(self.point, self.plan, self.samples)
+
+
+def superseded_error() -> StateError:
+    """The error of an iteration that asks for its next item after a state was loaded."""
+    return StateError(
+        "this iteration has ended: since its last item a state was loaded (load_state_dict), or the loader was told in "
+        "another way to continue elsewhere. Begin another iteration, which starts there"
+    )
 
 
 def resume_point(point: EpochPosition, plan: Plan, samples: int) -> EpochPosition:
@@ -136,12 +172,18 @@ class ResumeState:
     Args:
         sample_order: what is read.
         all_ended: how a user says that all ranks have ended an epoch, for errors.
+
+    Attributes:
+        sample_order: what is read.
+        loads: how many states were loaded into this object. Each ends the iterations that were running.
     """
 
     def __init__(self, sample_order: SampleOrder, all_ended: str = _ALL_ENDED) -> None:
         self.sample_order = sample_order
         self._all_ended = all_ended
+        self.loads = 0
         self._clock = EpochClock()
+        self._in_worker = False
         self._delivery: Progress | None = None
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
@@ -153,6 +195,7 @@ class ResumeState:
 
     def begin(self, worker: LoaderWorker, data_rank: DataRank) -> tuple[EpochPosition, int]:
         """Begin the next epoch: where, and how many batches of this worker were delivered before."""
+        self._in_worker = worker.token is not None
         if self._resumed is not None:
             (point, begun), self._resumed = self._resumed, None
             self._clock.adopt(worker.token, point.epoch)
@@ -173,7 +216,7 @@ class ResumeState:
         self._left = [(left, count) for left, count in self._left if left() is not None]
         if self._delivery is not None and not self._delivery.finished:
             self._left.append((weakref.ref(self._delivery), self._delivery.samples))
-        self._delivery = Progress(point, plan, begun)
+        self._delivery = Progress(point, plan, begun, self._clock if self._in_worker else None)
         return self._delivery
 
     def state(self, point: EpochPosition, data_rank: DataRank) -> dict[str, Any]:
@@ -347,6 +390,11 @@ class ResumeState:
         self._forget()
 
     def _forget(self) -> None:
+        """End all iterations that run; the next one begins where a state says."""
+        self.loads += 1
+        for one in (self._delivery, *(left() for left, _ in self._left)):
+            if one is not None:
+                one.supersede()
         self._delivery, self._left = None, []
 
     def __getstate__(self) -> dict[str, Any]:

@@ -113,6 +113,11 @@ class LockstepSource(RangeSource):
                 f"the checkpoint says epoch {checkpoint.epoch}, position {checkpoint.position}, and its state epoch "
                 f"{point.epoch}, position {point.position}: it was changed"
             )
+        if point.partial and self._config.batch_size is not None:
+            raise StateError(
+                f"the checkpoint was taken {point.partial} samples into a batch, where samples come one by one, and this "
+                "loader delivers batches: resume without batch_size= in the config, and begin with batches in the next epoch"
+            )
         own = (checkpoint.rank, checkpoint.world_size) == (self._config.rank, self._config.world_size)
         if checkpoint.state.get("ended") and not own:
             raise StateError(

@@ -33,6 +33,7 @@ class WorkerReader:
         source: what it reads.
         at: number of the next sample to be delivered, as the source counts.
         finished: whether nothing of the epoch is left for it.
+        moves: how often it was told to continue elsewhere, by :meth:`reset` or :meth:`restore`.
     """
 
     def __init__(self, source: RangeSource, config: StreamingConfig, counts: Counts) -> None:
@@ -47,6 +48,7 @@ class WorkerReader:
         self._counted = 0  # samples of the chunks that are delivered
         self.at = 0
         self.finished = False
+        self.moves = 0
         reset_in_children(self)
 
     def after_fork(self) -> None:
@@ -155,6 +157,7 @@ class WorkerReader:
 
     def _go_to(self, at: int) -> None:
         self.at, self._counted = at, 0
+        self.moves += 1
         self.finished = self.source.ended(at)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
