@@ -124,7 +124,7 @@ def _absolute(url: str) -> str:
 
 
 def _check_packages(plan: RunPlan) -> None:
-    """See that this process can do what is asked for, with what is installed here."""
+    """Check that this process can do what is asked for, with what is installed here."""
     get_loader(plan.workload.reader.loader)
     check_client(plan.workload, plan.url)
     if "generate" in plan.workload.stages:
@@ -229,7 +229,7 @@ def _run_launched(plan: RunPlan, folder: Path, world: World) -> dict[str, Any]:
 
 
 def _agree(plan: RunPlan, folder: Path, world: World, link: Link) -> list[dict[str, Any]]:
-    """See that all ranks can begin, before any of them does; of each its name for the run.
+    """Check that all ranks can begin, before any of them does; of each its name for the run.
 
     Raises:
         StokerError: why this one can not.

@@ -198,12 +198,12 @@ class ShardCache(ABC):
         return raw
 
     def _check_version(self, file: FileInfo, info: ObjectInfo) -> None:
-        """See that a file that arrived is of the version that was opened, unless its hash tells."""
+        """Check that a file that arrived is of the version that was opened, unless its hash tells."""
         if self.watch is not None and self._hash_of(file) is None:
             self.watch.check_fetched(info)
 
     def _check_opened(self, file: FileInfo, data: Buffer, info: ObjectInfo) -> None:
-        """See that a file that was just mapped where it lies is of the version that was opened."""
+        """Check that a file that was just mapped where it lies is of the version that was opened."""
         if self.watch is None:
             return
         name = fastest_hash(file.hashes)

@@ -123,7 +123,7 @@ def latest_version(base: Path, origin: CacheOrigin) -> CacheOrigin | None:
 
 
 def refuse_dataset(bases: tuple[Path, ...], source: str) -> None:
-    """See that what is to be a cache is not a dataset, whose files are not ours.
+    """Check that what is to be a cache is not a dataset, whose files are not ours.
 
     Args:
         bases: the directory that the user named, and the one of the split.

@@ -356,7 +356,7 @@ class DiskCache(ShardCache):
         target.parent.mkdir(parents=True, exist_ok=True)
 
     def _stay_inside(self, path: Path) -> None:
-        """See that no symbolic link on the way to a file of the cache leads out of it, before it is written or removed."""
+        """Check that no symbolic link on the way to a file of the cache leads out of it, before it is written or removed."""
         parent = path.parent
         if parent == self.root:
             return

@@ -49,7 +49,7 @@ def uses_memory(cache: CacheKind) -> bool:
 
 
 def check_memory(in_memory: bool, remote: object, local: object, keep_zip: bool = False) -> None:
-    """See that nothing is asked to be kept where shards are held in memory.
+    """Check that nothing is asked to be kept where shards are held in memory.
 
     Raises:
         ConfigError: something is.

@@ -107,7 +107,7 @@ def _replaced(where: str | Path, problem: str) -> CorruptDataError:
 
 
 def check_file(path: Path, status: os.stat_result, part: FilePart) -> None:
-    """See that a local file is the one that was indexed.
+    """Check that a local file is the one that was indexed.
 
     Raises:
         CorruptDataError: it is not.

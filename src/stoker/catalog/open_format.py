@@ -37,7 +37,7 @@ def check_format(
     options: Mapping[str, Any] | None,
     where: str,
 ) -> None:
-    """See that arguments go together.
+    """Check that arguments go together.
 
     Raises:
         ConfigError: an unknown format, or arguments that it does not have.

@@ -37,7 +37,7 @@ _FILE: Final = re.compile(
 
 
 def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False, whole: str = "") -> None:
-    """See that files below a directory are not of several splits.
+    """Check that files below a directory are not of several splits.
 
     Folders are splits where ``train`` is among them and another split's name, or where all folders beside each other
     have names of splits; files where their names differ in nothing else. Folders ``name=value`` tell a column instead.

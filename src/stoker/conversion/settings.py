@@ -22,7 +22,7 @@ _LARGEST: Final = 1 << 30
 
 
 def check_work(engine: str, processes: int | None, shard_samples: int | None) -> None:
-    """See that there can be work.
+    """Check that there can be work.
 
     Raises:
         ConfigError: an unknown engine, or numbers below 1.

@@ -261,7 +261,7 @@ def _count(shape: Sequence[int], rows: int) -> int:
 
 
 def check_encoding(name: str, encoding: str) -> None:
-    """See that an encoding exists.
+    """Check that an encoding exists.
 
     Raises:
         ConfigError: it does not.

@@ -245,7 +245,7 @@ def _differences(record: JobRecord, about: Mapping[str, Any], files: str = "") -
 
 
 def _check_whole(store: Store, done: Mapping[str, Any]) -> None:
-    """See that the files of a finished conversion are there.
+    """Check that the files of a finished conversion are there.
 
     Raises:
         CorruptDataError: they are not.

@@ -171,7 +171,7 @@ class VersionWatch:
         self._lock = threading.Lock()
 
     def check_fetched(self, info: ObjectInfo) -> None:
-        """See that a file without a hash is of this version. Called when all of it has arrived.
+        """Check that a file without a hash is of this version. Called when all of it has arrived.
 
         Args:
             info: what the store said of the file that arrived.
@@ -200,7 +200,7 @@ class VersionWatch:
         return late and not self.version.files
 
     def look(self, *, cause: BaseException | None = None, seldom: bool = False) -> None:
-        """See that the index is still the one that was opened.
+        """Check that the index is still the one that was opened.
 
         Args:
             cause: an error that another version would explain.

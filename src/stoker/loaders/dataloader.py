@@ -321,7 +321,7 @@ def _as_it_is(batch: LMBatch) -> LMBatch:
 
 
 def _check(options: LoaderOptions) -> None:
-    """See that options of torch's DataLoader have a meaning for batches whose order and number are the dataset's."""
+    """Check that options of torch's DataLoader have a meaning for batches whose order and number are the dataset's."""
     for name, given in (
         ("shuffle", options.get("shuffle")),
         ("sampler", options.get("sampler") is not None),

@@ -519,7 +519,7 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         return self._epoch_reader.loads
 
     def check_alone(self) -> None:
-        """See that only this object delivers, so that it knows how far it is.
+        """Check that only this object delivers, so that it knows how far it is.
 
         Raises:
             StateError: copies in other processes, such as workers of a DataLoader, have begun to iterate.

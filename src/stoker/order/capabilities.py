@@ -75,7 +75,7 @@ class StreamHistory(Protocol):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The arguments of :meth:`begun_anew`, by name; empty if the run's streams never changed."""
+        """The arguments of :meth:`restarted`, by name; empty if the run's streams never changed."""
         ...
 
     def consumed(self, position: EpochPosition) -> dict[str, int]:
@@ -83,10 +83,10 @@ class StreamHistory(Protocol):
         whole."""
         ...
 
-    def begun_anew(
+    def restarted(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
     ) -> SampleOrder:
-        """The same order, begun anew at an epoch after its streams were changed.
+        """The same order, restarted at an epoch after its streams were changed.
 
         Args:
             epoch: the epoch.
@@ -98,7 +98,7 @@ class StreamHistory(Protocol):
 
 
 def origin_of(order: SampleOrder) -> dict[str, Any]:
-    """The arguments with which the order was begun anew. Default: none."""
+    """The arguments with which the order was restarted. Default: none."""
     return order.origin if isinstance(order, StreamHistory) else {}
 
 
@@ -107,11 +107,11 @@ def consumed_samples(order: SampleOrder, position: EpochPosition) -> dict[str, i
     return order.consumed(position) if isinstance(order, StreamHistory) else {}
 
 
-def begun_anew(
+def restarted(
     order: SampleOrder, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
 ) -> SampleOrder:
-    """The order begun anew at an epoch. Default: the order as it is, as every epoch is independent of those before."""
-    return order.begun_anew(epoch, consumed, samples, away) if isinstance(order, StreamHistory) else order
+    """The order restarted at an epoch. Default: the order as it is, as every epoch is independent of those before."""
+    return order.restarted(epoch, consumed, samples, away) if isinstance(order, StreamHistory) else order
 
 
 @runtime_checkable

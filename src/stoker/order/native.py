@@ -1,4 +1,4 @@
-"""Stoker's own sample order: streams, their shares, a partition, a batching method and a shuffle put together.
+"""Stoker's own sample order: streams, their shares, a partition, a batching method and a shuffle combined.
 
 Each stream is an endless sequence of samples (:mod:`stoker.order.shuffle.shuffle`), which epochs continue: no sample comes
 twice before all came once. A mixing (:mod:`stoker.order.mixture.mixing`) maps the positions of an epoch to samples of
@@ -57,7 +57,7 @@ class NativeOrder:
     Args:
         sources: the streams, at least one.
         settings: everything else.
-        origin: where a run whose streams changed began anew: ``epoch``, ``consumed`` (samples of each stream by name) and
+        origin: where a run with changed streams was restarted: ``epoch``, ``consumed`` (samples of each stream by name) and
             ``samples`` (of training before), and ``away`` (streams that are left out since, for states to remember).
 
     Raises:
@@ -82,7 +82,7 @@ class NativeOrder:
         if self._epoch_size and not sum(quota.total for quota in self._quotas):
             raise ConfigError(f"an epoch of {self._epoch_size} samples was asked of a dataset that has none")
         sizes = np.concatenate([source.selection.sizes for source in self.sources])
-        # Static parts are read by a rank each: nothing has to be interleaved for the sake of nodes.
+        # Each rank reads its own part: there is no need to interleave streams for nodes.
         self._nodes = 1
         if not settings.partition.static:
             self._nodes = ShuffleSettings.resolve(
@@ -117,13 +117,13 @@ class NativeOrder:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The arguments of :meth:`begun_anew`, by name; empty if the streams never changed."""
+        """The arguments of :meth:`restarted`, by name; empty if the streams never changed."""
         return self._origin
 
-    def begun_anew(
+    def restarted(
         self, epoch: int, consumed: Mapping[str, int], samples: int, away: Sequence[Mapping[str, Any]] = ()
     ) -> NativeOrder:
-        """The same sample order, begun anew at an epoch, each stream after so many samples.
+        """The same sample order, restarted at an epoch, each stream after so many samples.
 
         With fixed sampling this order is returned unchanged: every epoch has the same samples.
         """
@@ -201,10 +201,10 @@ class NativeOrder:
         return NativeStart(data_rank.world_size, data_rank.batch_size)
 
     def consumed(self, position: EpochPosition) -> dict[str, int]:
-        """Stream name to how many samples of it are used up when the leg's epoch ends, or before it if it is whole."""
+        """Samples used up by stream name: at the epoch's end, or before the epoch if ``position`` is its begin."""
         if self.settings.sampling_method == "fixed" or not self._epoch_size:
             return {}
-        # Between phases this is exact. Inside one, what is scrambled may be ahead of it by a window a node.
+        # Exact between phases. Inside one, scrambled samples may be up to a window a node ahead.
         reached = self._mixture(position.epoch + (1 if position.position else 0), 1, shared=False).reached(
             np.zeros(1, dtype=np.int64)
         )
@@ -269,7 +269,7 @@ class NativeOrder:
         )
 
     def _make_timeline(self) -> Timeline:
-        """The phases of training, counted from where the run began or its streams were changed."""
+        """The phases of training, counted from the begin of the run or the last change of its streams."""
         consumed = self._origin.get("consumed", {})
         origin = CountingOrigin(
             epoch=self._origin.get("epoch", 0),

@@ -46,12 +46,12 @@ class Plan(Protocol):
 
     @property
     def full_steps(self) -> int:
-        """Batches of this rank where partial ones are left out: as many of every rank, if all take equally many steps."""
+        """Batches of this rank with partial ones left out: the same number for every rank, if all take equally many steps."""
         ...
 
     @property
     def longest(self) -> int:
-        """A rank that takes as many batches as any."""
+        """A rank that takes the most batches."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Plan(Protocol):
 
     @property
     def padding(self) -> int:
-        """Samples of all ranks that come a second time, so that all ranks take the same number of steps."""
+        """Samples over all ranks that are repeated so that all ranks take the same number of steps."""
         ...
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
-"""Memory that DataLoader workers fill and the main process reads, used over and over.
+"""Reusable shared memory that DataLoader workers fill and the main process reads.
 
-torch passes a tensor from a worker by a new piece of shared memory each time: made, mapped, faulted in page by page,
-handed over through a socket, unmapped and freed. For batches of small samples that costs several times what making them
-does. Here the pieces stay: a worker writes into a block, the main process uses it in place, and when the last tensor on it
-is gone the block is free for the worker to fill again.
+torch passes each tensor from a worker in new shared memory: made, mapped, faulted in page by page, handed over through a
+socket, unmapped and freed. For batches of small samples that costs several times what making them does. Here the memory is
+reused: a worker writes into a block, the main process uses it in place, and when the last tensor on it is gone the block is
+free for the worker to fill again.
 
 The memory is a :class:`~stoker.concurrency.shared_file.SharedFile`. Nobody ever waits for a block: where none is free, the
 caller falls back to torch's own way.
@@ -84,7 +84,7 @@ class Ring:
             if not self._file.claim(number):
                 continue
             table = self.table[number]
-            # What a worker that is gone had not handed over will not be asked for any more.
+            # Nobody will receive the blocks that a dead worker had filled but not sent.
             table[table[:, _STATE] == FILLED, _STATE] = FREE
             try:
                 return Region(self, number, table, self.memory(number))
@@ -137,7 +137,7 @@ class Region:
         self._kept: set[int] = set()
 
     def take(self, size: int) -> tuple[RingBlock, NDArray[np.uint8]] | None:
-        """A block with room for ``size`` bytes, and those bytes; ``None`` if none is free and there is no room for more.
+        """A block with space for ``size`` bytes, and those bytes; ``None`` if none is free and there is no space for more.
 
         Give it back with :meth:`drop`, or hand it over with :func:`receive` in the main process. It is not taken again
         before the bytes returned here are gone too, so a worker may keep what it has sent.
@@ -153,7 +153,7 @@ class Region:
     def _take(self, size: int) -> tuple[RingBlock, NDArray[np.uint8]] | None:
         table = self._table
         capacity = table[:, _CAPACITY]
-        # A much larger block than needed is left for those who need it.
+        # Much larger blocks are left for larger batches.
         free = (table[:, _STATE] == FREE) & (capacity >= size) & (capacity <= 2 * size + _ALIGNMENT)
         free[list(self._kept)] = False
         fitting = np.flatnonzero(free)
@@ -176,7 +176,7 @@ class Region:
         return block, self._memory[begin : begin + size]
 
     def drop(self, block: RingBlock) -> None:
-        """Give back a block that is not handed over after all."""
+        """Give back a block that will not be sent."""
         row = self._table[block.slot]
         if (int(row[_GENERATION]), int(row[_STATE])) == (block.generation, FILLED):
             row[_STATE] = FREE
@@ -202,6 +202,6 @@ def receive(block: RingBlock, size: int) -> NDArray[np.uint8]:
 
 
 def _give_back(row: NDArray[np.int64], generation: int, pid: int) -> None:
-    # A child that was forked while the bytes were in use has them too, but they are not its to give back.
+    # A forked child has the bytes, too, but only the parent gives them back.
     if pid == os.getpid() and int(row[_GENERATION]) == generation:
         row[_STATE] = FREE

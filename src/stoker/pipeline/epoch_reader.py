@@ -1,4 +1,4 @@
-"""Batches and samples of one process, epoch after epoch, from where its state says."""
+"""Reads the batches and samples of one process, epoch after epoch, and keeps its state."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class EpochReader:
         for part in pipeline.sample_runs():
             delivery.enter(part)
             if skip:
-                # The state was taken inside the first batch; what was delivered of it stays delivered.
+                # The state was taken inside the first batch: skip the samples of it that were delivered.
                 for _ in islice(part.samples, skip):
                     pass
                 skip = 0
-            # Delegating costs nothing a sample; how far the consumer has got, the run knows.
+            # `yield from` costs nothing a sample; the run counts how many the consumer took.
             try:
                 yield from part.samples
             except Exception:
@@ -111,7 +111,7 @@ class EpochReader:
         delivery.finished = True
 
     def count(self, batch_size: int) -> int:
-        """Samples that this rank gets in the next epoch, if that is delivered from its beginning."""
+        """Samples that this rank gets in the next epoch, counted from the epoch's beginning."""
         return self.plan(self.upcoming().epoch_begin(), batch_size).samples
 
     def plan(self, point: EpochPosition, batch_size: int) -> Plan:
@@ -135,7 +135,7 @@ class EpochReader:
     def _run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         run = self._resume.run(point, data_rank)
         if run.plan.padding and run.plan.rank == 0:
-            native = "like" not in self.sample_order.as_dict()["order"]  # others' orders always repeat some
+            native = "like" not in self.sample_order.as_dict()["order"]  # mosaicml orders always repeat some
             logger.warning(
                 "epoch %d: %d samples come twice, so that all %d ranks take the same number of steps%s",
                 point.epoch,
@@ -170,8 +170,8 @@ class EpochReader:
             sharers: processes on this node that read through the same cache.
             threads: threads that read ahead.
             skip: batches of this worker to leave out at the beginning.
-            one_by_one: whether samples are made as they are asked for.
-            override: changes samples as they are asked for, given their ids.
+            one_by_one: whether samples are made one at a time, on request.
+            override: changes samples as they are made, given their ids.
         """
         transform = self.settings.transform
         if worker.token is not None:
@@ -194,11 +194,11 @@ class EpochReader:
         return self._resume.loads
 
     def check_alone(self) -> None:
-        """See that no copy of this in another process has begun to iterate."""
+        """Check that no copy of this in another process has begun to iterate."""
         self._resume.check_alone()
 
     def state(self, batch_size: int, samples: int | None = None, *, from_beginning: bool = True) -> dict[str, Any]:
-        """The state by what this object has delivered, or after ``samples`` of the epoch, or of this run of it."""
+        """The state after what this object has delivered, or after ``samples`` of the epoch or of this run."""
         worker = LoaderWorker.detect()
         data_rank = self.data_rank(batch_size)
         if worker.token is not None:

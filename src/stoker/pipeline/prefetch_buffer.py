@@ -1,4 +1,4 @@
-"""A buffer between reading and its consumer: a thread fills it, and what is not taken from it was never delivered."""
+"""A buffer between reading and its consumer: a thread fills it. Items that were not taken do not count as delivered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE = 10.0
 
 
 class NothingYet(Exception):  # noqa: N818 - it is no error, but an answer
-    """There may be something later."""
+    """Raised where no item came in time; there may be one later."""
 
 
 class _Shared(Generic[_T]):
@@ -47,10 +47,10 @@ class PrefetchBuffer(Generic[_T]):
     Args:
         items: made in the thread. It is closed there, too.
         size: samples in an item.
-        room: samples that may lie in the buffer; an item goes in whole where there is room for a part of it.
-            0: no thread, an item is made when it is asked for.
+        capacity: samples that the buffer holds; an item goes in whole where there is space for a part of it.
+            0: no thread, an item is made when it is requested.
         counts: where hits, misses and waiting are counted.
-        cost: room that an item takes; default: one for each of its samples.
+        cost: the part of the capacity that an item takes; default: its number of samples.
 
     A process that is forked has no such thread: the owner of a buffer drops it there and makes another.
     """
@@ -83,7 +83,7 @@ class PrefetchBuffer(Generic[_T]):
 
     @property
     def resting(self) -> bool:
-        """Whether nothing more comes into it: it is full, or there is no more."""
+        """Whether the thread adds nothing now: the buffer is full, or the iterator has ended."""
         return self._shared.resting
 
     def take(self, timeout: float | None = None) -> _T | None:
@@ -91,7 +91,7 @@ class PrefetchBuffer(Generic[_T]):
 
         Raises:
             NothingYet: none came in time.
-            BaseException: what making it raised; afterwards there is nothing more.
+            BaseException: the iterator raised it; afterwards the buffer is at its end.
         """
         if self._thread is None:
             return self._make()
@@ -126,7 +126,7 @@ class PrefetchBuffer(Generic[_T]):
             return shared.samples
 
     def close(self) -> None:
-        """End the thread; what is in the buffer is gone."""
+        """End the thread and drop all items."""
         if self._pid != os.getpid():
             return  # the thread, and perhaps the lock, are the parent's
         shared = self._shared

@@ -184,7 +184,7 @@ class ShardPool:
             self._close(shard)
 
     def check(self, shard: int) -> None:
-        """See that the files of a shard, if it is open, are whole: for those that read from a reader for long.
+        """Check that the files of a shard, if it is open, are whole: for those that read from a reader for long.
 
         Raises:
             CorruptDataError: one was cut.

@@ -294,7 +294,7 @@ class MappedFile(mmap.mmap):
         return self
 
     def check(self) -> None:
-        """See that the file was not cut since it was mapped: touching what is past its end kills the process (SIGBUS).
+        """Check that the file was not cut since it was mapped: touching what is past its end kills the process (SIGBUS).
 
         Raises:
             CorruptDataError: it was. A file that was removed or replaced by another of its name stays whole for its maps.

@@ -83,7 +83,7 @@ def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def check_unchanged(before: Mapping[str, str], now: Mapping[str, str], where: str, remedy: str) -> None:
-    """See that a source's files are still those that a job began with.
+    """Check that a source's files are still those that a job began with.
 
     Raises:
         SourceChangedError: they are not; names them and the remedy.

@@ -80,7 +80,7 @@ def with_versions_of(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict
 
 
 def check_versions(theirs: Mapping[str, Any], ours: Mapping[str, Any], urls: Mapping[str, str], what: str) -> None:
-    """See that no stream was rewritten since.
+    """Check that no stream was rewritten since.
 
     Args:
         theirs: has ``streams``, as :meth:`stoker.order.sample_order.SampleOrder.as_dict` gives them.

@@ -16,7 +16,7 @@ _MOST_TOLD = 5
 
 
 def check_agreement(streams: Streams, columns: Sequence[str] | None) -> None:
-    """See that all shards of all streams can be read together.
+    """Check that all shards of all streams can be read together.
 
     Args:
         streams: the opened streams.

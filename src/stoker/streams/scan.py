@@ -23,7 +23,7 @@ _THREADS: Final = 8
 
 
 def check_column(location: DatasetLocation, column: str) -> None:
-    """See that every shard has the column.
+    """Check that every shard has the column.
 
     Raises:
         ConfigError: one lacks it; says which columns there are.

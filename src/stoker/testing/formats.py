@@ -128,7 +128,7 @@ class FormatTests:
         return self.descriptor.open(shard.info, shard.files, where=_WHERE, options=ReadOptions(**options))
 
     def check(self, found: Mapping[str, Any], number: int) -> None:
-        """See that a sample is the one with a number."""
+        """Check that a sample is the one with a number."""
         for name, value in self.sample(number).items():
             assert self.same(found[name], value), (
                 f"sample {number}, column {name!r}: {found[name]!r} instead of {value!r}"
@@ -346,7 +346,7 @@ def _read_shard(folder: Path, info: ShardInfo) -> ShardOnDisk:
 
 
 def _refused(error: type[Exception], what: str, call: Any) -> None:
-    """See that a call raises this error, and no other."""
+    """Check that a call raises this error, and no other."""
     try:
         found = call()
     except error:

@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_kind(kind: ColumnKind, column: Column, name: str) -> None:
-    """See that a column's values are what its description declares.
+    """Check that a column's values are what its description declares.
 
     Raises:
         AssertionError: they are not; names the column.

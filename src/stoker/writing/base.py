@@ -117,7 +117,7 @@ class Writer(ABC):
 
     @classmethod
     def check_compression(cls, compression: str | None) -> None:
-        """See that files can be compressed so, before a writer is made.
+        """Check that files can be compressed so, before a writer is made.
 
         Raises:
             ConfigError: they can not.
@@ -130,7 +130,7 @@ class Writer(ABC):
 
     @classmethod  # noqa: B027 - most formats hold any columns together
     def check_columns(cls, columns: Mapping[str, str]) -> None:
-        """See that the format can hold these columns together, before a writer is made.
+        """Check that the format can hold these columns together, before a writer is made.
 
         Raises:
             ConfigError: it can not.

@@ -42,7 +42,7 @@ class Begun:
     """The output that a writer continues.
 
     Attributes:
-        kept: files that are part of the output already, by number.
+        written: files that are part of the output already, by number.
         extra: keys of the existing index, other than its shards.
     """
 

@@ -106,7 +106,7 @@ class OutputFiles(ABC):
         """
 
     def check_columns(self, shard: ShardInfo, where: str) -> None:
-        """See that a shard that is there has the columns of the writer.
+        """Check that a shard that is there has the columns of the writer.
 
         Raises:
             ConfigError: it has others.

@@ -54,7 +54,7 @@ def deal(ranks: int, slots: Mapping[str, int]) -> list[str]:
 
     Args:
         ranks: how many.
-        room: how many each node can have.
+        slots: how many each node can have.
 
     Raises:
         ConfigError: the nodes have no room for so many.

@@ -134,7 +134,7 @@ def expand_braces(text: str) -> list[str]:
 
 
 def check_exists(given: str | os.PathLike[str]) -> None:
-    """See that a local path, which is no pattern, exists.
+    """Check that a local path, which is no pattern, exists.
 
     Raises:
         ObjectNotFoundError: it does not; names files next to it of similar names.

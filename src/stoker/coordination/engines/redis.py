@@ -150,7 +150,7 @@ class RedisStore:
         return found
 
     def _check_generation(self, found: bytes | None) -> None:
-        """See that the records are those that the engine was opened with.
+        """Check that the records are those that the engine was opened with.
 
         Raises:
             EngineReplacedError: they are not.

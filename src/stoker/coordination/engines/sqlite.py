@@ -180,7 +180,7 @@ class SqliteStore:
         return int(found[0])
 
     def _check_file(self) -> None:
-        """See that the file which is open is the one at the path.
+        """Check that the file which is open is the one at the path.
 
         Raises:
             EngineReplacedError: it is not.

@@ -104,7 +104,7 @@ class Assignment:
         return cls(epoch, world_size, dict(identity), tuple(from_rows(rows)))
 
     def check(self, identity: Mapping[str, Any]) -> None:
-        """See that an order is the one that was recorded.
+        """Check that an order is the one that was recorded.
 
         Raises:
             StateError: it is another; says what differs.

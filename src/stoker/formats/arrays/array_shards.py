@@ -218,7 +218,7 @@ def map_array(
 
 
 def check_dtype(dtype: np.dtype[Any], where: str) -> None:
-    """See that values of a dtype can be read without running code.
+    """Check that values of a dtype can be read without running code.
 
     Raises:
         FormatError: they can not.

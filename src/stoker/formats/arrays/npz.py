@@ -336,7 +336,7 @@ class NPZFormat(ArrayFormat):
 
 
 def check_rows(rows: Mapping[str, int], where: str) -> None:
-    """See that all columns have as many rows.
+    """Check that all columns have as many rows.
 
     Raises:
         FormatError: they have not.

@@ -137,7 +137,7 @@ def whole(source: ByteSource) -> Buffer:
 
 
 def check_range(source: ByteSource, start: int, end: int) -> None:
-    """See that bytes are inside the source.
+    """Check that bytes are inside the source.
 
     Raises:
         CorruptDataError: they are not.

@@ -38,7 +38,7 @@ def entry_of(info: ShardInfo) -> dict[str, Any]:
 
 
 def check_empty(info: ShardInfo, where: str) -> None:
-    """See that a shard of no samples is as large as such a shard is: a reader never opens it.
+    """Check that a shard of no samples is as large as such a shard is: a reader never opens it.
 
     Its header, the only file of MDS and the meta file of others, is ``u32 0 | u32 offset | config JSON``, and the config is
     the shard's entry without its count and files.

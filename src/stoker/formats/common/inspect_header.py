@@ -87,7 +87,7 @@ _KINDS: Final[Mapping[str, Any]] = {
 
 
 def only_settings(settings: Mapping[str, Any], known: Sequence[str], name: str) -> None:
-    """See that a format understands all settings.
+    """Check that a format understands all settings.
 
     Raises:
         ConfigError: it does not, or one is of the wrong type.
@@ -102,7 +102,7 @@ def only_settings(settings: Mapping[str, Any], known: Sequence[str], name: str) 
 
 
 def check_names(settings: Mapping[str, Any], specs: Iterable[Mapping[str, Any]], where: str) -> None:
-    """See that the columns for which a format's settings are exist in any of the files.
+    """Check that the columns for which a format's settings are exist in any of the files.
 
     Raises:
         ConfigError: one does not; names it, and the one that was probably meant.

@@ -49,7 +49,7 @@ def scatter(parts: Sequence[tuple[Ids, Batch]], length: int) -> Batch:
 
 
 def check_types(parts: Sequence[Batch], shards: Sequence[str]) -> None:
-    """See that a column holds values of one type in all parts, where no index tells the types.
+    """Check that a column holds values of one type in all parts, where no index tells the types.
 
     Args:
         parts: the columns of each part.

@@ -54,7 +54,7 @@ def unsafe_columns(encodings: Mapping[str, Encoding]) -> Mapping[str, str]:
 
 
 def check_rows(rows: Ids, samples: int) -> None:
-    """See that rows are inside a shard.
+    """Check that rows are inside a shard.
 
     Raises:
         IndexError: one is not.

@@ -128,7 +128,7 @@ class RecordEncoder(ABC):
 
 
 def check_sample(sample: Any, columns: Sequence[str], number: int) -> None:
-    """See that a sample is a mapping that has these columns.
+    """Check that a sample is a mapping that has these columns.
 
     Raises:
         EncodingError: it is not; tells its number and what it has.

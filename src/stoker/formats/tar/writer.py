@@ -150,7 +150,7 @@ class TarEncoder(PackedEncoder):
         return record
 
     def _check_key(self, key: Any) -> None:
-        """See that a key gives names of files by which a reader finds the sample again."""
+        """Check that a key gives names of files by which a reader finds the sample again."""
         what = "a key: a path without dots in its last part, other than that of the sample before"
         if not isinstance(key, str):
             raise UnfitValueError(f"expected {what}, got {describe(key)}")

@@ -212,7 +212,7 @@ class _ColumnRows:
 
 
 def _skeleton(columns: tuple[Column, ...], rows: int, chunk: int) -> list[Any]:
-    """A file's bytes, with a :class:`_Place` where values lie."""
+    """A file's bytes, with a :class:`_ColumnRows` where values lie."""
     skeleton = Skeleton()
     located: list[tuple[int, Any]] = []
     with skeleton.open() as file:

@@ -10,12 +10,12 @@ How it works, for S streams of which n_s samples are wanted, C canonical nodes a
    node's unit number ``j = u // C``. All samples of a unit are of one stream.
 2. Each node has ``n_s // (C * U)`` units of stream s, and all nodes have them in the same even order
    (:mod:`stoker.order.mixture.interleave`). Inside windows of some units each node's order is scrambled by a bijection of
-   its own, so that which stream comes next is no longer regular and shares are still kept window by window.
+   its own, so that the order of streams is irregular, while each window still has their shares.
 3. Node c reads the numbers of a stream that are c modulo C, which is what the stream's own canonical node c is made of. So
    shards stay with nodes.
-4. What does not make up a unit of each node, less than ``C * U`` samples of a stream, comes at the end, mixed.
+4. Remainders that do not fill a unit of each node, less than ``C * U`` samples of a stream, come at the end, mixed.
 
-With one stream, or but one that has samples, codes are the stream's numbers in rising order.
+If only one stream has samples, codes are the stream's numbers in rising order.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Mixing:
         counts: samples of each stream, shape ``(streams,)``.
         begun: samples of each stream that came before, shape ``(streams,)``; the mixing continues there. Default: none.
         nodes: number of canonical nodes.
-        unit: samples that come one behind the other from one stream.
-        window: units in which order is scrambled; 0: it is not. See :data:`WINDOW`.
+        unit: consecutive samples of one stream.
+        window: units inside which their order is scrambled; 0: not scrambled. See :data:`WINDOW`.
         key: of the scrambling.
         shared: whether a unit is read by all nodes together (position x by node ``x % nodes``), instead of by one
-            alone. Units that ``nodes`` does not divide can not be: which node reads which shard is then left open.
+            alone. If ``nodes`` does not divide a unit, it is not shared, and any node may read any shard.
         unit_counts: units of each stream on each node. For phases whose steps must have the same streams although their
-            counts differ. Default: as many as there can be.
+            counts differ. Default: the most possible.
         first_stream: number of the first stream in codes.
 
     Attributes:
@@ -112,7 +112,7 @@ class Mixing:
             )
         if shared and unit % nodes:
             nodes = 1
-        # From here on a unit is what one node has of it.
+        # From here on a unit is one node's part of it.
         self._shared = shared
         self._nodes = nodes
         self._unit = unit // nodes if shared else unit
@@ -167,9 +167,9 @@ class Mixing:
         self._only = int(some[0]) if some.size == 1 else None
         rest = self.counts - units * across
         self._rest_ends = np.cumsum(rest)
-        # What comes after the units of stream s, less where that begins among all rests.
+        # The code after the units of stream s, minus the index of its remainder among all remainders.
         self._rest_codes = self._starts + units * across - (self._rest_ends - rest)
-        # At [c * S + s]: how far after the numbers' start node c's first number is.
+        # At [c * S + s]: offset of node c's first number from the start of stream s's numbers.
         nodes = np.arange(self._nodes, dtype=np.int64)[:, None]
         self._turns = ((nodes - self.begun) % self._nodes + self._starts).reshape(-1)
 
@@ -242,7 +242,7 @@ class Mixing:
 
 
 def _split(values: Ids, size: int) -> tuple[Ids, Ids]:
-    """``values % size`` and ``values // size``: by shifts where that will do, which is the faster by much."""
+    """``values % size`` and ``values // size``, by shifts for powers of two, which is much faster."""
     if size & (size - 1):
         quotient = values // size
         return values - quotient * size, quotient

@@ -1,7 +1,7 @@
-"""Positions of an epoch of which each rank owns a part, and the samples of the parts that they stand for.
+"""Maps positions of an epoch of which each rank owns a part to samples of the parts.
 
 A sample of such an epoch is sample j of part c, in the order in which part c is read; its *part position* is the number
-``c << 42 | j``. Round j of the epoch is sample j of each part that has so many, and positions count round by round.
+``c << 42 | j``. Round j of the epoch is sample j of each part that is longer than j, and positions count round by round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Rounds:
     """Converts positions of an epoch of parts to part positions and back.
 
     Inside a round parts come larger ones first, equal ones by number. So the parts of a later round are always the first
-    of those of an earlier, and rounds with equally many parts make one chunk that is found by division.
+    of those of an earlier, and rounds with the same number of parts form a band, in which division finds the round.
 
     Args:
         sizes: int64, shape ``(parts,)``: samples of each part. At most 2**21 parts of at most 2**42 samples.
@@ -42,7 +42,7 @@ class Rounds:
 
     @classmethod
     def even(cls, total: int, parts: int) -> Rounds:
-        """Parts whose sizes differ by one at most, larger ones first: without anything for each part."""
+        """Parts whose sizes differ by one at most, larger ones first, in constant memory."""
         each, more = divmod(total, parts)
         rounds = cls.__new__(cls)
         rounds._set(
@@ -61,7 +61,7 @@ class Rounds:
         if order is not None:
             self._slots = np.empty_like(order)
             self._slots[order] = np.arange(order.size)
-        # Chunk i: rounds [first_rounds[i], first_rounds[i + 1]), each of wide[i] parts.
+        # Band i: rounds [first_rounds[i], first_rounds[i + 1]), each of wide[i] parts.
         bounds = np.concatenate([[0], steps])
         heights = np.diff(bounds)
         self._first_rounds: Ids = bounds[:-1]
@@ -72,13 +72,13 @@ class Rounds:
 
     @property
     def largest_part(self) -> int:
-        """A part that has as many samples as any."""
+        """A part that has the most samples."""
         return 0 if self._order is None else int(self._order[0])
 
     def size(self, part: int) -> int:
         """Samples of one part."""
         slot = part if self._slots is None else int(self._slots[part])
-        # A part is in all chunks that are wider than its slot.
+        # A part is in all bands that are wider than its slot.
         last = int(np.count_nonzero(self._wide > slot))
         return int(self._first_rounds[last]) if last < self._first_rounds.size else self.largest
 
@@ -92,7 +92,7 @@ class Rounds:
         return part_positions
 
     def to_positions(self, part_positions: Ids) -> Ids:
-        """The inverse of :meth:`to_places`."""
+        """The inverse of :meth:`to_part_positions`."""
         part, number = part_positions >> PART_BITS, part_positions & _NUMBER
         slot = part if self._slots is None else self._slots[part]
         band = np.searchsorted(self._first_rounds, number, side="right") - 1
@@ -101,7 +101,7 @@ class Rounds:
         return positions
 
     def position_of_round(self, number: int) -> int:
-        """The position of a round's begin: samples of all parts below it. The total, from the end of the largest part on."""
+        """The position at which a round begins: the samples of all earlier rounds; the total, if there is no such round."""
         if number >= self.largest:
             return self.total
         band = int(np.searchsorted(self._first_rounds, number, side="right")) - 1

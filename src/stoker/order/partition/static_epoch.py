@@ -164,7 +164,7 @@ def _reached(sizes: Ids, count: int) -> Ids:
 
 
 def check_batch(batch_size: int, begun: int) -> None:
-    """See that an epoch whose batches are of one stream each is finished with the batches that it was begun with.
+    """Check that an epoch whose batches are of one stream each is finished with the batches that it was begun with.
 
     Raises:
         ConfigError: it is not.

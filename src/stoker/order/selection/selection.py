@@ -230,8 +230,8 @@ class Listed(_ByNumber):
     Args:
         parent: what is chosen from.
         ids: sample ids, which count through the whole table's shards; each once, in any order. A sorted int64 array of
-            which the parent is :class:`Everything` is used where it lies, which may be a mapped file.
-        checked: the ids are known to be int64, sorted, different and of this table: they are not gone through.
+            which the parent is :class:`Everything` is used without a copy; it may be a mapped file.
+        checked: the ids are known to be int64, sorted, distinct and of this table, so they are not checked again.
 
     Raises:
         ConfigError: an id is listed twice or is not in the table.
@@ -298,7 +298,7 @@ def _checked(ids: Sequence[int] | NDArray[np.integer], total: int) -> Ids:
 def _subsample_sizes(available: Ids, count: int, granularity: int, key: int) -> Ids:
     """Samples of each shard in a random draw of exactly ``count``; int64, of the shape of ``available``.
 
-    Shards are cut into units of ``granularity`` samples. Unit i of n in a shard comes up at time ``(i + t) / n``, where
+    Shards are cut into units of ``granularity`` samples. Unit i of n in a shard has time ``(i + t) / n``, where
     t is the shard's own random start, and units are taken in this order until there are ``count`` samples, the last
     unit cut (systematic sampling with random starts: W. G. Madow and L. H. Madow, "On the Theory of Systematic Sampling",
     Annals of Mathematical Statistics 15, 1944). So with small units each shard gives its share, within one unit; with units
@@ -317,7 +317,7 @@ def _subsample_sizes(available: Ids, count: int, granularity: int, key: int) -> 
     starts = (hashes >> np.uint64(64 - _PHASES)).astype(np.int64)
 
     def taken(time: int) -> Ids:
-        """Samples of each shard whose units come up before ``time``, in 2**-20."""
+        """Samples of each shard whose units have a time before ``time``, in 2**-20."""
         up = np.clip(-(-(time * units - starts) >> _PHASES), 0, units)
         sizes: Ids = np.minimum(up * unit, available)
         return sizes
@@ -327,7 +327,7 @@ def _subsample_sizes(available: Ids, count: int, granularity: int, key: int) -> 
         middle = (early + late) // 2
         early, late = (middle, late) if int(taken(middle).sum()) <= count else (early, middle)
     sizes = taken(early)
-    # What comes up within the same 2**-20 is taken in the order of the whole hashes.
+    # Units of equal time, within 2**-20, are taken in the order of the whole hashes.
     order = np.argsort(hashes, kind="stable")
     more = (taken(late) - sizes)[order]
     sizes[order] += np.clip(count - int(sizes.sum()) - (np.cumsum(more) - more), 0, more)

@@ -145,7 +145,7 @@ def others_have_more(plan: Plan) -> bool:
 
 
 def check_not_empty(sample_order: SampleOrder, point: EpochPosition, run: Run, data_rank: DataRank) -> None:
-    """See that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
+    """Check that an epoch which begins has something for some rank; otherwise a loop over epochs would never end.
 
     Raises:
         ConfigError: all of its samples are left out. If it has none at all, that is logged.
@@ -224,7 +224,7 @@ class ResumeState:
         return make_state(self.sample_order, point, data_rank)
 
     def check_alone(self) -> None:
-        """See that only this object delivers.
+        """Check that only this object delivers.
 
         Raises:
             StateError: copies in other processes have begun to iterate.

@@ -9,7 +9,6 @@ from typing import Any, Final
 from stoker.errors import StateError
 from stoker.order.capabilities import (
     StreamHistory,
-    begun_anew,
     consumed_samples,
     epoch_ended,
     in_epoch,
@@ -17,6 +16,7 @@ from stoker.order.capabilities import (
     mosaicml_state,
     origin_of,
     read_start,
+    restarted,
     settled,
     stream_urls,
 )
@@ -101,7 +101,7 @@ def read_state(
             raise StateError(
                 "this state is of a run that changed its streams, which a run in this order can not resume"
             )
-        sample_order = sample_order.begun_anew(*_origin(origin))
+        sample_order = sample_order.restarted(*_origin(origin))
     if not inside:
         return point, sample_order
     samples, batch_size, world_size, per_node = inside
@@ -191,7 +191,7 @@ def read_changed(state: Mapping[str, Any], sample_order: SampleOrder) -> tuple[E
         else "",
     )
     samples += (begin - began) * size
-    return EpochPosition(begin), begun_anew(sample_order, begin, kept, samples, away[-_MOST_AWAY:])
+    return EpochPosition(begin), restarted(sample_order, begin, kept, samples, away[-_MOST_AWAY:])
 
 
 def _left_out(name: str, about: Mapping[str, Any], consumed: int) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class StreamingConfig:
     # -- checks ----------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """See that the settings make sense, each and together.
+        """Check that the settings make sense, each and together.
 
         Raises:
             ConfigError: they do not; names what contradicts what.

@@ -32,7 +32,7 @@ class LeasedSource(RangeSource):
     """The splits that one worker leases, numbered by their positions in the epoch.
 
     Args:
-        rows: where samples come from.
+        sample_source: where samples come from.
         sample_order: see :func:`~stoker.pipeline.workers.adaptive.adaptive_order`.
         config: the worker's settings; its partition is an :class:`~stoker.pipeline.workers.adaptive.Adaptive`.
 
@@ -173,7 +173,7 @@ class LeasedSource(RangeSource):
     # -- epochs ------------------------------------------------------------------------------------------------------
 
     def check_advance(self, *, finished: bool) -> None:
-        """See that the epoch is over.
+        """Check that the epoch is over.
 
         Raises:
             ConfigError: it is not.

@@ -31,7 +31,7 @@ class LockstepSource(RangeSource):
     """The samples of one rank, numbered from its run's beginning; each batch counts as a full one.
 
     Args:
-        rows: where samples come from.
+        sample_source: where samples come from.
         sample_order: which sample comes when.
         config: the worker's settings.
         batch_size: samples in a batch of one rank, by which the sample order deals; also where samples come one by one.

@@ -42,7 +42,7 @@ class PlannedSource(RangeSource):
     """One rank's parts of an epoch's global batches, numbered by the positions of the whole batches.
 
     Args:
-        rows: where samples come from.
+        sample_source: where samples come from.
         sample_order: see :func:`~stoker.pipeline.workers.adaptive.planned_order`.
         config: the worker's settings; it has a ``global_batch_size``.
     """

@@ -84,7 +84,7 @@ class RangeSource(ABC):
     likes, rising from 0 in each epoch; the reader keeps the number of the next one to be delivered and hands it in.
 
     Args:
-        rows: where samples come from.
+        sample_source: where samples come from.
         sample_order: which sample comes when.
         config: the worker's settings.
 
@@ -201,7 +201,7 @@ class RangeReader:
     """Reads ranges of an epoch's positions, in the reading thread, and has the shards of those ahead fetched.
 
     Args:
-        rows: where samples come from.
+        sample_source: where samples come from.
         splits: the epoch's positions.
         config: the worker's settings.
         batched: whether a range that is read is one batch.

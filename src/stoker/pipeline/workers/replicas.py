@@ -48,7 +48,7 @@ class Replicas:
     It continues only while the cache has free space, so that nothing is evicted for it.
 
     Args:
-        rows: the shards.
+        sample_source: the shards.
         splits: the epoch's positions.
         config: this worker's settings.
         coordination: the run.

@@ -248,7 +248,7 @@ class Ragged:
         return self._make(values, offsets, self.column, self.where, self.rows[rows], self._bounds)
 
     def check(self, limit: int) -> Self:
-        """See that all ids are in ``[0, limit)``; returns the documents.
+        """Check that all ids are in ``[0, limit)``; returns the documents.
 
         Takes one pass for the smallest and one for the largest id, of which neither is made again for what is cut or taken
         from documents that passed.

@@ -55,7 +55,7 @@ class RawTokens:
         return self.tokens.size
 
     def check(self) -> None:
-        """See that the file was not cut since it was mapped, so that its tokens can be read.
+        """Check that the file was not cut since it was mapped, so that its tokens can be read.
 
         Raises:
             CorruptDataError: it was.

@@ -194,7 +194,7 @@ class TokenSink(ABC):
             os.close(self._lock)
 
     def _check_left(self) -> None:
-        """See that what is there is of the same job."""
+        """Check that what is there is of the same job."""
         store, record = self._store, read_record(self._store, _RECORD)
         if record is not None and record.identity == self._job.identity:
             return  # also with the index there: then only the last notes are missing

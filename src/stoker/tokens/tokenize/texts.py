@@ -250,7 +250,7 @@ def _of_directory(paths: list[str], source: str) -> list[str]:
 
 
 def _refuse_index(paths: list[str]) -> None:
-    """See that files are not of a dataset with an index, whose shards are no text."""
+    """Check that files are not of a dataset with an index, whose shards are no text."""
     for path in paths:
         if os.path.basename(path) == INDEX_NAME:
             folder = os.path.dirname(path) or "."

@@ -137,7 +137,7 @@ def read_facts(
 
 
 def _check_rows(parsed: thrift.Footer, leaves: int) -> None:
-    """See that row groups have as many chunks as the schema has leaves, and together the footer's number of rows."""
+    """Check that row groups have as many chunks as the schema has leaves, and together the footer's number of rows."""
     for number, group in enumerate(parsed.groups):
         if not 0 <= group.rows < _MOST_ROWS:
             raise CorruptDataError(f"row group {number} claims {group.rows} rows")
