@@ -164,7 +164,7 @@ def test_asking_for_a_hash_that_the_index_lacks_says_so(tmp_path: Path) -> None:
 
 
 def test_no_index_names_the_directory(tmp_path: Path) -> None:
-    with pytest.raises(ObjectNotFoundError, match=r"index\.json"):
+    with pytest.raises(ObjectNotFoundError, match="nowhere does not exist"):
         StreamingDataset(remote=tmp_path / "nowhere", local=tmp_path / "local")
     with pytest.raises(ConfigError, match="give remote="):
         StreamingDataset()

@@ -46,7 +46,7 @@ class CacheSettings:
         validate_hash: ``None``: check each download against the fastest hash that the index has, if any. A hash's name:
             check downloads, and shards found in the cache when they are first opened, against it; the index must have it.
             ``False``: never.
-        keep_zip: keep compressed files beside the decompressed ones.
+        keep_zip: keep compressed files next to the decompressed ones.
         limit: most bytes of shard files to keep; ``None`` for no limit.
         stall_timeout: seconds without progress after which another process's download is no longer waited for.
         in_memory: shards of a remote are held in the memory of the process that reads them, while it reads them.
@@ -104,7 +104,7 @@ class ShardCache(ABC):
         """
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:  # noqa: B027 - there may be nothing to do
-        """Begin to bring opened files into memory, before they are asked for."""
+        """Begin to read opened files into memory, before they are needed."""
 
     def validate(self, info: ShardInfo, files: Sequence[Buffer]) -> None:  # noqa: B027
         """Check files found in the cache where ``validate_hash`` names a hash.
@@ -115,7 +115,7 @@ class ShardCache(ABC):
 
     @abstractmethod
     def describe(self, info: ShardInfo) -> str:
-        """Names a shard in errors: where it lies, and where it comes from."""
+        """Names a shard in errors: its path, and the URL that it comes from."""
 
     @abstractmethod
     def discard(self, info: ShardInfo) -> bool:
@@ -130,7 +130,7 @@ class ShardCache(ABC):
         Args:
             info: the shard.
             wait: wait for another process or thread that is fetching it. Otherwise ``False`` is returned in that case.
-            if_full: what to do where the cache has a limit and no room; see :data:`IfFull`. ``False`` is returned where the
+            if_full: what to do where the cache is at its limit; see :data:`IfFull`. ``False`` is returned where the
                 file was not fetched for it.
 
         Returns:
@@ -148,7 +148,7 @@ class ShardCache(ABC):
         Args:
             name: its path below the root.
             data: its bytes.
-            limited: count the file toward the limit, and leave it out where the cache can not make room for it.
+            limited: count the file toward the limit, and do not write it where eviction does not free enough space.
 
         Raises:
             StorageFullError, CacheError: it can not be written.
@@ -166,7 +166,7 @@ class ShardCache(ABC):
             self.early.append(number)
 
     def _again_if_corrupt(self, fetch: Callable[[], _T]) -> _T:
-        """Fetch what is checked on arrival; again, once, where that finds it corrupt."""
+        """Fetch a file and check it; fetch it once more where it is corrupt."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return fetch()
@@ -203,7 +203,7 @@ class ShardCache(ABC):
             self.watch.check_fetched(info)
 
     def _check_opened(self, file: FileInfo, data: Buffer, info: ObjectInfo) -> None:
-        """Check that a file that was just mapped where it lies is of the version that was opened."""
+        """Check that a file that was just mapped in place is of the version that was opened."""
         if self.watch is None:
             return
         name = fastest_hash(file.hashes)

@@ -2,8 +2,8 @@
 
 A shard's file is in the cache by rename, whole and verified, or it is not there. All coordination is between files:
 
-* ``<root>/.stoker/<name>.part`` is a download under way. Who downloads holds an exclusive ``flock`` on it; the kernel
-  drops that with the process, so a killed download is taken over, or swept away by the next process that opens the cache.
+* ``<root>/.stoker/<name>.part`` is a download under way. The process that writes it holds an exclusive ``flock``; the kernel
+  drops that with the process, so a killed download is taken over, or removed by the next process that opens the cache.
 * ``<root>/.stoker/room``, only with a limit, counts the bytes that files have or will have; see :mod:`stoker.cache.quota`.
 * ``<root>/<basename>`` is a shard file. A process that has it mapped holds a lock that stands for it, see
   :mod:`stoker.cache.in_use`; eviction passes over files in use. A file that is unlinked while mapped stays readable to
@@ -54,7 +54,7 @@ __all__ = ["DiskCache"]
 
 logger = logging.getLogger(__name__)
 
-# How many bytes a compressed one is thought to stand for where nothing tells: text gives three to five.
+# Assumed ratio of decompressed to compressed bytes where it is not known: text gives three to five.
 _USUAL_RATIO = 4
 
 
@@ -85,7 +85,7 @@ class DiskCache(ShardCache):
         self._quota: CacheQuota | None = None
         self._warned = False
         self._seen = False
-        # Downloads of others, watched since we first wanted them: if a process is stopped, its downloads stall together.
+        # Other processes' downloads that this one waits for: if a process is stopped, all its downloads stall.
         self._watches: dict[Path, _Watch] = {}
         if settings.limit is not None and known is not None:
             self._quota = CacheQuota(
@@ -117,7 +117,7 @@ class DiskCache(ShardCache):
         return files
 
     def read_ahead(self, files: Sequence[Buffer]) -> None:
-        """Have the kernel read mapped files from disk in the background, whole, before pages of them are asked for."""
+        """Have the kernel read whole mapped files from disk in the background, before their pages are needed."""
         for data in files:
             if isinstance(data, mmap.mmap):
                 with contextlib.suppress(OSError):
@@ -149,14 +149,14 @@ class DiskCache(ShardCache):
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def fetch(self, info: ShardInfo, *, wait: bool = True, if_full: IfFull = "exceed") -> bool:
-        """See :class:`~stoker.cache.base.ShardCache`; those who fetch it are processes of this node."""
+        """See :class:`~stoker.cache.base.ShardCache`; it waits for other processes of this node."""
         missing = [k for k, file in enumerate(info.raw) if not self._present(file)]
         if not missing:
             return True
         return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
 
     def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
-        """Fill the part file of a missing file, verify it, and rename it into place; or wait for who does so."""
+        """Fill the part file of a missing file, verify it, and rename it into place; or wait for the process that does."""
         file = info.raw[number]
         target = self.root / file.basename
         part = self._private / part_name(file.basename)
@@ -197,7 +197,7 @@ class DiskCache(ShardCache):
             delay = min(delay * 1.5, 0.05)
 
     def _reserve(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
-        """Make room for a file whose part file we hold; whether to go on."""
+        """Reserve space for a file whose part file we hold; ``False`` where it must not be fetched."""
         quota = self._quota
         if quota is None:
             return True
@@ -256,7 +256,7 @@ class DiskCache(ShardCache):
             data, arrived = self.store.read(packed.basename, max_bytes=packed.bytes)
             self._count(Count.BYTES_FETCHED, len(data))
         elif self.store is None:
-            with self._named_errors("read from"):  # after it was read, so that one that was replaced before is noticed
+            with self._named_errors("read from"):  # after it was read, so that a replacement is noticed
                 arrived = file_info(packed.basename, os.stat(stored), stored)
         try:
             raw = self._decompressed(info, number, data, where, bytearray)
@@ -283,7 +283,7 @@ class DiskCache(ShardCache):
         held = None
         with self._named_errors("write to"):
             self._make_directories(target)
-            while held is None:  # another process that looks for debris may have it locked for a moment
+            while held is None:  # another process that removes leftovers may have it locked for a moment
                 beside = self._private / part_name(name, secrets.token_hex(8))
                 held = claim(beside)
         try:
@@ -313,7 +313,7 @@ class DiskCache(ShardCache):
         try:
             descriptor, status = open_regular(path)
         except (FileNotFoundError, NotADirectoryError) as error:
-            if isinstance(error, StokerError) and self.store is None:  # it is there, but no file
+            if isinstance(error, StokerError) and self.store is None:  # it exists, but is no regular file
                 raise
             return None
         except OSError as error:
@@ -334,7 +334,7 @@ class DiskCache(ShardCache):
             hold(self.root, file.basename, mapped)
             if self.settings.limit is not None:
                 with contextlib.suppress(OSError):
-                    os.utime(descriptor)  # eviction goes by this time
+                    os.utime(descriptor)  # eviction sorts by this time
             return mapped, status
         except OSError as error:
             if isinstance(error, StokerError):
@@ -369,7 +369,7 @@ class DiskCache(ShardCache):
 
     @contextlib.contextmanager
     def _named_errors(self, doing: str) -> Iterator[None]:
-        """Local file errors inside become stoker's own, saying what to do."""
+        """Convert local file errors to stoker's own, with the remedy."""
         try:
             yield
         except StorageFullError as error:

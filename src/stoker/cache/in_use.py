@@ -2,8 +2,8 @@
 
 A cache has one file ``.stoker/in_use``, of no bytes. A process that has files of the cache mapped holds it open once, with
 a shared lock on one byte for each of them, whose offset is a hash of the file's name. The kernel drops the locks with the
-process, however it ends. Who wants to remove a file asks whether its byte is locked, and locks nothing. So readers wait for
-nobody; who maps a file just before it is removed can read it all the same.
+process, however it ends. To remove a file, a process asks whether its byte is locked, and locks nothing. So readers wait for
+nobody; a file that is mapped just before it is removed can still be read.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class _Held:
 
 _held: dict[Path, _Held] = {}
 _lock = threading.Lock()
-# Maps that were dropped. The garbage collector may drop one anywhere, also where this thread has the lock.
+# Dropped maps, to be unlocked later: the garbage collector may drop one while this thread has the lock.
 _dropped: deque[tuple[Path, int]] = deque()
 
 
 def hold(root: Path, name: str, file: MappedFile) -> None:
-    """Say that a file of a cache is in use, for as long as its map lives.
+    """Mark a file of a cache as in use while its map lives.
 
     Args:
         root: the cache's directory.
@@ -70,7 +70,7 @@ def hold(root: Path, name: str, file: MappedFile) -> None:
 
 
 class Users:
-    """Asks which files are in use. For one pass over files: it keeps a descriptor for each cache that it has met."""
+    """Tells which files are in use. For one pass over files: it holds a descriptor for each cache that it has met."""
 
     def __init__(self) -> None:
         self._descriptors: dict[Path, int | None] = {}
@@ -97,7 +97,7 @@ class Users:
         return False
 
     def remove(self, path: Path) -> bool:
-        """Unlink a file unless a process has it in use; whether it is gone by us."""
+        """Unlink a file unless a process has it in use; returns whether this call removed it."""
         if self.uses(path):
             return False
         try:
@@ -124,13 +124,13 @@ def _open(root: Path) -> int | None:
 
 
 def _drop(root: Path, offset: int) -> None:
-    """A map is gone."""
+    """Note that a map was dropped."""
     _dropped.append((root, offset))
     _settle()
 
 
 def _settle() -> None:
-    """Unlock what was dropped. If the lock is taken, who has it does that when it gives the lock up."""
+    """Unlock dropped maps. If the lock is taken, its holder does so before it releases it."""
     while _dropped and _lock.acquire(blocking=False):
         try:
             while _dropped:
@@ -151,7 +151,7 @@ def _settle() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Hold locks of our own: those of the parent go when the parent drops them, and ours must not hold its files."""
+    """Take locks of the child's own: locks shared with the parent would end when either of them drops a map."""
     global _lock
     _lock = threading.Lock()
     for root, held in list(_held.items()):

@@ -1,7 +1,7 @@
 """Counts the bytes that a cache holds, and divides a limit among caches.
 
-The count lies in a file beside the downloads and is written under its lock, so that a download costs no look at all the
-files that are there. It may only be too high (a killed process took room and did not use it); then the files are
+The count is in a file next to the downloads and is written under its lock, so that a download need not list the
+files that are there. It can only be too high (a killed process reserved space and did not use it); then the files are
 counted again.
 """
 
@@ -46,19 +46,19 @@ PART = ".part"
 """The end of the name of a file that is being made."""
 
 _PART_NAME = re.compile(r"(?P<name>.+?)(?:\.[0-9a-f]{16})?" + re.escape(PART))
-# A directory holds the shard that is read and the one that comes next.
+# A directory must hold the shard that is read and the next one.
 _LEAST_SHARDS = 2
-# Once files must go, this part of the limit goes, so that they are counted seldom.
+# An eviction frees at least this part of the limit, so that files are seldom counted.
 _SLACK = 32
 
 
 def part_name(basename: str, mark: str = "") -> str:
-    """Name of the file in which a shard's file is made. A mark of 16 hex digits sets it apart from others of the same."""
+    """Name of the file in which a shard's file is made. A mark of 16 hex digits makes the name unique."""
     return quote(basename, safe="") + (f".{mark}" if mark else "") + PART
 
 
 def try_lock(descriptor: int, kind: int) -> bool:
-    """Try to take a ``flock``. File systems that have none are treated as if nobody else were there."""
+    """Try to take a ``flock``. On file systems without locks it always succeeds."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -80,7 +80,7 @@ def claim(part: Path) -> int | None:
         if not try_lock(descriptor, fcntl.LOCK_EX):
             os.close(descriptor)
             return None
-        # The name may have been renamed or swept away between open and lock.
+        # The file may have been renamed or removed between open and lock.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(part).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
@@ -88,14 +88,14 @@ def claim(part: Path) -> int | None:
 
 
 def release(descriptor: int) -> None:
-    """Unlock and close. Closing alone would not do: a process forked meanwhile has the descriptor, and with it the lock."""
+    """Unlock and close. Closing is not enough: a process that was forked since has the descriptor, too, and so the lock."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def remove_unlocked(path: Path) -> bool:
-    """Unlink a file unless a process holds a lock on it; whether it is gone by us."""
+    """Unlink a file unless a process holds a lock on it; returns whether this call removed it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -121,7 +121,7 @@ class CacheQuota:
         root: the cache's directory.
         private: the directory below it where files are made; it must be there before :meth:`take`.
         limit: most bytes of shard files, those under way included.
-        patience: seconds after which a process that does not let go of the count is no longer waited for.
+        patience: seconds to wait for a process that has the count locked.
         known: basename to size of every file of the dataset, for those that are being made. All files below the root and
             outside of the private directory are counted and may be removed, but the index.
         policy: says which files go first.
@@ -153,12 +153,12 @@ class CacheQuota:
         return {**self.__dict__, "_sizes": None, "_counted": False}
 
     def take(self, needed: int, *, evict: bool = True) -> bool:
-        """Take room for a file that is about to be made, removing files that are not in use if ``evict``.
+        """Reserve space for a file that is about to be made, removing files that are not in use if ``evict``.
 
         The caller holds the lock of the file's part file, and so is seen by others that count.
 
         Returns:
-            Whether there was room. If not, the caller gives the file up, or goes above the limit.
+            Whether there was space. If not, the caller does not make the file, or exceeds the limit.
 
         Raises:
             OSError: the count can not be kept in this directory.
@@ -179,11 +179,11 @@ class CacheQuota:
             self._sizes = self._known()
         used = 0
         candidates: list[CachedFile] = []
-        # What is being made is counted first: a file that gets its name meanwhile is then counted twice, not never.
+        # Files that are being made are counted first: one that is renamed in between is counted twice, not missed.
         for path, status in files_below(self._private):
             match = _PART_NAME.fullmatch(path.name)
             if match is not None and not remove_unlocked(path):
-                # It will take its full size, whatever it has taken so far.
+                # It counts with its full size, although it has less so far.
                 used += self._sizes.get(unquote(match["name"]), status.st_size)
         for root in (self._root, *self.others()):
             for path, status in shard_files(root):
@@ -192,7 +192,7 @@ class CacheQuota:
         return used, candidates
 
     def _evict(self) -> int:
-        """Count the files, remove those that must go; bytes that are left."""
+        """Count the files, evict as many as needed; returns the bytes that are left."""
         used, candidates = self._files()
         if used > self.limit:
             with Users() as users:
@@ -226,7 +226,7 @@ def _read(descriptor: int) -> int | None:
 
 
 def shard_files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file of a cache directory that is a copy of a dataset's file: all but the index and what is private."""
+    """Every file of a cache directory that is a copy of a dataset's file: all but the index and the private directory."""
     for path, status in files_below(root):
         name = path.relative_to(root)
         if name.parts[0] != PRIVATE and name != Path(INDEX_NAME):
@@ -252,8 +252,8 @@ def files_below(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def divide_limit(limit: int, shard_bytes: Sequence[Ids], names: Sequence[str]) -> list[int]:
     """Divide a limit among cache directories: equal parts, but none more than it can fill, and each at least two shards.
 
-    What a stream has in use at a time is so many shards, however many it has in all, so parts by size would starve the small
-    streams of a mixture, which come round most often. What small ones do not fill goes to the large.
+    A stream uses a fixed number of shards at a time, whatever its size, so parts by size would starve the small
+    streams of a mixture, which are repeated most often. The large ones get what the small ones do not fill.
 
     Args:
         limit: bytes for all together.
@@ -283,7 +283,7 @@ def divide_limit(limit: int, shard_bytes: Sequence[Ids], names: Sequence[str]) -
     def parts(level: int) -> list[int]:
         return [max(low, min(level, high)) for low, high in zip(least, totals, strict=True)]
 
-    # The highest level of water that the limit fills these vessels to.
+    # Water filling: the highest equal level that the limit allows.
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Parts of files, fetched from a store into the cache with few requests and few bytes that are not needed."""
+"""Fetches parts of files from a store into the cache with few requests and few unneeded bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _AT_ONCE: Final = 4
 
 
 def fetch_part(store: Store, part: FilePart, into: Path | memoryview) -> int:
-    """Put a part's head and ranges, one after the other, into a local file or into memory; their bytes.
+    """Write a part's head and ranges, one after the other, into a local file or into memory; returns their bytes.
 
     Args:
         store: where the file is.
@@ -127,7 +127,7 @@ def _fetch(
     wanted: Sequence[tuple[int, int]],
     at: int,
 ) -> None:
-    """Carry out one request, and put what is wanted of it where it belongs, from byte ``at`` on."""
+    """Carry out one request, and write its wanted ranges from byte ``at`` on."""
     try:
         if wanted[-1][1] - wanted[0][0] == sum(last - first for first, last in wanted):  # nothing between them
             if isinstance(into, memoryview):
@@ -160,5 +160,5 @@ def _check_local(store: Store, part: FilePart) -> None:
     directory = is_local(store.url)
     if directory is not None:
         path = directory / part.key
-        with contextlib.suppress(FileNotFoundError):  # what was read was read before it went
+        with contextlib.suppress(FileNotFoundError):  # it was read before it was removed
             check_file(path, os.stat(path), part)

@@ -43,15 +43,15 @@ class Extents:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LMBatch:
-    """b rows of s tokens. Everything but ids and labels is made when first asked for, and costs nothing until then.
+    """b rows of s tokens. Everything but ids and labels is computed on first use.
 
     Attributes:
         input_ids: shape ``(b, s)``.
-        given_labels: see :attr:`labels`; ``None`` if they were not asked for.
+        given_labels: see :attr:`labels`; ``None`` if they were not requested.
         label_kind: ``"shifted"``, ``"unshifted"`` or ``"none"``.
         num_tokens: slots that are not padding; those of eos count.
-        made: where tokens of documents lie, or the function that works it out when it is first needed.
-        ignore_index: the label of what is not to be learnt.
+        made: the extents of documents, or a function that computes them on first use.
+        ignore_index: the label of tokens that are not to be learnt.
         reset_positions: positions count from each span's beginning, not from each row's.
         cut_documents: documents of which the layout cut something off.
         cut_tokens: tokens that were cut off. The first of those of each document may still be a label.
@@ -94,7 +94,7 @@ class LMBatch:
         return len(self.input_ids)
 
     def split(self, rows: int) -> list[LMBatch]:
-        """Batches of so many rows each, the last of what is left, without a copy. They do not tell what was cut off."""
+        """Batches of so many rows each, the last of the remainder, without a copy. They do not report cut documents."""
         count, width = self.shape
         if count <= rows:
             return [self]
@@ -159,7 +159,7 @@ class LMBatch:
 
     @cached_property
     def attention_mask(self) -> NDArray[np.bool_]:
-        """True where a token is, False on padding; shape ``(b, s)``. It does not keep documents apart."""
+        """True on tokens, False on padding; shape ``(b, s)``. It does not separate documents."""
         flags = np.zeros(self._gaps_and_spans.size, dtype=bool)
         flags[1::2] = True
         return np.repeat(flags, self._gaps_and_spans).reshape(self.shape)
@@ -168,7 +168,7 @@ class LMBatch:
     def position_ids(self) -> Array:
         """Position of each token, of the dtype of ``input_ids``, shape ``(b, s)``; 0 on padding.
 
-        A document that goes on in another row starts again from 0 there.
+        A document that continues in another row starts again from 0 there.
         """
         size, dtype = self.input_ids.size, self.input_ids.dtype
         if not self.reset_positions:
@@ -348,7 +348,7 @@ def _rows_of(batch: LMBatch, first: int, stop: int) -> Extents:
 
 
 def gaps_and_spans(starts: Ids, lengths: Ids, size: int) -> Ids:
-    """Lengths of the gap before each span and of the span, by turns, and of the gap behind the last."""
+    """Lengths of the gap before each span and of the span, alternating, and of the gap after the last."""
     found = np.empty(2 * starts.size + 1, dtype=np.int64)
     ends = starts + lengths
     found[1::2] = lengths

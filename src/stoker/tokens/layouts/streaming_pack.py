@@ -27,7 +27,7 @@ _ROWS_A_BLOCK = 256
 
 
 class Packer:
-    """Packs documents that come little by little, and can stop and go on at any row.
+    """Packs a stream of documents, resumable at any row.
 
     Documents are numbered in the order in which they are fed. They are packed a block at a time; a block ends after
     ``lookahead`` documents or ``lookahead_tokens`` tokens, whichever comes first, however they are fed. Spans in rows with
@@ -83,7 +83,7 @@ class Packer:
         self._filled = (0, 0)  # documents and tokens in it
         self._closed: deque[list[Ragged]] = deque()
         self._packed: deque[_Block] = deque()
-        # Memory of a block that is done: new memory costs more than what is copied into it.
+        # Memory of a finished block, to be reused: new memory costs more than the copy into it.
         self._spare: Array | None = None
         self._skip = 0
         self._finished = False
@@ -96,7 +96,7 @@ class Packer:
         return self._fed
 
     def feed(self, documents: Ragged) -> Iterator[LMBatch]:
-        """Take in the next documents, all at once, and yield the batches that are ready.
+        """Add documents, and yield the batches that are ready.
 
         Batches that were not taken come with those of the next call.
 
@@ -126,7 +126,7 @@ class Packer:
         """Pack what is left, and yield the last batches, of which the last may have fewer rows."""
         if not self._finished:
             self._finished = True
-            # Even if it has nothing: whether a block is the last must not hang on when its rows were asked for.
+            # Even if it is empty: whether a block is the last must not depend on when its rows were requested.
             self._close()
         return self._batches()
 
@@ -244,7 +244,7 @@ class Packer:
         return _Block(documents, numbers, packed, first, held, skip, memory)
 
     def _hold(self, row: Ids, lengths: Ids, old: int) -> Array:
-        """Choose the spans to hold back: those in rows with room, the emptiest first; none of the ``old`` first spans."""
+        """Choose the spans to hold back: those in rows with space, the emptiest first; none of the ``old`` first spans."""
         if not row.size:
             return np.zeros(0, dtype=bool)
         count = int(row.max()) + 1
@@ -305,7 +305,7 @@ class _Block:
         self._documents = documents
         self._numbers = numbers
         self._packed = packed
-        # What is told of cuts is told with the block's first row.
+        # Cut documents are reported with the block's first row.
         self._cut = (0, 0) if delivered else packed.cut
         self.first = first
         self.held = held

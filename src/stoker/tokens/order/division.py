@@ -3,9 +3,9 @@
 Everything here follows from counts that are known before any data is read: *groups* (row groups of Parquet files, or runs
 of documents of other files) with their documents and tokens.
 
-* A *cell* is what is never divided: a group; where documents are packed, a few small groups of one file.
-* A *part* is what a rank of the home world has: cells that it keeps in every epoch, or a run of all of them.
-* A *block* is what is decoded, shuffled and delivered together: cells of a part that follow each other in an epoch's order,
+* A *cell* is never divided: it is a group; where documents are packed, a few small groups of one file.
+* A *part* is the data of a rank of the home world: cells that it keeps in every epoch, or a contiguous range of all.
+* A *block* is decoded, shuffled and delivered together: consecutive cells of a part in an epoch's order,
   in which files alternate.
 
 Cells count *amounts*: tokens where documents are joined, else rows. A *unit*, which is a row of a batch, is ``step``
@@ -29,7 +29,7 @@ from stoker.types import Ids
 Granularity = Literal["file", "row_group", "row"]
 
 MOST_SKEW: Final = (1, 20)
-"""By such a part may a rank have more than the mean, before smaller things than files, or row groups, are divided."""
+"""The part by which a rank may exceed the mean before a finer granularity than files, or row groups, is chosen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +218,7 @@ class PartFiles:
 
     @classmethod
     def of(cls, cells: RowGroupRuns, division: TokenDivision, part: int) -> PartFiles:
-        """The files of a part: all, where rows are divided; else those of which it has something."""
+        """The files of a part: all, where rows are divided; else those that it has cells of."""
         mine = slice(None) if division.owners is None else division.owners == part
         amounts = np.zeros(int(cells.file[-1]) + 1, dtype=np.int64)
         np.add.at(amounts, cells.file[mine], cells.amounts[mine])
@@ -226,7 +226,7 @@ class PartFiles:
         return cls(files, np.cumsum(amounts[files]))
 
     def begin(self, index: int, rows: int) -> int:
-        """The row, of so many, at which a file's share begins."""
+        """The row, out of ``rows``, at which a file's share begins."""
         return int(self.ends[index - 1]) * rows // int(self.ends[-1]) if index > 0 else 0
 
     def ended(self, done: int, rows: int) -> int:
@@ -255,8 +255,8 @@ def divide(
         cells: what is divided.
         files: names of the files. In the order of their names, file i goes to part ``i % parts``.
         parts: number of ranks.
-        granularity: what is not divided: ``"file"``; ``"row_group"``: cells, the largest first to the part that has least;
-            ``"row"``: nothing, all parts have equally many units. ``None``: the first of these for which there is enough
+        granularity: the unit of division: ``"file"``; ``"row_group"``: cells, the largest first to the part that has least;
+            ``"row"``: all parts have equally many units. ``None``: the first of these for which there is enough
             for all, and nobody has more than :data:`MOST_SKEW` above the mean.
         step: amounts in a unit.
         partial: whether amounts that do not fill a part's last unit are a unit.
@@ -292,7 +292,7 @@ def _units(amounts: Ids, step: int, partial: bool) -> Ids:
 def _owners(
     cells: RowGroupRuns, files: Sequence[str], parts: int, kind: Literal["file", "row_group"], insisted: bool
 ) -> tuple[Ids | None, str]:
-    """The part of each cell, if there are enough of the kind; and what speaks against it."""
+    """The part of each cell, or the reason why there are too few cells for this granularity."""
     if kind == "file":
         count, what = len(files), "files"
     else:

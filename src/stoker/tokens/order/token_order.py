@@ -39,7 +39,7 @@ class TokenSettings:
     Attributes:
         layout: how documents become rows; only its name is needed here.
         step: amounts in a unit: ``seq_len`` where documents are joined, else 1.
-        partial: whether what does not fill a part's last unit is a unit.
+        partial: whether the remainder of a part, less than ``step``, is a unit.
         reach: amounts behind a unit that are needed to make it: 1 where a label is the next document's first token.
         seed: of the order; ``None`` for the order of files.
         granularity: see :func:`~stoker.tokens.order.division.divide`.
@@ -60,7 +60,7 @@ class TokenSettings:
 
 
 class BlockSpan(NamedTuple):
-    """Units of a batch that follow each other on a sequence.
+    """Consecutive units of a batch in one sequence.
 
     Attributes:
         sequence: number of the sequence.
@@ -90,8 +90,8 @@ class TokenSampleOrder:
     """The :class:`~stoker.order.sample_order.SampleOrder` of a run over tokens.
 
     Args:
-        name: what states call the data.
-        about: what tells it from other data; has a ``fingerprint``.
+        name: of the data, in states.
+        about: identifies the data; has a ``fingerprint``.
         cells: what is divided.
         files: names of the files.
         settings: everything else.
@@ -117,11 +117,11 @@ class TokenSampleOrder:
 
     @property
     def epoch_size(self) -> int:
-        """No epoch has more positions; how many exactly depends on the world that begins it."""
+        """The most positions of an epoch; the exact number depends on the world that begins it."""
         return int(self.cells.amounts.sum())
 
     def division(self, home: int) -> TokenDivision:
-        """The parts of a home world, worked out once."""
+        """The parts of a home world, computed once."""
         found = self._divisions.get(home)
         if found is None:
             s = self.settings
@@ -227,7 +227,7 @@ class TokenOrder:
 
     @staticmethod
     def split(blocks: Ids) -> tuple[Ids, Ids]:
-        """Tracks and numbers of blocks as :meth:`locate` gives them."""
+        """Sequences and numbers of blocks as :meth:`locate` gives them."""
         return blocks >> _BLOCK_BITS, blocks & ((1 << _BLOCK_BITS) - 1)
 
     def locate(self, positions: Ids) -> tuple[Ids, Ids]:
@@ -244,7 +244,7 @@ class TokenOrder:
         return blocks, inside
 
     def last_block(self, positions: Ids) -> Ids:
-        """The block in which that ends which is needed to make each unit, as ``sequence << 32 | block``."""
+        """The last block that is needed to make each unit, as ``sequence << 32 | block``."""
         blocks = np.empty_like(positions)
         parts = positions >> PART_BITS
         for part in np.unique(parts).tolist():
