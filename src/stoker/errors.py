@@ -6,8 +6,10 @@ One base class, so ``except StokerError`` catches them all. A message names what
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import traceback
+from types import ModuleType
 from typing import Any
 
 __all__ = [
@@ -176,3 +178,20 @@ class StorageTimeoutError(StorageError, TimeoutError):
 
 class StorageFullError(StorageError):
     """No space left where stoker had to write."""
+
+
+def import_option(module: str, needed: str, install: str) -> ModuleType:
+    """Import a package that stoker works without, as long as nobody asks for what needs it.
+
+    Args:
+        module: to import.
+        needed: who needs it, such as ``"images need Pillow"``.
+        install: what to install.
+
+    Raises:
+        MissingPackageError: it is not installed; says who needs it, and how to get it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(f"{needed} ({error}): pip install '{install}'") from error

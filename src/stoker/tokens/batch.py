@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ConfigError, MissingPackageError
+from stoker.errors import ConfigError, import_option
 from stoker.tokens.settings import LabelKind
 from stoker.types import Array, Ids
 
@@ -239,10 +239,7 @@ class LMBatch:
             MissingPackageError: jax is not installed.
             ConfigError: document numbers do not fit 32 bits; ask for other fields or turn on ``jax_enable_x64``.
         """
-        try:
-            import jax  # type: ignore[import-not-found,unused-ignore]
-        except ImportError as error:
-            raise MissingPackageError(f"LMBatch.jax() needs jax ({error}): pip install jax") from error
+        jax = import_option("jax", "LMBatch.jax() needs jax", "jax")
         wide = bool(jax.config.jax_enable_x64)
         made: dict[str, Any] = {}
         for name, value in self.as_dict(*fields).items():
@@ -360,8 +357,5 @@ def gaps_and_spans(starts: Ids, lengths: Ids, size: int) -> Ids:
 
 
 def _as_torch(arrays: dict[str, Any]) -> dict[str, Any]:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingPackageError(f"tensors need torch ({error}): pip install 'stoker[torch]'") from error
+    torch = import_option("torch", "tensors need torch", "stoker[torch]")
     return {name: torch.from_numpy(a) if isinstance(a, np.ndarray) else a for name, a in arrays.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Sequence, Sized
 from functools import cache
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from stoker.errors import MissingPackageError
+from stoker.errors import import_option
 
 Part = TypeVar("Part", bound=Sized)
 
@@ -23,10 +22,7 @@ def load_h5py() -> ModuleType:
     Raises:
         MissingPackageError: it is not installed.
     """
-    try:
-        return importlib.import_module("h5py")
-    except ImportError as error:
-        raise MissingPackageError(f"HDF5 needs h5py ({error}): pip install 'stoker[hdf5]'") from error
+    return import_option("h5py", "HDF5 needs h5py", "stoker[hdf5]")
 
 
 def make_dataset(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.concurrency.processes import in_processes
-from stoker.errors import ConfigError, MissingPackageError, ObjectNotFoundError, StokerError
+from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, import_option
 from stoker.storage.files import read_regular
 from stoker.tokens.tokenize.texts import TextBlock, Texts
 from stoker.types import Array, Ids
@@ -122,11 +122,8 @@ def tokenized(texts: Texts, job: EncodingJob, processes: int, skip: int) -> Iter
 
 
 def _load(text: str) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingPackageError(f"tokenizing needs tokenizers ({error}): pip install 'stoker[tokenize]'") from error
-    tokenizer = Tokenizer.from_str(text)
+    tokenizers = import_option("tokenizers", "tokenizing needs tokenizers", "stoker[tokenize]")
+    tokenizer = tokenizers.Tokenizer.from_str(text)
     # Settings of a model's own, which would cut and fill documents.
     tokenizer.no_truncation()
     tokenizer.no_padding()
