@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.generation.columns import Column
-from stoker.generation.noise import BLOCK, noise_of
+from stoker.generation.noise import noise_of
 from stoker.generation.segments import Finish, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.generation.streams import ByteStream, noise_stream, text_stream, token_stream
@@ -126,13 +126,7 @@ class FileContent:
             each: numbers for a value, a multiple of 4.
         """
         stream = _DRAWN + self._ragged_number[column.name]
-        draws = np.empty(2 * each * count, np.uint8)
-        offset, done = 2 * each * first, 0
-        while done < len(draws):
-            block, inside = divmod(offset + done, BLOCK)
-            part = draws[done : done + BLOCK - inside]
-            self._noise.fill(part, self.number, stream, block, inside)
-            done += len(part)
+        draws = self._noise.draw(2 * each * count, self.number, stream, 2 * each * first)
         return draws.view("<u2").reshape(count, each)
 
 

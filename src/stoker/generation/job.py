@@ -179,7 +179,7 @@ class _Stopped(Exception):  # noqa: N818 - no error, but the end of a thread's w
 
 
 def _by_threads(
-    spec: DatasetSpec, store: Store | None, missing: Iterable[Output], threads: int, progress: Progress | None
+    spec: DatasetSpec, store: Store | None, missing: Iterable[Output], threads: int, progress: Progress | None = None
 ) -> dict[str, GeneratedFile]:
     made: dict[str, GeneratedFile] = {}
     lock, stop = threading.Lock(), threading.Event()
@@ -237,10 +237,6 @@ def _make_one(
 # -- processes -----------------------------------------------------------------------------------------------------------
 
 
-def _task(spec: DatasetSpec, store: Store | None, threads: int, some: list[Output]) -> dict[str, GeneratedFile]:
-    return _by_threads(spec, store, some, threads, None)
-
-
 def _by_processes(
     spec: DatasetSpec,
     store: Store | None,
@@ -253,7 +249,7 @@ def _by_processes(
     size = max(threads, min(_TASK, len(missing) // (processes * _AHEAD)), 1)
     waiting = iter(missing)
     for facts in in_processes(
-        partial(_task, spec, store, threads),
+        partial(_by_threads, spec, store, threads=threads),
         iter(lambda: list(islice(waiting, size)), []),
         processes,
         ahead=_AHEAD,

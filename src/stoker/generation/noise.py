@@ -75,6 +75,17 @@ class Noise:
             last = first_pool[one + begin + count] ^ other_pool[other + begin + count] ^ key
             out[8 * count :] = np.frombuffer(last.tobytes(), np.uint8)[:rest]
 
+    def draw(self, size: int, file: int, stream: int, first: int) -> NDArray[np.uint8]:
+        """Bytes ``[first, first + size)`` of a stream, whose blocks follow each other; uint8, shape ``(size,)``."""
+        out = np.empty(size, np.uint8)
+        done = 0
+        while done < size:
+            block, inside = divmod(first + done, BLOCK)
+            part = out[done : done + BLOCK - inside]
+            self.fill(part, file, stream, block, inside)
+            done += len(part)
+        return out
+
     def _masked(self, bits: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Pools of words that have no other bits."""
         found = self._pools.get(bits)

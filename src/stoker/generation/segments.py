@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.generation.streams import ByteStream
+from stoker.generation.streams import ByteStream, change_bits
 
 __all__ = ["CHUNK", "NARROW", "Finish", "Segment", "Seal", "StreamBytes", "assemble", "gather", "rows_of"]
 
@@ -54,7 +54,7 @@ class Finish:
             return
         for pattern, change in ((self.clear, np.bitwise_and), (self.set, np.bitwise_or)):
             if pattern:
-                _change(change, pattern, out)
+                change_bits(change, pattern, out)
 
     @cached_property
     def word(self) -> int | None:
@@ -66,20 +66,6 @@ class Finish:
     @cached_property
     def _table(self) -> NDArray[np.uint8]:
         return np.frombuffer(self.table, np.uint8)
-
-
-def _change(change: Any, pattern: bytes, out: NDArray[np.uint8]) -> None:
-    if 8 % len(pattern) == 0:
-        word = np.frombuffer(pattern * (8 // len(pattern)), np.uint64)[0]
-        count = len(out) // 8
-        words = out[: 8 * count].view(np.uint64)
-        change(words, word, out=words)
-        rest = out[8 * count :]
-        change(rest, np.frombuffer(pattern * 8, np.uint8)[: len(rest)], out=rest)
-        return
-    whole = len(out) // len(pattern) * len(pattern)
-    values = out[:whole].reshape(-1, len(pattern))
-    change(values, np.frombuffer(pattern, np.uint8), out=values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker.generation.noise import BLOCK, Noise
 from stoker.generation.words import TEXT_WORDS, text_block, zipf_tokens
 
-__all__ = ["REPEATED", "UNIT", "ByteStream", "noise_stream", "text_stream", "token_stream"]
+__all__ = ["REPEATED", "UNIT", "ByteStream", "change_bits", "noise_stream", "text_stream", "token_stream"]
 
 UNIT: Final = 4096
 """Bytes of which each run has the compressibility that was asked for."""
@@ -55,7 +55,7 @@ class ByteStream:
             else:
                 part[:] = self._whole(number)[inside : inside + count]
                 if wanted != _ALL:
-                    _keep(wanted, part)
+                    change_bits(np.bitwise_and, wanted.to_bytes(8, "little"), part)
             self._at += count
             done += count
 
@@ -72,11 +72,19 @@ class ByteStream:
         return self._block
 
 
-def _keep(bits: int, out: NDArray[np.uint8]) -> None:
-    whole = len(out) // 8 * 8
-    words = out[:whole].view(np.uint64)
-    np.bitwise_and(words, np.uint64(bits), out=words)
-    out[whole:] &= np.frombuffer(bits.to_bytes(8, "little"), np.uint8)[: len(out) - whole]
+def change_bits(change: np.ufunc, pattern: bytes, out: NDArray[np.uint8]) -> None:
+    """Apply ``change`` to bytes and a pattern that is repeated; the first byte of ``out`` meets that of the pattern."""
+    if 8 % len(pattern) == 0:
+        word = np.frombuffer(pattern * (8 // len(pattern)), np.uint64)[0]
+        count = len(out) // 8
+        words = out[: 8 * count].view(np.uint64)
+        change(words, word, out=words)
+        rest = out[8 * count :]
+        change(rest, np.frombuffer(pattern * 8, np.uint8)[: len(rest)], out=rest)
+        return
+    whole = len(out) // len(pattern) * len(pattern)
+    values = out[:whole].reshape(-1, len(pattern))
+    change(values, np.frombuffer(pattern, np.uint8), out=values)
 
 
 def noise_stream(
@@ -120,13 +128,7 @@ def token_stream(noise: Noise, file: int, stream: int, dtype: np.dtype[Any], voc
 
     def make(number: int, first: int, out: NDArray[np.uint8], _: int) -> None:
         begin, count = first // dtype.itemsize, len(out) // dtype.itemsize
-        words = np.empty(4 * count, np.uint8)
-        offset, done = 4 * (number * share + begin), 0
-        while done < len(words):
-            block, inside = divmod(offset + done, BLOCK)
-            part = words[done : done + BLOCK - inside]
-            noise.fill(part, file, stream, block, inside)
-            done += len(part)
+        words = noise.draw(4 * count, file, stream, 4 * (number * share + begin))
         zipf_tokens(words.view(np.uint32), vocabulary, out.view(dtype))
 
     return ByteStream(make, BLOCK)
@@ -136,8 +138,7 @@ def text_stream(noise: Noise, file: int, stream: int) -> ByteStream:
     """ASCII text."""
 
     def make(number: int, _: int, out: NDArray[np.uint8], __: int) -> None:
-        words = np.empty(2 * TEXT_WORDS, np.uint8)
-        noise.fill(words, file, stream, number)
+        words = noise.draw(2 * TEXT_WORDS, file, stream, number * BLOCK)
         text_block(words.view(np.uint16), out)
 
     return ByteStream(make, BLOCK)

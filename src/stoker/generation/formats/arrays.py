@@ -48,9 +48,6 @@ def _bytes(column: Column, rows: int) -> int:
 class NPYLayout(GeneratedLayout):
     """An array, a row a sample."""
 
-    def size(self, number: int) -> int:
-        return sum(map(len, self.segments(number)))
-
     def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
         (column,) = content.columns
@@ -63,15 +60,7 @@ class NPZLayout(GeneratedLayout):
     so that values are made once."""
 
     def size(self, number: int) -> int | None:
-        if self.spec.compression is not None:
-            return None
-        archive = _Archive()
-        for column in FileContent(self.spec, number).columns:
-            head = npy_header(np.dtype(column.dtype), _shape(column, self.spec.samples_per_file))
-            size = len(head) + _bytes(column, self.spec.samples_per_file)
-            archive.begin(column.name, size)
-            archive.end(size, size, 0)
-        return archive.at + len(archive.directory())
+        return None if self.spec.compression is not None else super().size(number)
 
     def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
@@ -184,9 +173,6 @@ class HDF5Layout(GeneratedLayout):
         load_h5py()
         self._skeleton = lru_cache(maxsize=2)(_skeleton)
 
-    def size(self, number: int) -> int:
-        return sum(map(len, self.segments(number)))
-
     def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
         for segment in self._skeleton(content.columns, self.spec.samples_per_file, self.spec.hdf5_chunks):
@@ -240,9 +226,6 @@ def _skeleton(columns: tuple[Column, ...], rows: int, chunk: int) -> list[Any]:
 
 class MegatronLayout(GeneratedLayout):
     """Sequences of integers in a ``.bin``, each a document, and their offsets in an ``.idx``."""
-
-    def size(self, number: int) -> int:
-        return sum(map(len, self.segments(number)))
 
     def segments(self, number: int) -> Iterator[Segment]:
         pair, part = divmod(number, 2)

@@ -16,7 +16,7 @@ from stoker.formats.parquet.arrow import pyarrow
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent, mean_width
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.ragged import column_cells, image_versions
+from stoker.generation.ragged import column_cells
 from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
 
@@ -41,7 +41,7 @@ class ArrowLayout(GeneratedLayout):
         self._message = lru_cache(maxsize=2)(self._fixed_message)
 
     def size(self, number: int) -> int | None:
-        return sum(map(len, self.segments(number))) if self._fixed else None
+        return super().size(number) if self._fixed else None
 
     def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
@@ -73,7 +73,7 @@ class ArrowLayout(GeneratedLayout):
         yield self._footer(blocks)
 
     def versions(self) -> dict[str, str]:
-        return {"pyarrow": pyarrow().__version__, **image_versions(self.spec)}
+        return {"pyarrow": pyarrow().__version__, **super().versions()}
 
     @cached_property
     def _schema(self) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from stoker.formats.registry import load
+from stoker.generation.ragged import image_versions
 from stoker.generation.segments import Segment
 from stoker.generation.spec import DatasetSpec
 
@@ -27,9 +28,12 @@ class GeneratedLayout(ABC):
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
 
-    @abstractmethod
     def size(self, number: int) -> int | None:
-        """Bytes of a file, before it is compressed as a whole; ``None`` where only making it tells."""
+        """Bytes of a file, before it is compressed as a whole; ``None`` where only making it tells.
+
+        Default: of its segments, for layouts that tell the size of each without making it.
+        """
+        return sum(map(len, self.segments(number)))
 
     @abstractmethod
     def segments(self, number: int) -> Iterator[Segment]:
@@ -41,7 +45,7 @@ class GeneratedLayout(ABC):
 
     def versions(self) -> dict[str, str]:
         """Libraries whose version the bytes depend on, and that version."""
-        return {}
+        return image_versions(self.spec)
 
 
 @lru_cache(maxsize=8)

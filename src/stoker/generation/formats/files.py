@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.ragged import cells, image_versions, sizes
+from stoker.generation.ragged import cells, sizes
 from stoker.generation.segments import Segment
 
 __all__ = ["FileLayout"]
@@ -21,6 +21,3 @@ class FileLayout(GeneratedLayout):
     def segments(self, number: int) -> Iterator[Segment]:
         ((cell,),) = cells(FileContent(self.spec, number), 1)
         yield from cell.segments
-
-    def versions(self) -> dict[str, str]:
-        return image_versions(self.spec)

@@ -8,7 +8,6 @@ copy; but strips come again in other images, which a store that looks for duplic
 
 from __future__ import annotations
 
-import importlib
 import io
 import struct
 import zlib
@@ -20,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import MissingPackageError
+from stoker.errors import import_option
 from stoker.generation.noise import BLOCK, Noise, noise_of
 
 __all__ = ["Strips", "draws_per_image", "strips_of"]
@@ -33,10 +32,7 @@ _ADLER: Final = 65521
 
 
 def _pillow() -> ModuleType:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise MissingPackageError(f"images need Pillow ({error}): pip install 'stoker[images]'") from error
+    return import_option("PIL.Image", "images need Pillow", "stoker[images]")
 
 
 def draws_per_image(shape: tuple[int, ...]) -> int:
@@ -193,10 +189,8 @@ def _pictures(noise: Noise, height: int, width: int) -> list[NDArray[np.uint8]]:
         cells, weight = 3, 0.5
         while cells < 2 * max(height, width):
             rows, columns = min(cells, height), min(cells, width)
-            grid = np.empty(rows * columns * 3, np.uint8)
-            for first in range(0, len(grid), BLOCK):
-                noise.fill(grid[first : first + BLOCK], _FILE, _STREAM, block)
-                block += 1
+            grid = noise.draw(rows * columns * 3, _FILE, _STREAM, block * BLOCK)
+            block += -(-len(grid) // BLOCK)
             fine = pillow.fromarray(grid.reshape(rows, columns, 3)).resize((width, height), pillow.Resampling.BICUBIC)
             total += weight * (np.asarray(fine, np.float32) - 128)
             cells, weight = cells * 2, weight * 0.8

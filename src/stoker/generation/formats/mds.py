@@ -15,7 +15,7 @@ from stoker.formats.mds.encoder import MDSEncoder
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.ragged import cells, image_versions, one_value, sizes
+from stoker.generation.ragged import cells, one_value, sizes
 from stoker.generation.segments import Segment, rows_of
 from stoker.generation.spec import DatasetSpec
 from stoker.types import Ids
@@ -66,9 +66,6 @@ class MDSLayout(GeneratedLayout):
             yield pack(*[row[index].size for index in sized])
             for cell in row:
                 yield from cell.segments
-
-    def versions(self) -> dict[str, str]:
-        return image_versions(self.spec)
 
     def _ends(self, number: int) -> Ids:
         content, rows = FileContent(self.spec, number), self.spec.samples_per_file

@@ -12,7 +12,7 @@ import base64
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, Final
 
 from stoker.errors import ConfigError
@@ -29,13 +29,12 @@ from stoker.generation.formats.parquet_pages import (
     arrow_schema,
     is_list,
     page_header,
-    page_size,
     page_values,
     physical_type,
     row_width,
     schema_elements,
 )
-from stoker.generation.ragged import BATCH, column_sizes, image_versions
+from stoker.generation.ragged import BATCH, column_sizes
 from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
 
@@ -75,14 +74,14 @@ class ParquetLayout(GeneratedLayout):
             self._codec = lambda: pyarrow().Codec(arrow, compression_level=int(level) if level else None)
         self._compression = _CODECS[spec.compression.partition(":")[0]] if spec.compression else 0
         self._fixed = spec.compression is None and all(row_width(column) is not None for column in spec.fields)
-        self._footer_once = lru_cache(maxsize=1)(self._fixed_footer)
+        self._same_footer = b""  # of all files, where they are alike
         self._schema = schema_elements(spec.fields)
         for column in spec.fields:
             if (row_width(column) or 0) > _MOST_PAGE:
                 raise ConfigError(f"column {column.name!r}: a value is larger than a Parquet page can be")
 
     def size(self, number: int) -> int | None:  # noqa: ARG002 - all are alike
-        return self._footer_once()[1] if self._fixed else None
+        return self._same_size if self._fixed else None
 
     def segments(self, number: int) -> Iterator[Segment]:
         content = FileContent(self.spec, number)
@@ -109,11 +108,19 @@ class ParquetLayout(GeneratedLayout):
                 at += chunk.stored
                 chunks.append(chunk)
             groups.append((rows, chunks))
-        yield self._footer_once()[0] if self._fixed else self._footer(groups)
+        footer = self._same_footer or self._footer(groups)
+        if self._fixed:
+            self._same_footer = footer
+        yield footer
+
+    @cached_property
+    def _same_size(self) -> int:
+        """Bytes of a file, where all are alike."""
+        return sum(map(len, self.segments(0)))
 
     def versions(self) -> dict[str, str]:
         packed = {"pyarrow": pyarrow().__version__} if self.spec.compression else {}
-        return {**packed, **image_versions(self.spec)}
+        return {**packed, **super().versions()}
 
     def _page_rows(self, width: int) -> int:
         """Rows of a page; values take 1/8 of a byte where the width is 0, for booleans."""
@@ -137,27 +144,6 @@ class ParquetLayout(GeneratedLayout):
                 size += one
         if first + rows > start:
             yield start, first + rows - start
-
-    def _fixed_footer(self) -> tuple[bytes, int]:
-        """The footer of all files alike, and their size."""
-        groups: list[tuple[int, list[_Chunk]]] = []
-        at = len(MAGIC)
-        content = FileContent(self.spec, 0)
-        for first in range(0, self.spec.samples_per_file, self._rows):
-            rows = min(self._rows, self.spec.samples_per_file - first)
-            chunks: list[_Chunk] = []
-            for column in self.spec.fields:
-                each = math.prod(column.shape) if is_list(column) else 1
-                chunk = _Chunk(column, at, rows * each)
-                for _, count in self._cuts(content, column, first, rows):
-                    raw = page_size(column, count)
-                    chunk.raw += len(page_header(count * each, raw, raw)) + raw
-                chunk.stored = chunk.raw
-                at += chunk.raw
-                chunks.append(chunk)
-            groups.append((rows, chunks))
-        footer = self._footer(groups)
-        return footer, at + len(footer)
 
     def _footer(self, groups: list[tuple[int, list[_Chunk]]]) -> bytes:
         metadata = compact.struct(

@@ -23,7 +23,6 @@ __all__ = [
     "arrow_schema",
     "is_list",
     "page_header",
-    "page_size",
     "page_values",
     "physical_type",
     "row_width",
@@ -92,13 +91,6 @@ def row_width(column: Column) -> int | None:
     if column.numeric and (not column.shape or is_list(column)):
         return _item(column) * math.prod(column.shape)
     return column.width
-
-
-def page_size(column: Column, count: int) -> int:
-    """Bytes of a page of so many rows, all of one size, without its header."""
-    if physical_type(column)[0] == _BOOLEAN:
-        return -(-count // 8)
-    return (row_width(column) or 0) * count + (len(_levels(column, count)) if is_list(column) else 0)
 
 
 def page_values(content: FileContent, column: Column, first: int, count: int) -> list[Segment]:

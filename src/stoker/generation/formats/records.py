@@ -18,7 +18,7 @@ from stoker.formats.tfrecord.example import BYTES, FLOATS, INTEGERS, feature_hea
 from stoker.generation.columns import Column
 from stoker.generation.content import FileContent
 from stoker.generation.formats.base import GeneratedLayout
-from stoker.generation.ragged import BATCH, cells, column_sizes, image_versions, one_value
+from stoker.generation.ragged import BATCH, cells, column_sizes, one_value
 from stoker.generation.segments import NARROW, Finish, Segment, StreamBytes, rows_of
 from stoker.generation.spec import DatasetSpec
 from stoker.integers import encode_varint
@@ -96,9 +96,6 @@ class TFRecordLayout(GeneratedLayout):
                     crc.add(memoryview(segment))
                     yield segment
             yield crc.end()
-
-    def versions(self) -> dict[str, str]:
-        return image_versions(self.spec)
 
     def _example(self, values: list[list[Segment]]) -> list[Segment]:
         """An Example of a value a column."""
@@ -219,9 +216,6 @@ class TarLayout(GeneratedLayout):
                     yield from cell.segments
                     yield bytes(-cell.size % _BLOCK)
         yield _TRAILER
-
-    def versions(self) -> dict[str, str]:
-        return image_versions(self.spec)
 
     def _sealed(self, before: int) -> Callable[[NDArray[np.uint8], int], None]:
         ready: list[NDArray[np.uint8]] = []
