@@ -20,6 +20,7 @@ from stoker.coordination.engines import sqlite as sqlite_engine
 from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import EngineError, EngineReplacedError
 from stoker.errors import ConfigError, MissingPackageError
+from stoker.storage.files import file_system_of
 from stoker.testing import EngineTests
 
 
@@ -152,8 +153,8 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_file_system_of_a_path_is_that_of_the_nearest_mount() -> None:
-    assert sqlite_engine.file_system_of(Path("/proc/self")) == "proc"
-    assert sqlite_engine.file_system_of(Path("/")) not in ("", "proc")
+    assert file_system_of(Path("/proc/self")) == "proc"
+    assert file_system_of(Path("/")) not in ("", "proc")
 
 
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:

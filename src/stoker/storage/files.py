@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
+
 logger = logging.getLogger(__name__)
 
 PRIVATE: Final = ".stoker"
@@ -355,3 +356,22 @@ def check_mapped(files: Iterable[object]) -> None:
     for file in files:
         if isinstance(file, MappedFile):
             file.check()
+
+
+def file_system_of(path: str | os.PathLike[str]) -> str:
+    """Kind of the file system that a path is on, as the kernel calls it; empty where that can not be told."""
+    try:
+        with open("/proc/self/mountinfo") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        mount = fields.split(" ")[4].encode().decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        # Of several mounts at one path the last one counts.
+        if inside and len(mount) >= len(best):
+            best, kind = mount, rest.split(" ")[0]
+    return kind

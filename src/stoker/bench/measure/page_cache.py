@@ -13,6 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from stoker.storage.files import file_system_of
+
 __all__ = ["Dropped", "drop", "file_system", "memory_bytes"]
 
 _MOST_PAGES: Final = 1 << 20
@@ -86,15 +88,7 @@ def _files(folder: str | os.PathLike[str]) -> Iterator[str]:
 
 def file_system(path: str | os.PathLike[str]) -> tuple[str, bool]:
     """The kind of file system that holds a path, and whether that is memory; ``("unknown", False)`` where nobody says."""
-    best, kind = "", "unknown"
-    real = os.path.realpath(path)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            left, _, right = line.partition(" - ")
-            mount = left.split()[4].encode().decode("unicode_escape")
-            inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-            if inside and len(mount) >= len(best):
-                best, kind = mount, right.split()[0]
+    kind = file_system_of(path) or "unknown"
     return kind, kind in _MEMORY
 
 

@@ -19,8 +19,9 @@ from typing import Any
 from stoker.coordination.engines.store import Stored, fresh_version, options_of
 from stoker.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.errors import ConfigError
+from stoker.storage.files import file_system_of
 
-__all__ = ["SqliteStore", "file_system_of"]
+__all__ = ["SqliteStore"]
 
 _APPLICATION = 0x53544B52  # "STKR"
 _TOGETHER = 500
@@ -269,21 +270,3 @@ def _identity(path: str) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
-
-
-def file_system_of(path: Path) -> str:
-    """Kind of the file system that a path is on, as the kernel calls it; empty where that can not be told."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    real = os.path.realpath(path)
-    best, kind = "", ""
-    for line in lines:
-        fields, _, rest = line.partition(" - ")
-        mount = fields.split(" ")[4].encode().decode("unicode_escape")
-        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-        # Of several mounts at one path the last one counts.
-        if inside and len(mount) >= len(best):
-            best, kind = mount, rest.split(" ")[0]
-    return kind
