@@ -12,7 +12,7 @@ from typing import Any, Self
 from stoker.arguments import checked
 from stoker.coordination.agent import Agent
 from stoker.coordination.driver import Driver
-from stoker.coordination.engines.store import CoordinationStore
+from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import (
     CommitRefusedError,
     EngineError,
@@ -26,7 +26,7 @@ from stoker.coordination.holdings import Holding
 from stoker.coordination.membership import Membership, ProtocolClock
 from stoker.coordination.process import here, is_gone
 from stoker.coordination.run import EpochProgress, RunRecords, WorkerHealth
-from stoker.coordination.starting import check_worker, lane_starts, opened
+from stoker.coordination.starting import check_worker, lane_starts, until_answered
 from stoker.errors import ConfigError
 
 __all__ = ["Coordination", "LeasedSplit"]
@@ -79,7 +79,19 @@ class LeasedSplit:
             LeaseLostError: others have the split now: these samples must not be handed on.
             EngineError: the doubt lasts longer than ``patience``.
         """
-        self._owner._deliver(self, self._holding, position)
+        owner, holding = self._owner, self._holding
+        if not holding.delivered <= position <= self.end:
+            raise ConfigError(f"position {position} does not follow {holding.delivered} in {self!r}")
+        agent, driver = owner._current(), owner._driver
+        with driver.changed:
+            driver.clock.now = time.monotonic()
+            if agent.safe and not holding.lost:
+                agent.held.deliver(holding, position)
+                return
+        driver.wait(lambda: agent.safe or bool(holding.lost), None, "word of a lease")
+        self._raise_if_lost()
+        with driver.changed:
+            agent.held.deliver(holding, position)
 
     def commit(self, cursor: int | None = None) -> None:
         """Ask for all before ``cursor`` (default: the end) to be committed. Returns at once; :meth:`Coordination.flush`
@@ -90,14 +102,34 @@ class LeasedSplit:
         Raises:
             LeaseLostError: others have the split now.
         """
-        self._owner._commit(self, self._holding, self.end if cursor is None else cursor)
+        owner, holding = self._owner, self._holding
+        cursor = self.end if cursor is None else cursor
+        if not self.begin <= cursor <= holding.delivered:
+            raise ConfigError(
+                f"only what was delivered can be committed: {cursor} of {self!r}, delivered up to {holding.delivered}"
+            )
+        self._raise_if_lost()
+        with owner._driver.changed:
+            owner._driver.clock.now = time.monotonic()
+            owner._current().held.commit(holding, cursor)
+            owner._driver.wake()
 
     def give_up(self, reason: str) -> None:
         """Say that the rest of the split can not be worked on.
 
         Others try; after ``CoordinationSettings.attempts`` it is set aside.
         """
-        self._owner._give_up(self._holding, reason)
+        driver = self._owner._driver
+        with driver.changed:
+            self._owner._current().held.give_up(self._holding, reason)
+            driver.wake()
+
+    def _raise_if_lost(self) -> None:
+        self._owner._driver.raise_if_failed()
+        if self._holding.lost:
+            raise LeaseLostError(
+                f"the lease of {self!r} is lost: {self._holding.lost}; {self.committed} was its last commit"
+            )
 
 
 class Coordination:
@@ -153,8 +185,10 @@ class Coordination:
         self._ahead, self._commit_every, self._patience = ahead, commit_every, patience
         # A call is not broken off: it must be shorter than what the caller allows.
         limit = min(10.0, settings.lease / 4, patience / 2)
-        self._store = opened(store, limit, min(patience, _OPENING)) if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
+        if isinstance(store, str):
+            store = until_answered(partial(open_store, store, timeout=limit), store, min(patience, _OPENING))
+        self._store = store
         self._records = RunRecords(self._store, run)
         clock = ProtocolClock(time.monotonic())
         self._driver = Driver(self._store, clock, patience)
@@ -348,38 +382,6 @@ class Coordination:
         epoch = self._driver.insist(lambda: self._records.epoch(number))
         return 0 if epoch is None else self._driver.insist(lambda: self._records.forget_epoch(epoch))
 
-    # -- for splits ------------------------------------------------------------------------------------------------
-
-    def _deliver(self, split: LeasedSplit, holding: Holding, position: int) -> None:
-        if not holding.delivered <= position <= split.end:
-            raise ConfigError(f"position {position} does not follow {holding.delivered} in {split!r}")
-        agent, driver = self._current(), self._driver
-        with driver.changed:
-            driver.clock.now = time.monotonic()
-            if agent.safe and not holding.lost:
-                agent.held.deliver(holding, position)
-                return
-        driver.wait(lambda: agent.safe or bool(holding.lost), None, "word of a lease")
-        self._raise_if_lost(split, holding)
-        with driver.changed:
-            agent.held.deliver(holding, position)
-
-    def _commit(self, split: LeasedSplit, holding: Holding, cursor: int) -> None:
-        if not split.begin <= cursor <= holding.delivered:
-            raise ConfigError(
-                f"only what was delivered can be committed: {cursor} of {split!r}, delivered up to {holding.delivered}"
-            )
-        self._raise_if_lost(split, holding)
-        with self._driver.changed:
-            self._driver.clock.now = time.monotonic()
-            self._current().held.commit(holding, cursor)
-            self._driver.wake()
-
-    def _give_up(self, holding: Holding, reason: str) -> None:
-        with self._driver.changed:
-            self._current().held.give_up(holding, reason)
-            self._driver.wake()
-
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _wanted(self, number: int) -> Epoch:
@@ -408,13 +410,6 @@ class Coordination:
                 self._agent.epoch.number,
             )
         self._agent = None
-
-    def _raise_if_lost(self, split: LeasedSplit, holding: Holding) -> None:
-        self._driver.raise_if_failed()
-        if holding.lost:
-            raise LeaseLostError(
-                f"the lease of {split!r} is lost: {holding.lost}; {holding.committed} was its last commit"
-            )
 
     def _raise_if_stalled(self) -> None:
         agent = self._current()

@@ -15,6 +15,7 @@ from stoker.coordination.errors import EngineError, WaitTimeoutError, stayed_awa
 from stoker.coordination.membership import ProtocolClock
 from stoker.coordination.operations import Get, Sleep, Steps, Unanswered
 from stoker.coordination.run import perform
+from stoker.coordination.starting import until_answered
 from stoker.errors import ConfigError
 
 __all__ = ["Driver"]
@@ -116,20 +117,9 @@ class Driver:
             self._thread.join(2.0)
 
     def insist(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Call the engine, again until it answers; the call must be one that may be repeated.
-
-        Raises:
-            EngineError: it has not answered for the driver's patience.
-        """
+        """Call the engine as :func:`~stoker.coordination.starting.until_answered` does, with the driver's patience."""
         self._check_process()
-        begun = time.monotonic()
-        while True:
-            try:
-                return ask()
-            except EngineError as error:
-                if time.monotonic() >= begun + self._patience:
-                    raise stayed_away(self._store.url, begun, self._patience, error) from error
-                time.sleep(0.1)
+        return until_answered(ask, self._store.url, self._patience)
 
     def wake(self) -> None:
         """Have the protocol look what there is to do. ``changed`` must be held."""

@@ -136,15 +136,8 @@ class RunRecords:
 
     def lanes(self, epoch: Epoch) -> list[Lane]:
         """All lanes of an epoch. Each is of one moment; the moments differ."""
-        lanes: list[Lane] = []
-        for first in range(0, epoch.lanes, _TOGETHER):
-            numbers = range(first, min(epoch.lanes, first + _TOGETHER))
-            found = perform(self.store, Get(tuple([self.keys.lane(epoch, number) for number in numbers])))
-            lanes += [
-                first_lane(epoch, number) if lane is None else lane.value
-                for number, lane in zip(numbers, found, strict=True)
-            ]
-        return lanes
+        found = self._values([self.keys.lane(epoch, number) for number in range(epoch.lanes)])
+        return [first_lane(epoch, number) if lane is None else lane for number, lane in enumerate(found)]
 
     def progress(self, epoch: Epoch) -> EpochProgress:
         """The progress of an epoch."""
@@ -167,26 +160,19 @@ class RunRecords:
 
     def health(self, epoch: Epoch) -> list[WorkerHealth]:
         """All ranks of an epoch's world."""
-        workers: dict[int, WorkerRecord] = {}
-        for first in range(0, epoch.world_size, _TOGETHER):
-            ranks = range(first, min(epoch.world_size, first + _TOGETHER))
-            found = perform(self.store, Get(tuple([self.keys.worker(rank) for rank in ranks])))
-            workers.update(
-                [(rank, worker.value) for rank, worker in zip(ranks, found, strict=True) if worker is not None]
-            )
+        workers: list[WorkerRecord | None] = self._values([self.keys.worker(rank) for rank in range(epoch.world_size)])
         seen = self._get(self.keys.summary(epoch))
         summary: Summary | None = None if seen is None else seen.value
         committed: Counter[tuple[int, int]] = Counter()
         for entry in self.assignment(epoch) if epoch.settings.record else ():
             committed[entry.rank, entry.incarnation] += entry.end - entry.begin
         health = []
-        for rank in range(epoch.world_size):
-            worker = workers.get(rank)
-            if worker is None:
+        for rank, known in enumerate(workers):
+            if known is None:
                 health.append(WorkerHealth(rank, WorkerState.UNKNOWN, None, 0.0, 0, 0, 0, 0))
                 continue
-            if worker.epoch != epoch.number:
-                worker = worker._replace(delivered=0, committed=0, again=0, held=())
+            other = known.epoch != epoch.number
+            worker = known._replace(delivered=0, committed=0, again=0, held=()) if other else known
             # Lanes know at once what workers tell with their next renewal.
             done = max(worker.committed, committed[rank, worker.incarnation])
             state = WorkerState.UNKNOWN if summary is None or worker.left else WorkerState(summary.states[rank])
@@ -260,16 +246,17 @@ class RunRecords:
 
     def _chunks(self, epoch: Epoch, lane: Lane) -> list[Entry]:
         keys = [self.keys.log(epoch.number, epoch.incarnation, lane.number, chunk) for chunk in range(lane.chunks)]
-        entries: list[Entry] = []
+        chunks: list[LogChunk | None] = self._values(keys)
+        if None in chunks:
+            raise EngineError(f"a part of the assignment's log of lane {lane.number} is gone from {self.store.url}")
+        return [entry for chunk in chunks if chunk is not None for entry in chunk.entries]
+
+    def _values(self, keys: Sequence[str]) -> list[Any]:
+        """The records of keys, in their order; ``None`` for those that are not there."""
+        found: list[Versioned | None] = []
         for first in range(0, len(keys), _TOGETHER):
-            for chunk in perform(self.store, Get(tuple(keys[first : first + _TOGETHER]))):
-                if chunk is None:
-                    raise EngineError(
-                        f"a part of the assignment's log of lane {lane.number} is gone from {self.store.url}"
-                    )
-                part: LogChunk = chunk.value
-                entries += part.entries
-        return entries
+            found += perform(self.store, Get(tuple(keys[first : first + _TOGETHER])))
+        return [None if one is None else one.value for one in found]
 
     def _get(self, key: str) -> Versioned | None:
         found: Versioned | None = perform(self.store, Get((key,)))[0]

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
-from stoker.coordination.engines.store import CoordinationStore, open_store
 from stoker.coordination.errors import EngineError, stayed_away
 from stoker.coordination.history.records import CoordinationSettings
 from stoker.errors import ConfigError
 
-__all__ = ["check_worker", "lane_starts", "opened"]
+__all__ = ["check_worker", "lane_starts", "until_answered"]
 
+_Answer = TypeVar("_Answer")
 _MOST_LANES: Final = 1024
 
 
-def opened(url: str, timeout: float, patience: float) -> CoordinationStore:
-    """Open the engine, again for ``patience`` seconds if it does not answer, as it may be restarting."""
+def until_answered(ask: Callable[[], _Answer], url: str, patience: float) -> _Answer:
+    """Call an engine, again until it answers, as it may be restarting; the call must be one that may be repeated.
+
+    Raises:
+        EngineError: it has not answered for ``patience`` seconds.
+    """
     begun = time.monotonic()
     while True:
         try:
-            return open_store(url, timeout=timeout)
+            return ask()
         except EngineError as error:
             if time.monotonic() >= begun + patience:
                 raise stayed_away(error.url or url, begun, patience, error) from error

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from stoker.coordination.engines.sqlite import SqliteStore
 from stoker.coordination.engines.store import Stored, options_of
 from stoker.coordination.errors import EngineReplacedError, no_answer
-from stoker.errors import ConfigError, MissingPackageError
+from stoker.errors import ConfigError, import_option
 
 __all__ = ["RayStore"]
 
@@ -61,10 +61,7 @@ class RayStore:
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:
         options = options_of(url, {"path": "", "namespace": "stoker"})
         name, path, namespace = urlsplit(url).netloc, options["path"], options["namespace"]
-        try:
-            self._ray: Any = importlib.import_module("ray")
-        except ImportError as error:
-            raise MissingPackageError(f"the engine ray://{name} needs Ray: pip install 'stoker[ray]'") from error
+        self._ray = import_option("ray", f"the engine ray://{name} needs Ray", "stoker[ray]")
         if not name or not path:
             raise ConfigError("a Ray engine needs a name and a file: ray://NAME?path=/FOLDER/FILE")
         self.url = f"ray://{name}"

@@ -11,17 +11,16 @@ acknowledged writes. Workers that have seen a lane further on than it now is sto
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from stoker.coordination.engines.store import Stored, fresh_version
 from stoker.coordination.errors import EngineError, EngineReplacedError, no_answer
 from stoker.display import redact_url
-from stoker.errors import ConfigError, MissingPackageError
+from stoker.errors import ConfigError, import_option
 
 __all__ = ["RedisStore"]
 
@@ -78,12 +77,7 @@ class RedisStore:
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0) -> None:
-        try:
-            self._redis: Any = importlib.import_module("redis")
-        except ImportError as error:
-            raise MissingPackageError(
-                f"the engine {redact_url(url)} needs redis-py: pip install 'stoker[redis]'"
-            ) from error
+        self._redis = import_option("redis", f"the engine {redact_url(url)} needs redis-py", "stoker[redis]")
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         self._prefix = "{" + options.pop("prefix", "stoker") + "}:"

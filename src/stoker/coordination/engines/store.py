@@ -51,28 +51,22 @@ class CoordinationStore(Protocol):
 
     def get(self, keys: Sequence[str]) -> list[Stored | None]:
         """Records in the order of ``keys``, ``None`` for those that are not there. Not all of one moment."""
-        ...
 
     def create(self, key: str, value: bytes) -> int | None:
         """Write a record that is not there. Returns its version, or ``None`` if it is there already."""
-        ...
 
     def swap(self, key: str, value: bytes, version: int) -> int | None:
         """Write a record over one of this version. Returns the new version, or ``None`` if it has another or is not there."""
-        ...
 
     def delete(self, key: str, version: int) -> bool:
         """Remove a record of this version. Returns whether it did."""
-        ...
 
     def scan(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, Stored]]:
         """Records whose keys begin with ``prefix`` and are larger than ``after``, sorted by key (in code points), at most
         ``limit``."""
-        ...
 
     def close(self) -> None:
         """Close connections. What is stored stays."""
-        ...
 
 
 def fresh_version() -> int:

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
-from stoker.coordination.history.records import (
-    CoordinationSettings,
-    Entry,
-    Epoch,
-    Held,
-    History,
-    Lane,
-    LogChunk,
-    Process,
-    Record,
-    ReturnedRange,
-    SplitRecord,
-    Summary,
-    WorkerRecord,
-)
+from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Record, Summary, WorkerRecord
 from stoker.errors import StateError
 
 __all__ = ["decode", "encode", "from_rows", "to_rows"]
@@ -55,37 +42,26 @@ def decode(value: bytes) -> Any:
         ) from error
 
 
-def _entries(rows: list[list[int]]) -> tuple[Entry, ...]:
-    return tuple([Entry(*row) for row in rows])
+def _decoder(kind: Any) -> Callable[[Any], Any] | None:
+    """Makes tuples and records of the lists that JSON has for them, by a type; ``None`` where values stay as they are."""
+    if get_origin(kind) is UnionType:
+        decode_some = _decoder(next(one for one in get_args(kind) if one is not type(None)))
+        return None if decode_some is None else lambda value: None if value is None else decode_some(value)
+    if get_origin(kind) is tuple:
+        item, *rest = get_args(kind)
+        decode_item = _decoder(item) if rest == [...] else None
+        return tuple if decode_item is None else lambda values: tuple([decode_item(value) for value in values])
+    if not (isinstance(kind, type) and issubclass(kind, tuple)):
+        return None
+    decoders = [(place, _decoder(one)) for place, one in enumerate(get_type_hints(kind).values())]
+    inner = [(place, decode_field) for place, decode_field in decoders if decode_field is not None]
 
+    def record(values: list[Any]) -> Any:
+        for place, decode_field in inner:
+            values[place] = decode_field(values[place])
+        return kind(*values)
 
-def _lane(f: list[Any]) -> Lane:
-    f[6] = tuple([SplitRecord(*row) for row in f[6]])
-    f[7] = tuple([ReturnedRange(*row) for row in f[7]])
-    f[8] = tuple([ReturnedRange(*row) for row in f[8]])
-    f[11] = _entries(f[11])
-    return Lane(*f)
-
-
-def _worker(f: list[Any]) -> WorkerRecord:
-    f[3] = Process(*f[3])
-    f[9] = tuple([Held(*row) for row in f[9]])
-    return WorkerRecord(*f)
-
-
-def _epoch(f: list[Any]) -> Epoch:
-    f[3] = tuple(f[3])
-    f[4] = None if f[4] is None else tuple([(begin, end) for begin, end in f[4]])
-    f[5] = tuple([(name, value) for name, value in f[5]])
-    f[6] = CoordinationSettings(*f[6])
-    f[7] = tuple([History(k, tuple(counts), _entries(partial)) for k, counts, partial in f[7]])
-    return Epoch(*f)
-
-
-def _summary(f: list[Any]) -> Summary:
-    f[8] = tuple([(lane, samples) for lane, samples in f[8]])
-    f[9] = tuple(f[9])
-    return Summary(*f)
+    return record
 
 
 # As engines hold them: they stay, whatever the classes are called.
@@ -96,13 +72,7 @@ _KINDS: Final[dict[type, str]] = {
     Summary: "Summary",
     WorkerRecord: "Worker",
 }
-_DECODERS = {
-    "Epoch": _epoch,
-    "Lane": _lane,
-    "LogChunk": lambda f: LogChunk(_entries(f[0])),
-    "Summary": _summary,
-    "Worker": _worker,
-}
+_DECODERS: Final = {name: decoder for kind, name in _KINDS.items() if (decoder := _decoder(kind)) is not None}
 
 
 def to_rows(entries: Iterable[Entry]) -> list[list[int]]:
