@@ -25,7 +25,6 @@ __all__ = [
     "SampleSink",
     "encoding_for",
     "file_sizes",
-    "open_sink",
     "writer_of",
 ]
 
@@ -103,24 +102,6 @@ def encoding_for(settings: ShardSettings, name: str, encoding: str) -> str:
     )
 
 
-def open_sink(
-    settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
-) -> SampleSink:
-    """A sink.
-
-    Args:
-        settings: how shards are written.
-        plans: the columns.
-        store: the destination of the dataset.
-        task: its number, which shards are named by; ``None`` for an only task.
-        first: number of its first sample, for formats that number them.
-    """
-    named = (
-        _image_name(task) if settings.single else _folder_name(task) if settings.writer.indexed else _part_name(task)
-    )
-    return SampleSink(settings, plans, _TaskDestination(store, named, whole=not task), first)
-
-
 class _TaskDestination(Destination):
     """Puts a writer's files where the task's belong, and keeps its index to itself. A task writes the same again.
 
@@ -185,15 +166,23 @@ def _writer_for(
 class SampleSink:
     """Takes the samples of one task for one dataset.
 
+    Args:
+        settings: how shards are written.
+        plans: the columns.
+        store: the destination of the dataset.
+        task: its number, which shards are named by; ``None`` for an only task.
+        first: number of its first sample, for formats that number them.
+
     Attributes:
         samples: taken so far.
     """
 
     def __init__(
-        self, settings: ShardSettings, plans: Sequence[ColumnPlan], destination: _TaskDestination, first: int
+        self, settings: ShardSettings, plans: Sequence[ColumnPlan], store: Store, task: int | None, first: int
     ) -> None:
-        self._destination = destination
-        self._writer = _writer_for(settings, plans, destination, first)
+        name = _image_name if settings.single else _folder_name if settings.writer.indexed else _part_name
+        self._destination = _TaskDestination(store, name(task), whole=not task)
+        self._writer = _writer_for(settings, plans, self._destination, first)
         self._limit = settings.shard_samples
         self._in_shard = 0
         self.samples = 0

@@ -57,27 +57,21 @@ class ConversionSource(Protocol):
 
     def files(self, shards: Ids) -> set[str]:
         """Names of the files that hold some shards."""
-        ...
 
     def versions(self) -> dict[str, str]:
         """Its files that are there, and their present versions; see :func:`~stoker.storage.job_record.file_version`."""
-        ...
 
     def read(self, shards: Ids, rows: Ids, columns: Sequence[str]) -> Batch:
         """Columns of the samples at ``(shards[i], rows[i])``, in that order."""
-        ...
 
     def expect(self, shards: Ids, now: int) -> None:
         """Say which shards are read: for the next ``now`` samples, and then, in this order."""
-        ...
 
     def where(self, shard: int, row: int) -> str:
         """Names a sample in errors."""
-        ...
 
     def close(self) -> None:
         """Close what is open."""
-        ...
 
 
 class ShardSource(ConversionSource):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.conversion.job import ConversionJob
-from stoker.conversion.sinks import SampleSink, open_sink
+from stoker.conversion.sinks import SampleSink
 from stoker.conversion.transform import apply
 from stoker.conversion.values import ColumnPlan, adapted, taken, without_nulls
 from stoker.conversion.work import dataset_store, put_note
@@ -51,7 +51,7 @@ def run_task(job: ConversionJob, number: int, advance: Callable[[int], None]) ->
     sinks: list[SampleSink] = []
     with ExitStack() as stack:
         for split_name, _, _ in job.arrangement.splits:
-            sink = open_sink(job.settings, job.outputs, dataset_store(job, split_name), name, first)
+            sink = SampleSink(job.settings, job.outputs, dataset_store(job, split_name), name, first)
             stack.callback(sink.abort)  # of no effect after finish()
             sinks.append(sink)
         for start in range(0, stop - first, step):

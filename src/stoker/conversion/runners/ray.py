@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stoker.conversion.job import ConversionJob
 from stoker.conversion.runners.local import Done
-from stoker.errors import MissingPackageError, StokerError
+from stoker.errors import StokerError, import_option
 
 __all__ = ["run_on_ray"]
 
@@ -36,10 +36,7 @@ def run_on_ray(
         MissingPackageError: Ray is not installed.
         StokerError: a task failed, or its worker died again and again.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingPackageError(f"engine='ray' needs Ray ({error}): pip install 'stoker[ray]'") from error
+    ray = import_option("ray", "engine='ray' needs Ray", "stoker[ray]")
     started = not ray.is_initialized()
     if started:
         ray.init(log_to_driver=False, configure_logging=False)
