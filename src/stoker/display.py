@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["counted", "escape", "is_secret", "redact_url"]
+from stoker.errors import StokerError
+
+__all__ = ["counted", "error_text", "escape", "is_secret", "redact_url"]
 
 _SECRET: Final = ("secret", "token", "password", "passwd", "key", "credential", "signature", "sas")
 _AZURE: Final = ("az", "azure", "abfs", "abfss", "adl")
@@ -54,3 +56,8 @@ def redact_url(url: str) -> str:
     if at and (colon or scheme.lower() not in _AZURE):  # there a container may stand before the account
         user = f"{name if colon else ''}:***".removeprefix("" if colon else ":")
     return f"{scheme}://{user}{at}{host}{slash}{path}{question and '?***'}"
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an error of stoker's; of any other also its name."""
+    return str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"

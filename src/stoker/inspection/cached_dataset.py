@@ -106,13 +106,8 @@ def _check(checker: Checker, root: Path, group: _Group, out: Outcome) -> None:
     out.shards, out.samples = len(group), sum(one.samples for _, _, one in group)
     for files in (info.raw, info.zip):
         present = [file for file in files if (root / file.basename).exists()]
-        read = [checker.read(file.basename, number, out) for file in present]
-        right = [
-            data is not None and checker.is_file(file, data, number, out)
-            for file, data in zip(present, read, strict=True)
-        ]
-        if files is info.raw and len(present) == len(files) and all(right):
-            data = [one for one in read if one is not None]
+        data = checker.read_files(present, number, out)
+        if files is info.raw and len(present) == len(files) and data is not None:
             for shard, first, one in group:
                 checker.content(one, data, files[0].basename, out, shard=shard, first=first)
 

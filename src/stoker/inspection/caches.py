@@ -10,10 +10,9 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stoker.arguments import checked
 from stoker.cache.directory import is_cache_directory, remove_directory
@@ -54,10 +53,6 @@ class CacheFacts:
     in_use: bool
     downloads: int
 
-    def as_dict(self) -> Mapping[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
@@ -80,10 +75,6 @@ class PruneReport:
     removed: tuple[str, ...]
     notes: tuple[str, ...]
     dry_run: bool
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, Final, Literal
 
+from stoker.display import error_text
 from stoker.errors import CorruptDataError, MissingPackageError, ObjectNotFoundError, StokerError
 from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
 from stoker.formats.common.hashing import fastest_hash, hash_hex, hash_names
@@ -120,6 +121,14 @@ class Checker:
         out.bytes += len(data)
         return data
 
+    def read_files(self, files: Sequence[FileInfo], shard: int, out: Outcome) -> list[Buffer] | None:
+        """Files of a shard; ``None``, and problems, where one can not be read or is not what the index says."""
+        read = [self.read(file.basename, shard, out) for file in files]
+        good = [
+            data is not None and self.is_file(file, data, shard, out) for file, data in zip(files, read, strict=True)
+        ]
+        return [data for data in read if data is not None] if all(good) else None
+
     def is_file(self, file: FileInfo, data: Any, shard: int, out: Outcome, where: str = "") -> bool:
         """Whether bytes have the size that the index says; its hashes are compared, too."""
         where = where or self.files.store.url_of(file.basename)
@@ -182,7 +191,7 @@ class Checker:
         except MissingPackageError:
             raise
         except Exception as error:  # noqa: BLE001 - other packages' formats may raise anything
-            note("structure", None, None, _told(error))
+            note("structure", None, None, error_text(error))
             return
         known: set[int] = set()
         try:
@@ -205,10 +214,6 @@ class Checker:
         for row, column, message in bad_samples(reader, info.size, columns, self.stop.is_set):
             if row not in known:
                 note("decode", row, column, message)
-
-
-def _told(error: BaseException) -> str:
-    return str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
 
 
 def first_samples(shards: Sequence[ShardInfo]) -> Iterator[int]:

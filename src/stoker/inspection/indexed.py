@@ -67,14 +67,9 @@ def _check(
     if checker.level == "quick":
         return
     for files in whole:
-        read = [checker.read(file.basename, number, out) for file in files]
-        good = [
-            data is not None and checker.is_file(file, data, number, out)
-            for file, data in zip(files, read, strict=True)
-        ]
-        if not all(good):
+        data = checker.read_files(files, number, out)
+        if data is None:
             continue
-        data = [one for one in read if one is not None]
         if files is not info.zip:
             checker.content(info, data, files[0].basename, out, shard=number, first=first)
             continue

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.display import error_text
 from stoker.errors import CorruptDataError, MissingPackageError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.compression import parse_compression
@@ -61,7 +62,7 @@ def preview_files(info: ShardInfo, data: Sequence[Buffer], count: int, where: st
     except MissingPackageError:
         raise
     except Exception as error:  # noqa: BLE001 - other packages' formats may raise anything
-        return [], [f"no samples are shown: {_told(error)}"]
+        return [], [f"no samples are shown: {error_text(error)}"]
     notes += [f"column {name!r} is not shown: reading it runs code from the data" for name in unsafe]
     columns: dict[str, list[Shown]] = {}
     for name in reader.columns:
@@ -70,12 +71,8 @@ def preview_files(info: ShardInfo, data: Sequence[Buffer], count: int, where: st
         try:
             columns[name] = [show(value) for value in reader.read(rows, [name])[name]]
         except Exception as error:  # noqa: BLE001 - as above, and of one column only
-            columns[name] = [Shown("error", printable(_told(error), 200))] * len(rows)
+            columns[name] = [Shown("error", printable(error_text(error), 200))] * len(rows)
     return [{name: values[row] for name, values in columns.items()} for row in range(len(rows))], notes
-
-
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
 
 
 def _whole(files: FileReader, info: ShardInfo) -> list[Buffer]:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import MissingPackageError, StokerError
+from stoker.display import error_text
+from stoker.errors import MissingPackageError
 from stoker.formats.base import ShardReader
 from stoker.types import Ids
 
@@ -68,10 +69,8 @@ def _failure(reader: ShardReader, rows: Ids, columns: Sequence[str]) -> str | No
                 _load(values)
     except MissingPackageError:
         raise
-    except StokerError as error:
-        return str(error)
     except Exception as error:  # noqa: BLE001 - decoders and other packages' formats may raise anything
-        return f"{type(error).__name__}: {error}"
+        return error_text(error)
     return None
 
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from stoker.formats.registry import format_name
 from stoker.inspection.cached_dataset import verify_cache
 from stoker.inspection.checks import Checker, CheckPlan, Level, Outcome, Task
 from stoker.inspection.indexed import plan_index
-from stoker.inspection.problems import Problem, VerifyReport
+from stoker.inspection.problems import VerifyReport
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.repair import rebuild
 from stoker.inspection.unindexed.verify import plan_unindexed
@@ -109,9 +109,27 @@ def verify(
     count = threads or (_THREADS if remote else len(os.sched_getaffinity(0)))
     options = storage_options if remote else None
 
-    def check(plan: CheckPlan, checker: Checker, **more: Any) -> VerifyReport:
+    def check(plan: CheckPlan, checker: Checker, repaired: tuple[str, ...] = ()) -> VerifyReport:
         outcomes, stopped = run_tasks(plan, checker, count, max_problems, progress)
-        return _report(checker.files.store.url_of(""), level, plan, outcomes, stopped, max_problems, began, **more)
+        problems = [*plan.problems, *(problem for outcome in outcomes for problem in outcome.problems)]
+        problems += plan.finish(outcomes)
+        problems.sort(key=lambda problem: -1 if problem.shard is None else problem.shard)
+        notes = dict.fromkeys([*plan.notes, *(note for outcome in outcomes for note in outcome.notes)])
+        return VerifyReport(
+            checker.files.store.url_of(""),
+            plan.format,
+            level,
+            sum(outcome.shards for outcome in outcomes),
+            sum(outcome.samples for outcome in outcomes),
+            sum(outcome.bytes for outcome in outcomes),
+            sum(outcome.hashed for outcome in outcomes),
+            tuple(problems[:max_problems]),
+            tuple(plan.strange),
+            tuple(notes),
+            repaired,
+            stopped or len(problems) > max_problems,
+            time.monotonic() - began,
+        )
 
     with tempfile.TemporaryDirectory(prefix="stoker-verify-") as scratch:
 
@@ -173,36 +191,3 @@ def _do(task: Task) -> Outcome:
     outcome = Outcome()
     task.run(outcome)
     return outcome
-
-
-def _report(
-    url: str,
-    level: Level,
-    plan: CheckPlan,
-    outcomes: Sequence[Outcome],
-    stopped: bool,
-    max_problems: int,
-    began: float,
-    repaired: tuple[str, ...] = (),
-) -> VerifyReport:
-    problems: list[Problem] = [*plan.problems]
-    for outcome in outcomes:
-        problems += outcome.problems
-    problems += plan.finish(outcomes)
-    problems.sort(key=lambda problem: -1 if problem.shard is None else problem.shard)
-    notes = dict.fromkeys([*plan.notes, *(note for outcome in outcomes for note in outcome.notes)])
-    return VerifyReport(
-        url,
-        plan.format,
-        level,
-        sum(outcome.shards for outcome in outcomes),
-        sum(outcome.samples for outcome in outcomes),
-        sum(outcome.bytes for outcome in outcomes),
-        sum(outcome.hashed for outcome in outcomes),
-        tuple(problems[:max_problems]),
-        tuple(plan.strange),
-        tuple(notes),
-        repaired,
-        stopped or len(problems) > max_problems,
-        time.monotonic() - began,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from stoker.catalog.unindexed.files_location import FilesLocation
@@ -15,7 +16,7 @@ from stoker.inspection.facts import ColumnFacts, DatasetFacts, shape_of
 from stoker.inspection.previews import LARGEST, preview_files
 from stoker.inspection.read_files import FileReader
 from stoker.inspection.render import Shown
-from stoker.inspection.unindexed.files import SeparateFiles
+from stoker.inspection.unindexed.files import SeparateFiles, disagreements
 from stoker.storage import ObjectInfo
 
 __all__ = ["inspect_unindexed"]
@@ -47,7 +48,8 @@ def inspect_unindexed(
     bad = [one for one in outcomes if isinstance(one, FormatError)]
     if bad and not read:
         raise bad[0]
-    notes += [*map(str, bad), *_disagreements(of, read, files)]
+    specs = ((one.key, one.spec) for one in read if one.samples)
+    notes += [*map(str, bad), *(said for _, said in islice(disagreements(of.reader, specs, files.store.url_of), 1))]
     preview, said = _preview(files, of, read, samples)
     counted = len(looked) == len(of.found)
     sizes = [sum(one.size for one in of.files_of(file)) for file in of.found]
@@ -70,19 +72,6 @@ def inspect_unindexed(
         notes=(*notes, *said),
         preview=tuple(preview),
     )
-
-
-def _disagreements(of: SeparateFiles, read: Sequence[UnindexedFile], files: FileReader) -> list[str]:
-    """The first file whose columns do not go with the others'."""
-    filled = [one for one in read if one.samples]
-    agreed = filled[0].spec if filled else {}
-    for one in filled[1:]:
-        try:
-            agreed = of.reader.agree(agreed, one.spec)
-        except ValueError as error:
-            url = files.store.url_of
-            return [f"{url(filled[0].key)} and {url(one.key)} can not be read together: {error}"]
-    return []
 
 
 def _preview(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.cache.range_fetch import fetch_part
@@ -17,11 +17,12 @@ from stoker.formats.common.checks import most_unpacked
 from stoker.formats.common.compression import codec_of, parse_compression
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.formats.common.inspect_header import HeaderFacts
+from stoker.formats.format import Format
 from stoker.inspection.read_files import FileReader
 from stoker.storage import ObjectInfo, is_local
 from stoker.types import Buffer
 
-__all__ = ["SeparateFiles"]
+__all__ = ["SeparateFiles", "disagreements"]
 
 # Of remote files, row groups that follow each other are fetched together until they have so many bytes.
 _TOGETHER: Final = 16 << 20
@@ -168,3 +169,24 @@ class SeparateFiles:
 def _window_of(file: FileInfo) -> tuple[int, int]:
     assert file.part is not None  # as all files that are described without an index
     return file.part.window
+
+
+def disagreements(
+    reader: Format, specs: Iterable[tuple[str, Mapping[str, Any]]], url_of: Callable[[str], str]
+) -> Iterator[tuple[str, str]]:
+    """Key and message of each file whose columns do not go with those of the files before it.
+
+    Args:
+        reader: the format.
+        specs: key of each file that has samples, and what it says of its columns.
+        url_of: the URL of a key.
+    """
+    first, agreed = "", None
+    for key, spec in specs:
+        if agreed is None:
+            first, agreed = key, spec
+            continue
+        try:
+            agreed = reader.agree(agreed, spec)
+        except ValueError as error:
+            yield key, f"{url_of(first)} and {url_of(key)} can not be read together: {error}"

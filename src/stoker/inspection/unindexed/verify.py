@@ -12,7 +12,7 @@ from stoker.formats.common.file_shards import SpanDetail, UnindexedFile
 from stoker.formats.format import Format
 from stoker.inspection.checks import Checker, CheckPlan, Outcome, Task
 from stoker.inspection.problems import Problem
-from stoker.inspection.unindexed.files import SeparateFiles
+from stoker.inspection.unindexed.files import SeparateFiles, disagreements
 from stoker.storage import ObjectInfo
 from stoker.types import Buffer
 
@@ -123,19 +123,7 @@ def _check_row_groups(checker: Checker, files: SeparateFiles, one: UnindexedFile
 
 def _disagreements(checker: Checker, reader: Format, outcomes: Sequence[Outcome]) -> list[Problem]:
     """Files whose columns do not go with those of the files before them."""
-    problems: list[Problem] = []
-    agreed: tuple[str, Mapping[str, Any]] | None = None
-    for number, outcome in enumerate(outcomes):
-        if outcome.spec is None:
-            continue
-        key, spec = outcome.spec
-        if agreed is None:
-            agreed = outcome.spec
-            continue
-        try:
-            agreed = (agreed[0], reader.agree(agreed[1], spec))
-        except ValueError as error:
-            url = checker.files.store.url_of
-            message = f"{url(agreed[0])} and {url(key)} can not be read together: {error}"
-            problems.append(checker.problem("index", key, message, number))
-    return problems
+    numbers = {outcome.spec[0]: number for number, outcome in enumerate(outcomes) if outcome.spec is not None}
+    specs = (outcome.spec for outcome in outcomes if outcome.spec is not None)
+    found = disagreements(reader, specs, checker.files.store.url_of)
+    return [checker.problem("index", key, message, numbers[key]) for key, message in found]
