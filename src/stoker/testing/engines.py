@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from stoker.coordination.engines.store import CoordinationStore, Stored
 from stoker.testing.values import undefined
@@ -115,10 +116,9 @@ class EngineTests:
     def test_of_many_at_once_one_wins(self) -> None:
         base, threads, rounds = _fresh(), 4, 40
         won: list[int] = []
-        failures: list[BaseException] = []
         start = threading.Barrier(threads)
 
-        def work() -> None:
+        def work(_: int) -> None:
             try:
                 store = self.open()
                 start.wait(60)
@@ -126,17 +126,12 @@ class EngineTests:
                 for _ in range(rounds):
                     while not _add_one(store, f"{base}sum"):
                         pass
-            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
-                failures.append(error)
+            except BaseException:
                 start.abort()
+                raise
 
-        running = [threading.Thread(target=work) for _ in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        if failures:
-            raise failures[0]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
         assert sorted(won) == list(range(rounds)), "a record was created by several at once, or by none"
         (entry,) = self.open().get([f"{base}sum"])
         assert entry is not None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from stoker.formats.format import Format
 from stoker.formats.kinds import column_kinds
 from stoker.formats.registry import get_format, load
 from stoker.loaders.dataset import StreamingDataset
-from stoker.testing.values import check_kind, equal, row_of, undefined
+from stoker.testing.values import check_kind, equal, raised, row_of
 from stoker.types import Ids
 from stoker.writing.base import Writer
 
@@ -184,13 +184,13 @@ class FormatTests:
             assert all(self.same(a, b) for a, b in zip(batch[name], whole[name], strict=True)), name
         backwards = reader.read(rows, reader.columns[::-1])
         assert tuple(backwards) == reader.columns, "columns come in the shard's order, whatever is asked for"
-        _refused(FormatError, "a column that is not there", lambda: reader.read(rows, ["no such column"]))
+        raised(FormatError, reader.read, rows, ["no such column"], what="a column that is not there")
 
     def test_rows_outside_the_shard_are_refused(self) -> None:
         for shard in self.shards():
             reader = self.open(shard)
             for row in (reader.samples, -1):
-                _refused(IndexError, f"row {row}", lambda row=row, reader=reader: reader.read(np.array([row])))
+                raised(IndexError, reader.read, np.array([row]), what=f"row {row}")
 
     def test_several_shards_together_are_read_as_each_alone(self) -> None:
         readers = [self.open(shard) for shard in self.shards()]
@@ -247,9 +247,7 @@ class FormatTests:
             assert tuple(facts.spec["columns"]) == self.open(shards[0]).columns
             assert json.loads(json.dumps(facts.spec)) == json.loads(json.dumps(again.spec))
             assert form.agree(facts.spec, again.spec) == facts.spec
-            _refused(
-                ConfigError, "a setting that is not there", lambda source=source: form.inspect_header(source, {"?": 1})
-            )
+            raised(ConfigError, form.inspect_header, source, {"?": 1}, what="a setting that is not there")
 
     def test_cut_files_are_reported(self) -> None:
         for shard in self.shards()[:2]:
@@ -257,7 +255,7 @@ class FormatTests:
                 for size in sorted({0, 1, len(data) // 3, len(data) - 1} - {len(data)}):
                     files = [*shard.files[:turn], data[:size], *shard.files[turn + 1 :]]
                     cut = ShardOnDisk(shard.info, files, shard.header)
-                    _refused(CorruptDataError, f"{size} of {len(data)} bytes", lambda cut=cut: self._read(cut))
+                    raised(CorruptDataError, self._read, cut, what=f"{size} of {len(data)} bytes")
 
     def test_damaged_files_give_samples_or_an_error_that_tells(self) -> None:
         for shard in self.shards()[:2]:
@@ -307,23 +305,15 @@ class FormatTests:
         with self.written() as folder:
             dataset = self.dataset(folder)
             expected = [self.number(dataset[index]) for index in range(dataset.size)]
-            failures: list[object] = []
 
             def read(seed: int) -> None:
-                try:
-                    for _ in range(5):
-                        ids = np.random.default_rng(seed).integers(0, dataset.size, 20)
-                        found = [self.number(sample) for sample in dataset[ids]]
-                        assert found == [expected[index] for index in ids.tolist()]
-                except BaseException as error:  # noqa: BLE001 - told below, by the thread of the test
-                    failures.append(error)
+                for _ in range(5):
+                    ids = np.random.default_rng(seed).integers(0, dataset.size, 20)
+                    found = [self.number(sample) for sample in dataset[ids]]
+                    assert found == [expected[index] for index in ids.tolist()]
 
-            threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert not failures, failures
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(read, range(4)))
 
     @property
     def _name(self) -> str:
@@ -343,14 +333,3 @@ def _read_shard(folder: Path, info: ShardInfo) -> ShardOnDisk:
         if file.part is not None:
             files[turn] = files[turn][slice(*file.part.window)]
     return ShardOnDisk(info, files, header)
-
-
-def _refused(error: type[Exception], what: str, call: Any) -> None:
-    """Check that a call raises this error, and no other."""
-    try:
-        found = call()
-    except error:
-        return
-    except Exception as other:
-        raise AssertionError(f"{what}: {error.__name__} is due, and {other!r} came") from other
-    raise AssertionError(f"{what}: {error.__name__} is due, and {str(found)[:200]} came")

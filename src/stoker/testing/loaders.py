@@ -16,7 +16,7 @@ from stoker.cluster import World
 from stoker.errors import StateError
 from stoker.loaders.protocol import Loader
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.testing.values import undefined
+from stoker.testing.values import raised
 
 __all__ = ["LoaderTests"]
 
@@ -84,11 +84,8 @@ class LoaderTests:
         with self._data() as folder, self._ranks(folder, 2) as loaders:
             for loader in loaders:
                 if not self.known_length:
-                    try:
-                        len(loader)
-                    except TypeError:
-                        continue
-                    raise AssertionError("len() of a loader whose length is not known must raise a TypeError")
+                    raised(TypeError, len, loader, what="len() of a loader whose length is not known")
+                    continue
                 length = len(loader)
                 assert sum(1 for _ in loader) == length == len(loader)
 
@@ -138,7 +135,7 @@ class LoaderTests:
                     states = [_through_json(loader.state_dict()) for loader in before]
                     if not self.any_world:
                         for loader in after:
-                            _check_refused(loader, states[0], "a state of another world")
+                            raised(StateError, loader.load_state_dict, states[0], what="a state of another world")
                         continue
                     for loader in after:
                         loader.load_state_dict(states[-1])
@@ -154,9 +151,9 @@ class LoaderTests:
             self._ranks(other, 1) as (fresh,),
         ):
             self._take(loader, 2)
-            _check_refused(stranger, loader.state_dict(), "a state of other data")
+            raised(StateError, stranger.load_state_dict, loader.state_dict(), what="a state of other data")
             for nonsense in ({}, {"version": 1}, {"nothing": "known"}):
-                _check_refused(stranger, nonsense, f"the state {nonsense}")
+                raised(StateError, stranger.load_state_dict, nonsense, what=f"the state {nonsense}")
             # What was refused leaves the loader as it was.
             assert self._numbers(stranger) == self._numbers(fresh)
 
@@ -263,11 +260,3 @@ def _through_json(state: Mapping[str, Any]) -> dict[str, Any]:
     again: dict[str, Any] = json.loads(json.dumps(state))
     assert again == state, "a state must be the same after JSON"
     return again
-
-
-def _check_refused(loader: Loader[Any], state: Mapping[str, Any], what: str) -> None:
-    try:
-        loader.load_state_dict(state)
-    except StateError:
-        return
-    raise AssertionError(f"{what} must be a StateError")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import ObjectInfo, Store
-from stoker.testing.values import undefined
+from stoker.testing.values import raised
 
 __all__ = ["ReadOnlyStoreTests", "StoreTests"]
 
@@ -71,10 +71,10 @@ class ReadOnlyStoreTests:
         assert [bytes(part) for part in parts] == [data[0:1], data[4000:], b"", data[3:2000]]
         assert store.get_ranges("a", [], []) == []
         for start, end in ((4999, 5001), (6000, 7000)):
-            error = _raised(StorageError, store.get_range, "a", start, end)
+            error = raised(StorageError, store.get_range, "a", start, end)
             assert error.url == store.url_of("a")
         for starts, ends in (([5], [4]), ([-1], [4]), ([1, 2], [3])):
-            _raised(ConfigError, store.get_ranges, "a", starts, ends)
+            raised(ConfigError, store.get_ranges, "a", starts, ends)
 
     def test_a_range_is_downloaded_to_its_offset_in_a_file(self) -> None:
         data = secrets.token_bytes(3_000_000)
@@ -86,8 +86,8 @@ class ReadOnlyStoreTests:
                 store.download_range("a", path, start, end, at=2)
                 rest = b"xxx"[end - start :]
                 assert path.read_bytes() == b"xx" + data[start:end] + rest, f"bytes {start} to {end}"
-            _raised(StorageError, lambda: store.download_range("a", path, 10, 3_000_001))
-            _raised(ObjectNotFoundError, lambda: store.download_range("b", path, 0, 1))
+            raised(StorageError, lambda: store.download_range("a", path, 10, 3_000_001))
+            raised(ObjectNotFoundError, lambda: store.download_range("b", path, 0, 1))
 
     def test_an_object_is_read_into_memory(self) -> None:
         for size in (0, 1, 3_000_000):
@@ -105,7 +105,7 @@ class ReadOnlyStoreTests:
                 into = bytearray(b"x" * other)
                 assert store.read_into("a", memoryview(into)).size == size
                 assert set(into) <= {ord("x")}, "an object of another size was read"
-            _raised(StorageError, store.read_into, "a", memoryview(bytearray(2)), start=size)
+            raised(StorageError, store.read_into, "a", memoryview(bytearray(2)), start=size)
 
     def test_objects_larger_than_expected_are_refused(self) -> None:
         store = self.filled({"a": b"12345"})
@@ -113,7 +113,7 @@ class ReadOnlyStoreTests:
             assert store.get("a", max_bytes=5) == b"12345"
             assert store.download("a", folder / "t", max_bytes=5).size == 5
             for call in (lambda: store.get("a", max_bytes=4), lambda: store.download("a", folder / "t", max_bytes=4)):
-                assert "5 bytes, but at most 4" in str(_raised(StorageError, call))
+                assert "5 bytes, but at most 4" in str(raised(StorageError, call))
 
     def test_a_missing_object_is_named(self) -> None:
         store = self.filled({"there": b"x"})
@@ -127,7 +127,7 @@ class ReadOnlyStoreTests:
                 lambda: store.head("a/nope"),
                 lambda: store.get("a", max_bytes=_MOST),
             ):
-                error = _raised(ObjectNotFoundError, call)
+                error = raised(ObjectNotFoundError, call)
                 assert error.url is not None, "the error has no url"
                 assert error.url.startswith(store.url), f"the error names {error.url}"
                 assert error.url in str(error), "the message does not name the URL"
@@ -139,7 +139,7 @@ class ReadOnlyStoreTests:
         with _folder() as folder:
             for key in _REFUSED_KEYS:
                 for call in self._calls(store, key, folder):
-                    _raised(ConfigError, call)
+                    raised(ConfigError, call)
 
     def _calls(self, store: Store, key: str, folder: Path) -> Iterable[Callable[[], object]]:
         """Calls of all methods with a key."""
@@ -155,10 +155,10 @@ class ReadOnlyStoreTests:
     def test_local_faults_of_downloads_name_the_local_file(self) -> None:
         store = self.filled({"a": b"x" * 100})
         with _folder() as folder:
-            error = _raised(ObjectNotFoundError, lambda: store.download("a", folder / "no" / "target"))
+            error = raised(ObjectNotFoundError, lambda: store.download("a", folder / "no" / "target"))
             assert "no/target" in str(error)
         if Path("/dev/full").exists():
-            assert "/dev/full" in str(_raised(StorageError, lambda: store.download("a", Path("/dev/full"))))
+            assert "/dev/full" in str(raised(StorageError, lambda: store.download("a", Path("/dev/full"))))
 
     def test_a_pickled_store_has_the_same_url(self) -> None:
         store = self.filled({"a": b"x"})
@@ -179,8 +179,8 @@ class ReadOnlyStoreTests:
         second = store.head("a").version
         assert second != first, "the version stayed"
         assert [bytes(part) for part in store.get_ranges("a", [2], [4], version=second)] == [b"cd"]
-        _raised(StorageError, lambda: store.get_ranges("a", [2], [4], version=first))
-        _raised(StorageError, lambda: store.read_into("a", memoryview(bytearray(4)), start=2, version=first))
+        raised(StorageError, lambda: store.get_ranges("a", [2], [4], version=first))
+        raised(StorageError, lambda: store.read_into("a", memoryview(bytearray(4)), start=2, version=first))
 
 
 class StoreTests(ReadOnlyStoreTests):
@@ -211,7 +211,7 @@ class StoreTests(ReadOnlyStoreTests):
         store = self.fresh()
         wrong: list[Any] = ["text", 3, [1, 2], None, memoryview(b"abcdef")[::2]]
         for data in wrong:
-            error = _raised(ConfigError, store.put, "a", data)
+            error = raised(ConfigError, store.put, "a", data)
             assert "can not be put" in str(error)
         assert not store.exists("a")
 
@@ -222,7 +222,7 @@ class StoreTests(ReadOnlyStoreTests):
                 (folder / "source").write_bytes(data := secrets.token_bytes(size))
                 store.put_file("c.bin", folder / "source")
                 assert store.get("c.bin", max_bytes=_MOST) == data
-            error = _raised(ObjectNotFoundError, lambda: store.put_file("b", folder / "no-source"))
+            error = raised(ObjectNotFoundError, lambda: store.put_file("b", folder / "no-source"))
             assert "no-source" in str(error)
         assert not store.exists("b")
 
@@ -255,8 +255,8 @@ class StoreTests(ReadOnlyStoreTests):
             (20, KeyboardInterrupt()),
         ):
             for key in ("a/b", "a/c"):
-                raised = _raised(type(error), store.put_stream, key, partial(chunks, count, error))
-                assert raised is error, f"{raised!r} in place of the caller's error"
+                came = raised(type(error), store.put_stream, key, partial(chunks, count, error))
+                assert came is error, f"{came!r} in place of the caller's error"
         assert [info.key for info in store.list()] == ["a/b"]
         assert store.get("a/b", max_bytes=_MOST) == b"before"
 
@@ -306,7 +306,7 @@ class StoreTests(ReadOnlyStoreTests):
     def test_a_folder_is_not_an_object(self) -> None:
         store = self.filled({"a/b": b"x"})
         assert not store.exists("a")
-        _raised(ObjectNotFoundError, lambda: store.head("a"))
+        raised(ObjectNotFoundError, lambda: store.head("a"))
 
     def test_many_threads_share_a_store(self) -> None:
         store = self.fresh()
@@ -336,14 +336,3 @@ class StoreTests(ReadOnlyStoreTests):
 def _folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="stoker-testing-") as folder:
         yield Path(folder)
-
-
-def _raised(kind: type[BaseException], call: Callable[..., object], *arguments: object, **named: object) -> Any:
-    """The error of this kind that a call raises; no other will do."""
-    try:
-        call(*arguments, **named)
-    except kind as error:
-        return error
-    except Exception as error:
-        raise AssertionError(f"{type(error).__name__} in place of {kind.__name__}: {error}") from error
-    raise AssertionError(f"no {kind.__name__}")

@@ -3,7 +3,7 @@ that lacks something."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,21 +12,6 @@ from stoker.errors import ConfigError
 from stoker.formats.kinds import ColumnKind
 from stoker.types import Array, Column
 
-__all__ = ["check_kind", "equal", "row_of", "undefined"]
-
-
-def undefined(test: object, what: str) -> ConfigError:
-    """The error of a subclass that does not say how what it tests is made.
-
-    Args:
-        test: an object of it.
-        what: the method or attribute to define, and what it does: ``"open(), which opens the engine"``.
-    """
-    return ConfigError(f"{type(test).__name__} does not define {what}: define it; help({_base(test)}) has an example")
-
-
-def _base(test: object) -> str:
-    return next(kind.__name__ for kind in type(test).__mro__ if kind.__module__.startswith("stoker.testing."))
 
 
 def row_of(batch: Mapping[str, Column], row: int) -> dict[str, Any]:
@@ -79,3 +64,26 @@ def check_kind(kind: ColumnKind, column: Column, name: str) -> None:
         assert value is None or isinstance(value, types), f"{told}, and holds {type(value).__name__}"
         if isinstance(value, np.ndarray) and kind.base not in ("", "json"):
             assert value.dtype.name == kind.base, f"{told}, and holds arrays of {value.dtype}"
+
+
+def raised(
+    kind: type[BaseException], call: Callable[..., object], *arguments: object, what: str = "", **named: Any
+) -> Any:
+    """The error of this kind that a call raises; no other will do.
+
+    Args:
+        kind: the error that is due.
+        call: is called with the other arguments.
+        what: is refused, for the message.
+
+    Raises:
+        AssertionError: the call returns, or raises another error.
+    """
+    told = f"{what}: " if what else ""
+    try:
+        found = call(*arguments, **named)
+    except kind as error:
+        return error
+    except Exception as error:
+        raise AssertionError(f"{told}{kind.__name__} is due, and {error!r} came") from error
+    raise AssertionError(f"{told}{kind.__name__} is due, and {str(found)[:200]} came")

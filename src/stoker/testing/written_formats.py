@@ -17,7 +17,7 @@ from stoker.index.merge import merge_index
 from stoker.index.rebuild import rebuild_index
 from stoker.storage import open_store
 from stoker.testing.formats import FormatTests
-from stoker.testing.values import undefined
+from stoker.testing.values import raised
 
 __all__ = ["WrittenFormatTests"]
 
@@ -90,12 +90,7 @@ class WrittenFormatTests(FormatTests):
     def test_samples_are_appended_or_replaced_where_that_is_said(self) -> None:
         half = len(self.numbers) // 2
         with self.written(self.numbers[:half]) as folder:
-            try:
-                self.write(folder, self.numbers)
-            except ConfigError:
-                pass
-            else:
-                raise AssertionError("a dataset was replaced unasked")
+            raised(ConfigError, self.write, folder, self.numbers, what="a dataset that is replaced unasked")
             self.write(folder, self.numbers[half:], append=True)
             assert sorted(self.number(sample) for sample in self.dataset(folder)) == list(self.numbers)
             self.write(folder, self.numbers[:half], exist_ok=True)
@@ -129,13 +124,8 @@ class WrittenFormatTests(FormatTests):
                     good = dict(self.value(number))
                     missing = {name: value for name, value in good.items() if name != column}
                     for bad in ({**good, column: object()}, missing) if number % 20 == 7 else ():
-                        try:
-                            writer.write(bad)
-                        except EncodingError as error:
-                            told = column in str(error)
-                        else:
-                            told = False
-                        assert told, f"{bad}: an error is due that names {column!r}"
+                        error = raised(EncodingError, writer.write, bad, what=f"{bad}")
+                        assert column in str(error), f"{bad}: an error is due that names {column!r}"
                     writer.write(good)
             assert sorted(self.number(sample) for sample in self.dataset(Path(folder))) == list(self.numbers)
 
