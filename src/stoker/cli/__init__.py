@@ -1,4 +1,5 @@
-"""The ``stoker`` command. Each subcommand is a module of its own, with ``add`` (its arguments) and ``run``.
+"""The ``stoker`` command. Each subcommand is a module of its own, with ``add`` (its arguments) and ``run``,
+which raises the errors of the library's function that it calls.
 
 Only the module of the command that is asked for is imported, so none makes another one slow to start.
 """

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stoker.cli.arguments import byte_size, duration
@@ -59,7 +60,7 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.action == "list":
         caches = list_caches(chosen.directories)
         if chosen.json:
-            print_json([cache.as_dict() for cache in caches])
+            print_json([asdict(cache) for cache in caches])
         else:
             _print(caches, {os.path.abspath(os.path.expanduser(one)) for one in chosen.directories})
         return
@@ -77,7 +78,7 @@ def run(chosen: argparse.Namespace) -> None:
             storage_options=chosen.storage_options,
         )
     if chosen.json:
-        print_json(report.as_dict())
+        print_json(asdict(report))
         return
     for note in report.notes:
         sys.stdout.write(f"note: {note}\n")

@@ -102,11 +102,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Convert, and say what was done.
-
-    Raises:
-        StokerError: see :func:`stoker.conversion.convert`.
-    """
+    """Convert, and say what was done."""
     from stoker.conversion import convert
     from stoker.display import counted
 

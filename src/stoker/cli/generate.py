@@ -86,11 +86,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Make the data set, and say what was done.
-
-    Raises:
-        StokerError: see :func:`stoker.generation.generate`.
-    """
+    """Make the data set, and say what was done."""
     from stoker.generation import DatasetSpec, generate
 
     spec = DatasetSpec(

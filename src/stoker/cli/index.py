@@ -34,11 +34,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Make an index, and say which.
-
-    Raises:
-        StokerError: see :func:`stoker.merge_index` and :func:`stoker.rebuild_index`.
-    """
+    """Make an index, and say which."""
     with on_interrupt("an index is written whole or not at all"):
         said = _merge(chosen) if chosen.merge else _build(chosen)
     if chosen.json:

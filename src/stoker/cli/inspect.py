@@ -37,11 +37,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Inspect, and say what was found.
-
-    Raises:
-        StokerError: see :func:`stoker.inspection.inspect`.
-    """
+    """Inspect, and say what was found."""
     from stoker.inspection import inspect
 
     facts = inspect(**arguments_of(inspect, chosen))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from stoker.cli.arguments import byte_size, count, integer, seconds
 from stoker.cli.render.advice import advice
 from stoker.cli.render.page import page
 from stoker.cli.render.tables import show
-from stoker.cli.runs import PARTITIONS, OpenedRun, RunArgs, open_run
+from stoker.cli.running import arguments_of, print_json
+from stoker.cli.runs import PARTITIONS, RunArgs, open_run
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 from stoker.order.global_batches import Remainder
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.order.shuffle.shuffle import SHUFFLES
-from stoker.simulate import Cluster, CostModel, Report, simulate
+from stoker.simulate import Cluster, CostModel, simulate
 
 __all__ = ["add", "run"]
 
@@ -85,9 +84,7 @@ def run(chosen: argparse.Namespace) -> None:
     Raises:
         StokerError: there is no such dataset, or the arguments do not go together.
     """
-    names = RunArgs.__dataclass_fields__.keys()
-    args = RunArgs(**{name: getattr(chosen, name) for name in names})
-    opened = open_run(args)
+    opened = open_run(RunArgs(**arguments_of(RunArgs, chosen)))
     cluster = Cluster(chosen.nodes, chosen.ranks)
     model = CostModel(
         step_time=chosen.step_time,
@@ -102,13 +99,11 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.html:
         _write(chosen.html, page(report, opened.settings, warnings))
     if chosen.json:
-        sys.stdout.write(json.dumps(_as_dict(opened, report, warnings, shards=chosen.list_shards), indent=1) + "\n")
+        print_json(
+            {"settings": dict(opened.settings), "warnings": warnings, **report.as_dict(shards=chosen.list_shards)}
+        )
     else:
         show(make_console(), report, opened.settings, warnings)
-
-
-def _as_dict(opened: OpenedRun, report: Report, warnings: list[str], *, shards: bool) -> dict[str, Any]:
-    return {"settings": dict(opened.settings), "warnings": warnings, **report.as_dict(shards=shards)}
 
 
 def _write(path: str, text: str) -> None:

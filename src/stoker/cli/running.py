@@ -25,6 +25,7 @@ __all__ = [
     "add_format",
     "add_json",
     "add_storage_options",
+    "add_workload",
     "arguments_of",
     "bar",
     "on_interrupt",
@@ -85,6 +86,20 @@ def add_format(
         action=Pairs,
         type=named_json,
         help="a setting of the format, as JSON or text, such as axis=-1; may be given again",
+    )
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Define the workload of a benchmark, settings that go before its file's, ``--data`` (``url=``) and ``--launcher``."""
+    parser.add_argument(
+        "workload", metavar="WORKLOAD", help="a YAML file, stoker's or DLIO's, or a name of stoker bench list"
+    )
+    parser.add_argument(
+        "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
+    )
+    parser.add_argument("--data", dest="url", metavar="URL", help="the data set: a directory or URL, with train/ below")
+    parser.add_argument(
+        "--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in"
     )
 
 

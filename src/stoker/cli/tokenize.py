@@ -63,11 +63,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Tokenize, and say what was done.
-
-    Raises:
-        StokerError: see :func:`stoker.tokens.tokenize.tokenize`.
-    """
+    """Tokenize, and say what was done."""
     with on_interrupt("what is done stays, without looking like a dataset: continue with --resume"):
         done = tokenize(**arguments_of(tokenize, chosen), progress_bar=shows_progress(chosen))
     if chosen.json:

@@ -61,11 +61,7 @@ def run(chosen: argparse.Namespace) -> int:
     """Verify, and say what is broken.
 
     Returns:
-        The exit code: 3 where something is broken.
-
-    Raises:
-        StokerError: see :func:`stoker.inspection.verify`.
-    """
+        The exit code: 3 where something is broken."""
     from stoker.inspection import verify
 
     said = "nothing was changed" if not chosen.repair else "what was not yet mended is as before"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 from stoker.bench.checkpoint import manifest as manifests
@@ -258,8 +259,7 @@ class Saver:
         self._link.barrier("before dropping")
         if self._world.rank % self._world.local_world_size:
             return None
-        done = pagecache.drop(self._store.url_of(folder))
-        return {"files": done.files, "bytes": done.bytes, "resident": done.resident}
+        return asdict(pagecache.drop(self._store.url_of(folder)))
 
     # -- the record ------------------------------------------------------------------------------------------------
 
@@ -280,9 +280,7 @@ class Saver:
 
     def _timed(self, entry: dict[str, Any], begun: float, before: usage.Usage) -> None:
         entry["seconds"] = time.perf_counter() - begun
-        spent = self._mover.spent()
-        entry["fsync_seconds"], entry["io_seconds"] = spent.fsync, spent.io
-        entry["fill_seconds"], entry["verify_seconds"] = spent.fill, spent.verify
+        entry |= {f"{name}_seconds": value for name, value in asdict(self._mover.spent()).items()}
         entry["usage"] = usage.measure().since(before)
 
 

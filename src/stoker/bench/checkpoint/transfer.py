@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -81,8 +81,7 @@ class Mover:
 
     def spent(self) -> Spent:
         """Seconds since this was asked last, added up over all threads."""
-        names = ("fill", "io", "fsync", "verify")
-        total = Spent(**{name: sum(getattr(one, name) for one in self._spent) for name in names})
+        total = Spent(*map(sum, zip(*map(astuple, self._spent), strict=True)))
         self._spent = [Spent() for _ in self._spent]
         return total
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Final, Literal, NamedTuple
 
@@ -141,11 +141,6 @@ class Comparison:
         return [
             one for one in compared if one.verdict == "worse" and (one.change is None or abs(one.change) > fail_over)
         ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        made = asdict(self)
-        return made | {"names": [list(one) for one in self.names], "differences": dict(self.differences)}
 
 
 def compare_runs(

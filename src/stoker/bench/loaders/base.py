@@ -101,12 +101,14 @@ class OpenLoader(Protocol):
 
     def release(self) -> None:
         """Release files and data that was read, so that the next epoch reads again; called between epochs."""
+        return  # of what holds nothing
 
     def report(self) -> LoaderReport:
         """The account of what was done so far."""
 
     def close(self) -> None:
         """Stop all threads and processes, and release all resources."""
+        return  # of what holds nothing
 
 
 @runtime_checkable

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal, Self
 
-from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport
+from stoker.bench.loaders.base import LoaderJob, LoaderReport, OpenLoader
 from stoker.errors import ConfigError
 
 __all__ = ["RankLoader"]
 
 
-class RankLoader(ABC):
+class RankLoader(OpenLoader):
     """A loader, as :class:`~stoker.bench.loaders.base.LoaderUnderTest` and its open form describe it.
 
     To add one, write a subclass in a module of this folder and name it in ``stoker.bench.loaders._OWN``.
@@ -67,18 +65,7 @@ class RankLoader(ABC):
         """See :class:`~stoker.bench.loaders.base.LoaderUnderTest`."""
         return cls(job)
 
-    @abstractmethod
-    def epoch(self, number: int) -> Iterator[LoadedBatch]:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
-
-    def release(self) -> None:  # noqa: B027 - some hold nothing between epochs
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
-
-    def close(self) -> None:  # noqa: B027
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
-
     def report(self) -> LoaderReport:
-        """See :class:`~stoker.bench.loaders.base.OpenLoader`."""
         return LoaderReport(
             self._decoded(), self._parallel(), self._order(), self._fetched(), self._versions(), tuple(self.notes)
         )

@@ -11,7 +11,7 @@ from stoker.bench.measure.clock import BenchClock
 from stoker.bench.settings.duration import Duration
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
-from stoker.errors import ConfigError, MissingPackageError
+from stoker.errors import ConfigError, import_option
 
 __all__ = ["ComputeStep", "SimulatedStep", "TorchStep", "make_step"]
 
@@ -32,7 +32,7 @@ class ComputeStep(Protocol):
         """Compute on a batch; returns :func:`time.perf_counter_ns` when done."""
 
 
-class SimulatedStep:
+class SimulatedStep(ComputeStep):
     """A clock. The times drawn depend on the seed, the rank and the epoch alone.
 
     Args:
@@ -50,23 +50,20 @@ class SimulatedStep:
 
     @property
     def spun(self) -> int:
-        """See :class:`ComputeStep`."""
         return self._clock.spun
 
     def begin(self, epoch: int) -> None:
-        """See :class:`ComputeStep`."""
         self._random = np.random.default_rng((*(part & 0xFFFFFFFFFFFFFFFF for part in self._seed), epoch))
         self._drawn = []
 
     def __call__(self, step: int, data: Any) -> int:  # noqa: ARG002
-        """See :class:`ComputeStep`; the batch is not looked at."""
         begun = time.perf_counter_ns()
         while step >= len(self._drawn):
             self._drawn += self._duration.draw(_AT_ONCE, self._random).tolist()
         return self._clock.wait_until(begun + self._drawn[step])
 
 
-class TorchStep:
+class TorchStep(ComputeStep):
     """Forward and backward through two layers, on the numbers of the batch, with an optimizer's step.
 
     On a GPU the batch goes through pinned memory, array by array. A step ends when the device is done, so that its copy is
@@ -82,12 +79,7 @@ class TorchStep:
     spun = 0
 
     def __init__(self, device: str, hidden: int, seed: int, world: World) -> None:
-        try:
-            import torch
-        except ImportError as error:
-            raise MissingPackageError(
-                f"compute.kind: torch needs torch ({error}): pip install 'stoker[torch]'"
-            ) from error
+        torch = import_option("torch", "compute.kind: torch needs torch", "stoker[torch]")
         if device == "cuda":
             device = f"cuda:{world.rank % world.local_world_size % max(1, torch.cuda.device_count())}"
         try:
@@ -98,7 +90,7 @@ class TorchStep:
                 f"compute.device: {device!r} can not be used here: {str(error).splitlines()[0]}"
             ) from None
         torch.manual_seed(seed)
-        self._torch: Any = torch
+        self._torch = torch
         self._cuda = self._device.type == "cuda"
         self._copies = self._torch.cuda.Stream(self._device) if self._cuda else None
         self._width = 256
@@ -111,7 +103,6 @@ class TorchStep:
         """See :class:`ComputeStep`."""
 
     def __call__(self, step: int, data: Any) -> int:  # noqa: ARG002
-        """See :class:`ComputeStep`."""
         torch = self._torch
         moved = [self._move(one) for one in _arrays(data)]
         if self._copies is not None:

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,15 +139,7 @@ class Training:
             save_steps(steps, self.results, self.world.rank, f"{split}-{repeat}-{epoch}")
             self.save()
         entry["fingerprint"] = None if first is None else fingerprint(first.data)
-        report = loader.report()
-        entry["loader"] = {
-            "decoded": report.decoded,
-            "parallel": report.parallel,
-            "order": report.order,
-            "bytes_fetched": report.bytes_fetched,
-            "versions": dict(report.versions),
-            "notes": list(report.notes),
-        }
+        entry["loader"] = asdict(loader.report())
         loader.release()
         self.save()
         # A rank that has no more batches waits here for those that have.
@@ -193,8 +185,7 @@ class Training:
         self.link.barrier("before dropping")  # all have released their files
         if not self.first_here:
             return None
-        done = pagecache.drop(f"{self.plan.url.removeprefix('file://')}/{split}")
-        return {"files": done.files, "bytes": done.bytes, "resident": done.resident}
+        return asdict(pagecache.drop(f"{self.plan.url.removeprefix('file://')}/{split}"))
 
     # -- calibration -----------------------------------------------------------------------------------------------
 

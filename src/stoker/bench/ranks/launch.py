@@ -67,7 +67,7 @@ def await_ranks(launch: Launch, server: Server) -> None:
         time.sleep(0.02)
 
 
-class LocalRanks:
+class LocalRanks(Launch):
     """Processes of this host, which are told the plan by a file.
 
     Args:
@@ -85,7 +85,6 @@ class LocalRanks:
         """See :class:`Launch`."""
 
     def start(self, plan: RunPlan, port: int, token: str) -> None:
-        """See :class:`Launch`."""
         self._scratch = tempfile.mkdtemp(prefix="stoker-bench-")
         path = Path(self._scratch) / NAME
         save_plan(replace(plan, scratch=self._scratch), path)
@@ -96,11 +95,9 @@ class LocalRanks:
             self._children.append(subprocess.Popen(arguments, env=environ, stdin=subprocess.DEVNULL))  # noqa: S603 - ours
 
     def ended(self) -> list[str | None]:
-        """See :class:`Launch`."""
         return [_told(child.poll()) for child in self._children]
 
     def end(self) -> None:
-        """See :class:`Launch`."""
         for child in self._children:
             if child.poll() is None:
                 child.terminate()

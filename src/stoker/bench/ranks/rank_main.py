@@ -21,6 +21,7 @@ from stoker.bench.ranks.plan import RunPlan, load_plan
 from stoker.bench.ranks.world import processors, read_threads
 from stoker.bench.results.record import save_record
 from stoker.cluster import World
+from stoker.display import error_text
 from stoker.errors import StokerError, StorageError
 
 __all__ = ["Member", "run_member"]
@@ -107,7 +108,7 @@ def run_member(plan: RunPlan, world: World, link: Link) -> list[dict[str, Any]]:
         return [record for record in records if record is not None]
     except BaseException as error:
         told = isinstance(error, RankFailedError)
-        said = str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+        said = error_text(error)
         member.record["error"] = said
         with contextlib.suppress(StorageError):
             member.save()

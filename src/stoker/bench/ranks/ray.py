@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.launch import Launch
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
-from stoker.errors import ConfigError, MissingPackageError, StokerError
+from stoker.display import error_text
+from stoker.errors import ConfigError, import_option
 
 __all__ = ["RayRanks", "deal", "possible_ranks"]
 
@@ -71,7 +73,7 @@ def deal(ranks: int, slots: Mapping[str, int]) -> list[str]:
     )
 
 
-class RayRanks:
+class RayRanks(Launch):
     """Tasks of the Ray cluster that this process is in, or that ``RAY_ADDRESS`` or a running node of this host leads to.
 
     Args:
@@ -107,10 +109,7 @@ class RayRanks:
             raise
 
     def _connect(self) -> None:
-        try:
-            ray = self._ray = importlib.import_module("ray")
-        except ImportError as error:
-            raise MissingPackageError(f"--launcher ray needs Ray ({error}): pip install 'stoker[ray]'") from error
+        ray = self._ray = import_option("ray", "--launcher ray needs Ray", "stoker[ray]")
         if not ray.is_initialized():
             address = os.environ.get("RAY_ADDRESS") or "auto"
             if address.startswith("ray://"):
@@ -150,7 +149,6 @@ class RayRanks:
             self._leave()
 
     def start(self, plan: RunPlan, port: int, token: str) -> None:
-        """See :class:`~stoker.bench.ranks.launch.Launch`."""
         ray = self._ray
         on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         meeting = ray.util.get_node_ip_address(), port, token
@@ -168,7 +166,6 @@ class RayRanks:
             self._ended.append(None)
 
     def ended(self) -> list[str | None]:
-        """See :class:`~stoker.bench.ranks.launch.Launch`."""
         ray = self._ray
         running = [rank for rank, said in enumerate(self._ended) if said is None]
         if running:
@@ -194,7 +191,6 @@ class RayRanks:
         return f"failed: {left.error}" if left.error else ""
 
     def end(self) -> None:
-        """See :class:`~stoker.bench.ranks.launch.Launch`."""
         deadline = time.monotonic() + _END_SECONDS
         while None in self.ended() and time.monotonic() < deadline:
             continue  # they have been told; asking them waits
@@ -224,6 +220,6 @@ def _rank(plan: RunPlan, world: World, meeting: tuple[str, int, str]) -> _Left:
             link = Link(lambda: meeting, world.rank, plan.digest, join_seconds=60, fatal=True)
             run_member(replace(plan, scratch=scratch, results=str(results)), world, link)
         except Exception as failure:  # noqa: BLE001 - all others have been told; what was measured is to come back
-            error = str(failure) if isinstance(failure, StokerError) else f"{type(failure).__name__}: {failure}"
+            error = error_text(failure)
         written = [*results.glob(f"{name}.json"), *results.glob(f"steps/{name}-*.npz")]
         return _Left(error, {str(path.relative_to(results)): path.read_bytes() for path in written})

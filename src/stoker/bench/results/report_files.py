@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.bench.results.results import RESULTS, schema
-from stoker.errors import ConfigError, FormatError, MissingPackageError
+from stoker.errors import ConfigError, FormatError, import_option
 
 __all__ = ["RunFiles", "find_runs", "read_run"]
 
@@ -123,13 +123,10 @@ def _check_shape(found: Any, where: str) -> None:
 
 @cache
 def _validator() -> Any:
-    try:
-        from jsonschema import Draft202012Validator, validators
-    except ImportError as error:
-        raise MissingPackageError(f"reading results needs jsonschema ({error}): pip install 'stoker[bench]'") from error
+    jsonschema = import_option("jsonschema", "reading results needs jsonschema", "stoker[bench]")
     # For JSON Schema 1.0 is an integer, which Python does not take for an index or a count.
-    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return validators.extend(Draft202012Validator, type_checker=types)(schema())
+    types = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=types)(schema())
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -94,7 +95,7 @@ def collect(
         ],
     }
     findings = judge(result, workload)
-    result["findings"] = [finding.as_dict() for finding in findings]
+    result["findings"] = [asdict(finding) for finding in findings]
     result["valid"] = not any(finding.invalid for finding in findings)
     au = (result["train"] or {}).get("au")
     result["passed"] = None if au is None else bool(result["valid"] and au["mean"] >= workload.metric.au)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.bench.checkpoint.findings import checkpoint_findings
@@ -35,10 +35,6 @@ class Finding:
     rule: str
     invalid: bool
     reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 Rule = Callable[[Mapping[str, Any], Workload], Iterator[Finding]]

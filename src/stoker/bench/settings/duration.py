@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, get_args
 
@@ -16,14 +17,18 @@ __all__ = ["Distribution", "Duration", "parse_duration"]
 
 Distribution = Literal["constant", "normal", "uniform", "gamma", "exponential", "poisson"]
 
-_NEEDS: Final[dict[str, tuple[str, ...]]] = {
-    "constant": ("mean",),
-    "normal": ("mean", "stdev"),
-    "uniform": ("min", "max"),
-    "gamma": ("shape", "scale"),
-    "exponential": ("scale",),
-    "poisson": ("lam",),
+Numbers = Sequence[float]
+"""The parameters of a distribution, in the order of :data:`_KINDS`."""
+
+_KINDS: Final[dict[str, tuple[tuple[str, ...], Callable[[Numbers], float], str]]] = {
+    "constant": (("mean",), lambda given: given[0], ""),
+    "normal": (("mean", "stdev"), lambda given: given[0], "normal"),
+    "uniform": (("min", "max"), lambda given: sum(given) / 2, "uniform"),
+    "gamma": (("shape", "scale"), math.prod, "gamma"),
+    "exponential": (("scale",), lambda given: given[0], "exponential"),
+    "poisson": (("lam",), lambda given: given[0], "poisson"),
 }
+"""Parameters of each distribution, its mean by them, and the method of NumPy's generators that draws from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Duration:
     lam: float | None = None
 
     def __post_init__(self) -> None:
-        needed = _NEEDS[self.distribution]
+        needed = _KINDS[self.distribution][0]
         given = {one.name for one in fields(self) if one.name != "distribution" and getattr(self, one.name) is not None}
         if given != set(needed):
             raise ConfigError(
@@ -64,29 +69,19 @@ class Duration:
     @property
     def expected(self) -> float:
         """The mean in seconds, of the distribution as it is before draws below 0 are cut."""
-        value = {
-            "uniform": lambda: (_is(self.min) + _is(self.max)) / 2,
-            "gamma": lambda: _is(self.shape) * _is(self.scale),
-            "exponential": lambda: _is(self.scale),
-            "poisson": lambda: _is(self.lam),
-        }.get(self.distribution, lambda: _is(self.mean))()
-        return float(value)
+        return float(_KINDS[self.distribution][1](self._numbers))
 
     def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
         """``count`` durations in nanoseconds: int64 of shape ``(count,)``, none below 0."""
-        if self.distribution == "normal":
-            drawn = random.normal(_is(self.mean), _is(self.stdev), count)
-        elif self.distribution == "uniform":
-            drawn = random.uniform(_is(self.min), _is(self.max), count)
-        elif self.distribution == "gamma":
-            drawn = random.gamma(_is(self.shape), _is(self.scale), count)
-        elif self.distribution == "exponential":
-            drawn = random.exponential(_is(self.scale), count)
-        elif self.distribution == "poisson":
-            drawn = random.poisson(_is(self.lam), count).astype(np.float64)
-        else:
-            drawn = np.full(count, _is(self.mean))
+        method = _KINDS[self.distribution][2]
+        drawn: NDArray[np.float64] = np.full(count, self._numbers[0])
+        if method:
+            drawn = getattr(random, method)(*self._numbers, count)
         return np.rint(np.maximum(drawn, 0.0) * 1e9).astype(np.int64)
+
+    @property
+    def _numbers(self) -> list[float]:
+        return [getattr(self, name) for name in _KINDS[self.distribution][0]]
 
     @property
     def plain(self) -> Any:
@@ -94,12 +89,6 @@ class Duration:
         if self.distribution == "constant":
             return self.mean
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) is not None}
-
-
-def _is(value: float | None) -> float:
-    if value is None:  # excluded by __post_init__
-        raise ConfigError("a duration lacks a parameter")
-    return value
 
 
 def parse_duration(node: Node, path: str) -> Duration:

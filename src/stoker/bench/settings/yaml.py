@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.bench.settings.schema import Node, tree_of
-from stoker.errors import ConfigError, MissingPackageError
+from stoker.errors import ConfigError, import_option
 
 __all__ = ["commented", "parse_scalar", "parse_yaml", "read_yaml", "write_scalar"]
 
@@ -19,11 +19,7 @@ _LONGEST: Final = 4096
 
 
 def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingPackageError(f"workload files need PyYAML ({error}): pip install 'stoker[bench]'") from error
-    return yaml
+    return import_option("yaml", "workload files need PyYAML", "stoker[bench]")
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Node:

@@ -6,8 +6,8 @@ are 5 times the memory of all hosts.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError
@@ -46,10 +46,6 @@ class Demand:
     bytes: int
     decides: str
     enough: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def demanded(workload: Workload, accelerators: int, hosts: int, host_memory_bytes: int) -> Demand:

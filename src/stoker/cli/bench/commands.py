@@ -11,7 +11,7 @@ from stoker.cli.arguments import integer
 from stoker.cli.bench import compare as bench_compare
 from stoker.cli.bench import report as bench_report
 from stoker.cli.bench import size as bench_size
-from stoker.cli.running import ExitCode, add_json, on_interrupt, print_json
+from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 
@@ -25,18 +25,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("bench", description="Measure whether accelerators would wait for storage and loader.")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser("run", help="run a workload", description="Run a workload, and write what was measured.")
-    one.add_argument(
-        "workload", metavar="WORKLOAD", help="a YAML file, stoker's or DLIO's, or a name of stoker bench list"
-    )
-    one.add_argument(
-        "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
-    )
-    one.add_argument("--data", metavar="URL", help="the data set: a directory or URL, with train/ and valid/ below")
+    add_workload(one)
     one.add_argument("--results", metavar="DIR", required=True, help="a directory, new or empty")
     one.add_argument(
         "--accelerators", metavar="N", type=integer(1), help="ranks to start here; default: 1, or the launcher's"
     )
-    one.add_argument("--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in")
     one.add_argument("--stages", metavar="A,B", type=_stages, help=f"of {', '.join(_STAGES)}; default: the workload's")
     one.add_argument(
         "--loader",
@@ -67,11 +60,7 @@ def _stages(text: str) -> tuple[str, ...]:
 
 
 def run(chosen: argparse.Namespace) -> int | None:
-    """Do what was asked.
-
-    Raises:
-        StokerError: see :func:`stoker.bench.run.run_benchmark`.
-    """
+    """Do what was asked."""
     kinds: dict[str, Callable[[argparse.Namespace], int | None]] = {
         "run": _run,
         "init": _init,
@@ -97,15 +86,7 @@ def _run(chosen: argparse.Namespace) -> int | None:
         for note in resolved.notes:
             sys.stderr.write(f"note: {note}\n")
     with on_interrupt(f"what was measured until then is in {chosen.results}, marked as invalid"):
-        result = run_benchmark(
-            resolved,
-            results=chosen.results,
-            url=chosen.data,
-            accelerators=chosen.accelerators,
-            stages=chosen.stages,
-            launcher=chosen.launcher,
-            command=sys.argv,
-        )
+        result = run_benchmark(resolved, **arguments_of(run_benchmark, chosen) | {"command": sys.argv})
     if not result:
         return None  # not rank 0
     if chosen.json:

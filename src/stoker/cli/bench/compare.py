@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.running import ExitCode, add_json, print_json
@@ -87,7 +88,7 @@ def run(chosen: argparse.Namespace) -> int | None:
     found = compare_runs(find_runs([chosen.a]), find_runs([chosen.b]), confidence=chosen.confidence, force=chosen.force)
     failed = [] if chosen.fail_over is None else found.regressions(chosen.fail_over / 100, chosen.fail_on)
     if chosen.json:
-        print_json(found.as_dict() | {"regressions": [change.metric for change in failed]})
+        print_json(asdict(found) | {"regressions": [change.metric for change in failed]})
     else:
         _show(found, failed)
     return ExitCode.PROBLEMS if failed else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.render.numbers import percent_text
-from stoker.cli.running import ExitCode, on_interrupt, print_json
+from stoker.cli.running import ExitCode, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table
 from stoker.errors import ConfigError
 
@@ -42,7 +42,7 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
     for number, (name, loader) in enumerate(loaders.items()):
         settings = [*chosen.settings, f"reader.loader={name}"]
         resolved = read_workload(chosen.workload, settings)
-        url = chosen.data or resolved.workload.storage.url
+        url = chosen.url or resolved.workload.storage.url
         formats = getattr(loader, "formats", ())
         if formats and resolved.workload.dataset.format not in formats:
             if url is None:
@@ -54,15 +54,8 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
             if not number:
                 sys.stderr.writelines(f"note: {note}\n" for note in resolved.notes)
         with on_interrupt(f"what was measured until then is in {folder}"):
-            result = run_benchmark(
-                resolved,
-                results=folder / name.replace(":", "."),
-                url=url,
-                accelerators=chosen.accelerators,
-                stages=chosen.stages,
-                launcher=chosen.launcher,
-                command=sys.argv,
-            )
+            here = {"results": folder / name.replace(":", "."), "url": url, "command": sys.argv}
+            result = run_benchmark(resolved, **arguments_of(run_benchmark, chosen) | here)
         if result:
             found[name] = result
     if not found:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.arguments import byte_size, integer
-from stoker.cli.running import ExitCode, add_json, on_interrupt, print_json
+from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table, pairs
 from stoker.errors import ConfigError
 
@@ -28,23 +28,19 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Search how many simulated accelerators a storage feeds at the utilization that the workload asks for "
         "(metric.au), on data that is there: make it by stoker bench run --stages generate.",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", help="as of stoker bench run")
-    parser.add_argument(
-        "settings", metavar="SECTION.KEY=VALUE", nargs="*", default=[], help="settings that go before the file's"
-    )
-    parser.add_argument("--data", metavar="URL", help="the data set: a directory or URL, with train/ below")
+    add_workload(parser)
     parser.add_argument("--results", metavar="DIR", help="a directory, new or empty, for the results of all runs")
     parser.add_argument("--loader", metavar="NAME", help="the loader, as reader.loader")
-    parser.add_argument(
-        "--launcher", choices=["ray"], help="ranks are tasks of the Ray cluster that this process is in"
-    )
     parser.add_argument("--most", metavar="N", type=integer(1), default=64, help="accelerators to try; default: 64")
     parser.add_argument("--steps", metavar="N", type=integer(1), help="steps of a run; default: of about 15 s")
     parser.add_argument(
         "--repeats", metavar="N", type=integer(1), default=3, help="runs on each side of the border; default: 3"
     )
     parser.add_argument(
-        "--no-calibrate", action="store_true", help="do not measure whether it is this host that is too slow"
+        "--no-calibrate",
+        dest="calibrate",
+        action="store_false",
+        help="do not measure whether this host is too slow",
     )
     rules = parser.add_argument_group("what data set the rules of MLPerf Storage demand")
     rules.add_argument("--rules-only", action="store_true", help="compute only that, for --accelerators; run nothing")
@@ -57,11 +53,7 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int | None:
-    """Do what was asked.
-
-    Raises:
-        StokerError: see :func:`stoker.bench.size.size.find_size`.
-    """
+    """Do what was asked."""
     from stoker.bench.measure.page_cache import memory_bytes
     from stoker.bench.settings.sources import read_workload
     from stoker.bench.size.rules import demanded
@@ -76,7 +68,7 @@ def run(chosen: argparse.Namespace) -> int | None:
             raise ConfigError("--rules-only: for how many accelerators? Give --accelerators N")
         demand = demanded(resolved.workload, chosen.accelerators, chosen.hosts, memory)
         if chosen.json:
-            print_json(demand.as_dict())
+            print_json(asdict(demand))
         else:
             _show_demand(demand, resolved.workload.name)
         return None
@@ -92,28 +84,15 @@ def run(chosen: argparse.Namespace) -> int | None:
     with on_interrupt(f"the results of runs until then are in {chosen.results}"):
         found = find_size(
             resolved,
-            results=chosen.results,
-            demand=partial(_demand, resolved.workload, hosts=chosen.hosts, memory=memory),
-            url=chosen.data,
-            most=chosen.most,
-            repeats=chosen.repeats,
-            steps=chosen.steps,
-            calibrate=not chosen.no_calibrate,
-            launcher=chosen.launcher,
+            demand=lambda count: demanded(resolved.workload, count, chosen.hosts, memory),
             on_run=None if chosen.json else _tell,
-            command=sys.argv,
+            **arguments_of(find_size, chosen) | {"command": sys.argv},
         )
     if chosen.json:
         print_json(found.as_dict())
     else:
         _show(found)
     return None if found.valid else ExitCode.PROBLEMS
-
-
-def _demand(workload: Any, accelerators: int, *, hosts: int, memory: int) -> Demand:
-    from stoker.bench.size.rules import demanded
-
-    return demanded(workload, accelerators, hosts, memory)
 
 
 def _tell(accelerators: int, result: Mapping[str, Any]) -> None:
