@@ -6,13 +6,26 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
-__all__ = ["byte_size", "codec", "count", "duration", "integer", "named", "named_json", "seconds", "with_options"]
+__all__ = [
+    "byte_size",
+    "codec",
+    "count",
+    "duration",
+    "integer",
+    "named",
+    "named_json",
+    "number",
+    "seconds",
+    "some_of",
+    "with_options",
+]
 
 # An argument of Python's in an error: `exist_ok=True`, `fill={...}`, `column=`. Not `s.fill=` nor `--fill=`.
 _ARGUMENT: Final = re.compile(r"(?<![\w.?&/-])([a-z]\w*)=(True|False)?")
@@ -36,17 +49,27 @@ def integer(least: int) -> Callable[[str], int]:
 
 def seconds(positive: bool) -> Callable[[str], float]:
     """A number of seconds, above 0 if ``positive``, else from 0."""
+    said = f"seconds {'above' if positive else 'from'} 0"
+    return partial(number, said=said, good=lambda value: value > 0 or (value == 0 and not positive))
 
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and (value > 0 or (value == 0 and not positive))):
-            raise argparse.ArgumentTypeError(f"must be seconds {'above' if positive else 'from'} 0, got {text!r}")
-        return value
 
-    return read
+def number(text: str, said: str, good: Callable[[float], bool]) -> float:
+    """A finite number for which ``good`` holds; ``said`` tells which those are."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and good(value)):
+        raise argparse.ArgumentTypeError(f"must be {said}, got {text!r}")
+    return value
+
+
+def some_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Names with commas between, all of them known."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names or set(names) - set(known):
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, with commas between, got {text!r}")
+    return names
 
 
 def byte_size(text: str) -> int:

@@ -119,7 +119,7 @@ def convert(
         MissingPackageError: a package that a format or the engine needs is not installed.
     """
     began = time.monotonic()
-    check_work(engine, processes, shard_samples)
+    check_work(processes, shard_samples)
     settings = settings_of(to, compression, hashes, size_limit, shard_samples)
     parts = parts_of(split)
     order: str = "global" if shuffle is True else shuffle or "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from stoker.conversion.detect import Url
 from stoker.conversion.sinks import ShardSettings, writer_of
@@ -21,14 +21,12 @@ Engine = Literal["local", "ray"]
 _LARGEST: Final = 1 << 30
 
 
-def check_work(engine: str, processes: int | None, shard_samples: int | None) -> None:
-    """Check that there can be work.
+def check_work(processes: int | None, shard_samples: int | None) -> None:
+    """See that there can be work.
 
     Raises:
-        ConfigError: an unknown engine, or numbers below 1.
+        ConfigError: a number is below 1.
     """
-    if engine not in get_args(Engine):
-        raise ConfigError(f"engine={engine!r} is unknown; known: {', '.join(get_args(Engine))}")
     if processes is not None and processes < 1:
         raise ConfigError(f"processes={processes}: at least 1")
     if shard_samples is not None and shard_samples < 1:

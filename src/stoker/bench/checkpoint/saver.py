@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -163,15 +163,11 @@ class Saver:
         removes = True
         try:
             self._link.barrier("save")
-            before, begun = usage.measure(), time.perf_counter()
-            self._mover.spent()
-            try:
+            with self._timed(entry):
                 for file in files:
                     self._mover.save(Moving(f"{folder}/{file.name}", file.bytes, content, file.first_block))
                 if files:
                     self._mover.sync_folder(folder)
-            finally:
-                self._timed(entry, begun, before)
             done = time.perf_counter()
             removes = rank == 0
             self._link.barrier("saved")
@@ -240,13 +236,9 @@ class Saver:
         try:
             entry["cache"] = self._drop(folder)
             self._link.barrier("load")
-            before, begun = usage.measure(), time.perf_counter()
-            self._mover.spent()
-            try:
+            with self._timed(entry):
                 for file in files:
                     self._mover.load(Moving(f"{folder}/{file.name}", file.bytes, content, file.first_block))
-            finally:
-                self._timed(entry, begun, before)
             self._link.barrier("loaded")
             entry["complete"] = True
         finally:
@@ -278,10 +270,17 @@ class Saver:
         self._record["checkpoints"].append(entry)
         return entry
 
-    def _timed(self, entry: dict[str, Any], begun: float, before: usage.Usage) -> None:
-        entry["seconds"] = time.perf_counter() - begun
-        entry |= {f"{name}_seconds": value for name, value in asdict(self._mover.spent()).items()}
-        entry["usage"] = usage.measure().since(before)
+    @contextlib.contextmanager
+    def _timed(self, entry: dict[str, Any]) -> Iterator[None]:
+        """Note how long the block takes, and what it uses."""
+        before, begun = usage.measure(), time.perf_counter()
+        self._mover.spent()
+        try:
+            yield
+        finally:
+            entry["seconds"] = time.perf_counter() - begun
+            entry |= {f"{name}_seconds": value for name, value in asdict(self._mover.spent()).items()}
+            entry["usage"] = usage.measure().since(before)
 
 
 def source_rank(shift: int | str, world: World) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
-from stoker.arguments import nearest
+from stoker.arguments import unknown_name
 from stoker.bench.clients.base import Client, ClientLocation
 from stoker.errors import ConfigError, MissingPackageError
 from stoker.storage import is_local
@@ -34,9 +34,7 @@ def find_client(name: str, url: str) -> type[Client]:
     if name == "auto":
         name = "buffered" if is_local(url) else "obstore"
     if name not in CLIENTS:
-        raise ConfigError(
-            f"there is no storage client {name!r}{nearest(name, CLIENTS) or '.'} There are {', '.join(CLIENTS)}"
-        )
+        raise ConfigError(unknown_name("storage client", name, CLIENTS))
     client = _client(name)
     missing = client.available()
     if missing is not None:

@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.arguments import nearest
+from stoker.arguments import unknown_name
 from stoker.bench.clients import find_client
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob, LoaderReport, LoaderUnderTest, OpenLoader
 from stoker.bench.settings.workload import Workload
@@ -70,9 +70,7 @@ def get_loader(name: str) -> LoaderUnderTest:
         except Exception as error:  # another package's code
             raise ConfigError(f"the loader {name!r} of {entry.value} can not be loaded: {error!r}") from error
     else:
-        raise ConfigError(
-            f"there is no loader {name!r}{nearest(name, loader_names()) or '.'} There are {', '.join(loader_names())}"
-        )
+        raise ConfigError(unknown_name("loader", name, loader_names()))
     if not isinstance(loader, LoaderUnderTest):
         raise ConfigError(f"{name!r} is no loader: it needs name, available() and open(job)")
     missing = loader.available()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from stoker.cli.arguments import integer
+from stoker.cli.arguments import integer, some_of
 from stoker.cli.bench import compare as bench_compare
 from stoker.cli.bench import report as bench_report
 from stoker.cli.bench import size as bench_size
@@ -30,7 +31,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     one.add_argument(
         "--accelerators", metavar="N", type=integer(1), help="ranks to start here; default: 1, or the launcher's"
     )
-    one.add_argument("--stages", metavar="A,B", type=_stages, help=f"of {', '.join(_STAGES)}; default: the workload's")
+    one.add_argument(
+        "--stages",
+        metavar="A,B",
+        type=partial(some_of, known=_STAGES),
+        help=f"of {', '.join(_STAGES)}; default: the workload's",
+    )
     one.add_argument(
         "--loader",
         metavar="NAME",
@@ -49,14 +55,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for more in (bench_compare, bench_report, bench_size):
         more.add(kinds)
     kinds.metavar = f"{{{','.join(kinds.choices)}}}"
-
-
-def _stages(text: str) -> tuple[str, ...]:
-    stages = tuple(part.strip() for part in text.split(",") if part.strip())
-    unknown = [stage for stage in stages if stage not in _STAGES]
-    if unknown or not stages:
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(_STAGES)}, with commas between, got {text!r}")
-    return stages
 
 
 def run(chosen: argparse.Namespace) -> int | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stoker.cli.arguments import number, some_of
 from stoker.cli.running import ExitCode, add_json, print_json
 from stoker.cli.terminal import make_console, make_table
 
@@ -49,31 +49,17 @@ def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _part(text: str) -> float:
-    return _number(text, "from 0.5 to below 1", lambda value: 0.5 <= value < 1)
+    return number(text, "a number from 0.5 to below 1", lambda value: 0.5 <= value < 1)
 
 
 def _percent(text: str) -> float:
-    return _number(text.strip().removesuffix("%"), "from 0", lambda value: value >= 0)
-
-
-def _number(text: str, said: str, good: Any) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and good(value)):
-        raise argparse.ArgumentTypeError(f"must be a number {said}, got {text!r}")
-    return value
+    return number(text.strip().removesuffix("%"), "a number from 0", lambda value: value >= 0)
 
 
 def _metrics(text: str) -> tuple[str, ...]:
     from stoker.bench.compare.compare import METRICS
 
-    known = [metric.name for metric in METRICS]
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not names or set(names) - set(known):
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, with commas between, got {text!r}")
-    return names
+    return some_of(text, [metric.name for metric in METRICS])
 
 
 def run(chosen: argparse.Namespace) -> int | None:
