@@ -177,16 +177,8 @@ def _of_list(value: Sequence[Any]) -> ColumnType:
 def _is_list(kind: Any) -> bool:
     import pyarrow as pa
 
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return False
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-    )
+    lists = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+    return isinstance(kind, lists)
 
 
 def _number(kind: Any) -> str:

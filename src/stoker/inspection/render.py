@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -95,14 +95,7 @@ def _bytes(value: bytes | bytearray | memoryview) -> Shown:
         image = _opened(value)
         if image is not None:
             shown = _image(image)
-            return Shown(
-                "image",
-                f"{len(value):,} bytes: {shown.text}",
-                len(value),
-                size=shown.size,
-                mode=shown.mode,
-                image=image,
-            )
+            return replace(shown, text=f"{len(value):,} bytes: {shown.text}", length=len(value))
     first = printable(repr(head)[2:-1], 4 * _BYTES) + ("..." if len(value) > _BYTES else "")
     text = f"{len(value):,} bytes{': ' if first else ''}{first}"
     return Shown("bytes", text, len(value))

@@ -15,6 +15,8 @@ from stoker.types import Array
 
 __all__ = ["epoch_results"]
 
+_RANK: Final = ("rank", "steps", "samples", "bytes", "complete", "metrics", "blocks", "stall_seconds", "usage")
+"""What an epoch's result has of each rank's."""
 _CLOCKS: Final = 4e-6
 """Seconds by which two clocks may differ that are read as one, at a block's begin and at its end."""
 
@@ -102,23 +104,7 @@ def _epoch(
         "with_checkpoints": _with_checkpoints(known),
         "fingerprints": [entry.get("fingerprint") for entry in known],
         "loader": next((entry["loader"] for entry in known if entry.get("loader")), None),
-        "ranks": [
-            {
-                name: entry.get(name)
-                for name in (
-                    "rank",
-                    "steps",
-                    "samples",
-                    "bytes",
-                    "complete",
-                    "metrics",
-                    "blocks",
-                    "stall_seconds",
-                    "usage",
-                )
-            }
-            for entry in known
-        ],
+        "ranks": [{name: entry.get(name) for name in _RANK} for entry in known],
     }
 
 
