@@ -22,7 +22,7 @@ _LARGEST: Final = 1 << 30
 
 
 def check_work(processes: int | None, shard_samples: int | None) -> None:
-    """See that there can be work.
+    """Check that there can be work.
 
     Raises:
         ConfigError: a number is below 1.

@@ -15,7 +15,6 @@ from typing import Any, Final, Self
 
 from stoker.errors import CorruptDataError, ObjectNotFoundError, StorageError
 
-
 logger = logging.getLogger(__name__)
 
 PRIVATE: Final = ".stoker"

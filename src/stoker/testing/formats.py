@@ -20,7 +20,7 @@ from stoker.formats.format import Format
 from stoker.formats.kinds import column_kinds
 from stoker.formats.registry import get_format, load
 from stoker.loaders.dataset import StreamingDataset
-from stoker.testing.values import check_kind, equal, raised, row_of
+from stoker.testing.values import check_kind, equal, raised, row_of, undefined
 from stoker.types import Ids
 from stoker.writing.base import Writer
 

@@ -16,7 +16,7 @@ from stoker.cluster import World
 from stoker.errors import StateError
 from stoker.loaders.protocol import Loader
 from stoker.pipeline.stats.stats import StreamStats
-from stoker.testing.values import raised
+from stoker.testing.values import raised, undefined
 
 __all__ = ["LoaderTests"]
 
@@ -166,7 +166,7 @@ class LoaderTests:
             state = _through_json(loader.state_dict())
             taken += [self.samples(next(running)) for _ in range(2)]
             assert taken == numbers[:4]
-            _check_refused(loader, {"nothing": "known"}, "no state at all")
+            raised(StateError, loader.load_state_dict, {"nothing": "known"}, what="no state at all")
             assert self.samples(next(running)) == numbers[4], "a state that was refused changed the iteration that runs"
             loader.load_state_dict(state)
             following = iter(loader)

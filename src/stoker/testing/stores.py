@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import ObjectInfo, Store
-from stoker.testing.values import raised
+from stoker.testing.values import raised, undefined
 
 __all__ = ["ReadOnlyStoreTests", "StoreTests"]
 

@@ -12,6 +12,21 @@ from stoker.errors import ConfigError
 from stoker.formats.kinds import ColumnKind
 from stoker.types import Array, Column
 
+__all__ = ["check_kind", "equal", "raised", "row_of", "undefined"]
+
+
+def undefined(test: object, what: str) -> ConfigError:
+    """The error of a subclass that does not say how what it tests is made.
+
+    Args:
+        test: an object of it.
+        what: the method or attribute to define, and what it does: ``"open(), which opens the engine"``.
+    """
+    return ConfigError(f"{type(test).__name__} does not define {what}: define it; help({_base(test)}) has an example")
+
+
+def _base(test: object) -> str:
+    return next(kind.__name__ for kind in type(test).__mro__ if kind.__module__.startswith("stoker.testing."))
 
 
 def row_of(batch: Mapping[str, Column], row: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from stoker.index.merge import merge_index
 from stoker.index.rebuild import rebuild_index
 from stoker.storage import open_store
 from stoker.testing.formats import FormatTests
-from stoker.testing.values import raised
+from stoker.testing.values import raised, undefined
 
 __all__ = ["WrittenFormatTests"]
 
