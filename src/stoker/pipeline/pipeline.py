@@ -1,4 +1,4 @@
-"""From a plan of positions to batches: locate, fetch ahead, read, transform, in order."""
+"""Turns a plan of positions into batches: locates, fetches ahead, reads and transforms samples, in order."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from stoker.types import Batch, Ids
 __all__ = ["Override", "Pipeline"]
 
 Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
-"""Makes samples of samples and their ids, each when it is asked for."""
+"""A function from samples and their ids to samples, applied lazily."""
 
 _T = TypeVar("_T")
 
 _LOCATE_SAMPLES = 4096
-# The first batch waits until so much of what follows is located: samples of so many shards, or so many samples.
+# The first batch waits until this much is located: samples of so many shards, or so many samples.
 _FIRST_SAMPLES = 1 << 14
 _FIRST_SHARDS = 16
 _FIRST_SAMPLES_OF_FEW_SHARDS = 1 << 16
-# Then so many times as much is located as is delivered, until the whole lookahead is.
+# After it, this many times as much is located as is delivered, until the whole lookahead is located.
 _GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some batches that are read together: their lengths, and where their samples lie."""
+    """Batches that are read together: their lengths, and shards and rows of their samples."""
 
     lengths: list[int]
     shards: Ids
@@ -118,7 +118,7 @@ class Pipeline:
         return split_batch(batch, chunk.lengths)
 
     def _chunks(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
-        """All chunks in order, read as ``read`` does: here, or on threads ahead of the consumer."""
+        """All chunks in order, read by ``read`` in this thread, or in threads ahead of the consumer."""
         counts = self._pool.counts
         needed: dict[int, int] = {}
         self._pool.expect(needed.keys())
@@ -140,7 +140,7 @@ class Pipeline:
                 found = take()
                 counts.waited(time.perf_counter_ns() - begun)
                 yield found
-                del found, take  # their memory is free for what is read next
+                del found, take  # frees their memory for the next chunk
                 # Shards that no chunk ahead needs may be closed.
                 for shard in done.distinct:
                     needed[shard] -= 1
@@ -163,7 +163,7 @@ class Pipeline:
         return found
 
     def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[_Chunk]:
-        """Chunks in order, the shards of those ahead being fetched meanwhile and counted in ``needed``."""
+        """Chunks in order, while shards of the next ones are fetched; ``needed`` counts the chunks that need each."""
         lookahead, most_shards = self._lookahead, self._settings.most_shards
         window: deque[_Chunk] = deque()
         ahead, allowed = 0, _FIRST_SAMPLES

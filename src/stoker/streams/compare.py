@@ -71,7 +71,7 @@ _TICKS: Final[Mapping[str, int]] = {
 def plain_operand(op: str, value: Any) -> Any:
     """The value to compare with as Python's own type; for ``in`` and ``not in`` a sorted tuple of different values.
 
-    ``None`` goes with ``==`` and ``!=``, which then ask whether there is a value.
+    With ``None``, ``==`` and ``!=`` ask whether a value is null.
 
     Raises:
         ConfigError: a value that no column can be compared with, or values of different kinds.
@@ -262,13 +262,13 @@ def _compare_array(column: Array, op: str, value: float | Fraction) -> NDArray[n
         column = column.view(np.uint8)
     bounds = np.iinfo(column.dtype)
     if not isinstance(value, int) and math.isfinite(value) and value != math.floor(value):
-        # Between two integers: nothing equals it, and the rest is a question of the integer below.
+        # Between two integers: no integer equals it, and the order follows from the integer below.
         if op in ("==", "!="):
             return np.full(len(column), op == "!=")
         op = "<=" if op in ("<", "<=") else ">"
         compare_with, value = _COMPARISONS[op], math.floor(value)
     if not bounds.min <= value <= bounds.max:
-        # All of the column lies on one side.
+        # All values of the column are on one side.
         return np.full(len(column), bool(compare_with(0, value)))
     return np.asarray(compare_with(column, column.dtype.type(int(value))), dtype=np.bool_)
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 Mask: TypeAlias = NDArray[np.bool_]
 _ID: Final = np.dtype(np.int64)
 _NULLS: Final = "unknown"
-"""Version of the meaning of comparisons with nulls: ids that were chosen by another one are chosen anew."""
+"""Version of the meaning of comparisons with nulls: ids that were chosen by another version are computed again."""
 
 
 class Condition(ABC):
@@ -56,12 +56,12 @@ class Condition(ABC):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Hashes of the functions in it, which no state knows: they differ between versions of Python."""
+        """Hashes of the functions in it. States do not hold them, as they differ between versions of Python."""
         return ()
 
     @abstractmethod
     def evaluate(self, batch: Batch, count: int) -> tuple[Mask, Mask | None]:
-        """For which of ``count`` samples it holds, and for which that is unknown; ``None`` where it is unknown for none.
+        """Masks of ``count`` samples: where it holds, and where that is unknown (``None``: nowhere).
 
         Both are bool, of shape ``(count,)``.
 
@@ -79,7 +79,7 @@ class Condition(ABC):
         return _Not(self)
 
     def __bool__(self) -> bool:
-        # `a and b` would silently be b alone.
+        # `a and b` would silently evaluate to b.
         raise ConfigError("a condition is neither true nor false by itself: combine conditions with &, | and ~")
 
 
@@ -145,7 +145,7 @@ class Where(Condition):
 class WhereFunction(Condition):
     """The condition that :meth:`Where.function` makes. Two of the same name and columns are equal.
 
-    A function that can not be pickled stays behind; the copy still knows the ids that were chosen before.
+    A function that can not be pickled is left out; the copy still finds ids that were computed before.
     """
 
     needs: tuple[str, ...]
@@ -224,7 +224,7 @@ class _Several(Condition):
         holds: Mask = combine.reduce([true for true, _ in found])
         if all(unknown is None for _, unknown in found):
             return holds, None
-        # Whatever the unknown ones may be: where they decide, the whole is unknown.
+        # The result is unknown where it depends on an unknown operand.
         could: Mask = combine.reduce([true if unknown is None else true | unknown for true, unknown in found])
         return holds, could & ~holds
 

@@ -1,7 +1,7 @@
-"""Arrays that are computed from all of a dataset once, and saved as files next to its index.
+"""Computes arrays from all of a dataset once, and saves them as files next to its index.
 
 A file appears by rename, whole, or not at all. Its header says what it was computed from; a file that is torn, or was
-computed from something else, is computed anew. The process that computes it holds an exclusive ``flock`` on the part file,
+computed from something else, is computed again. The process that computes it holds an exclusive ``flock`` on the part file,
 as for a download (see :mod:`stoker.cache.base`), and the others wait for it. The files are in the cache's private
 directory, where nothing is evicted, and only part files of processes that are gone are removed.
 
@@ -63,7 +63,7 @@ class DerivedArray:
 
 
 class ArraySink:
-    """Takes the array while it is made, from its first element on.
+    """Writes a derived array while it is computed, from its first element on.
 
     Attributes:
         directory: where larger intermediate files may be made.
@@ -82,7 +82,7 @@ class ArraySink:
         self._write(memoryview(np.ascontiguousarray(values).view(np.uint8)))  # type: ignore[arg-type]
 
     def beat(self) -> None:
-        """Show those who wait that work goes on."""
+        """Show waiting processes that this one makes progress."""
         os.utime(self._descriptor)
 
     def _write(self, data: memoryview) -> None:
@@ -92,13 +92,13 @@ class ArraySink:
             data = data[done:]
 
     def finish(self, recipe: str, dtype: np.dtype[Any], extra: bytes) -> None:
-        """Add the extra bytes and the header, and have all of it on disk."""
+        """Add the extra bytes and the header, and sync all to disk."""
         count = (self._at - _HEADER) // dtype.itemsize
         self._write(memoryview(extra))
         header = json.dumps({"recipe": recipe, "dtype": dtype.str, "count": count, "extra": len(extra)}).encode()
         head = _MAGIC + xxhash.xxh64_digest(header) + len(header).to_bytes(4, "little") + header
         os.pwrite(self._descriptor, head.ljust(_HEADER, b"\0"), 0)
-        # What a crash leaves under the name must be whole: only its header and its size are checked later.
+        # A crash must leave a whole file under the name: readers check only its header and size.
         os.fsync(self._descriptor)
 
 
@@ -109,7 +109,7 @@ def derived_array(
     recipe: Mapping[str, Any],
     make: Callable[[ArraySink], tuple[DTypeLike, bytes]],
 ) -> DerivedArray:
-    """The derived array of a recipe; it is computed first where no file has it.
+    """The derived array of a recipe, computed unless a file has it.
 
     Args:
         location: the dataset that it is computed from.
@@ -173,7 +173,7 @@ def _make(
             if current != seen:
                 seen, since = current, now
             if now - since > patience:
-                # Its maker is alive but stopped: make it beside. Both make the same, and each rename is whole.
+                # Its maker is alive but stopped: compute it here too. Both results are equal, and each rename is whole.
                 part = private / part_name(name, secrets.token_hex(8))
                 continue
             time.sleep(delay)
@@ -202,7 +202,7 @@ def _make(
 
 
 def _writable(directory: Path, url: str) -> bool:
-    """Whether files can be made in a directory's private one, which is made first if need be."""
+    """Whether files can be made in a directory's private directory, which is made if it is missing."""
     try:
         private = make_private(directory, url)
     except OSError as error:

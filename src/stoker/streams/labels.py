@@ -34,7 +34,7 @@ LabelKind = Literal["classes", "hashes"]
 U64 = NDArray[np.uint64]
 
 MOST_CLASSES: Final = 1 << 20
-"""Most different texts that a column of classes may have; all of them are held in memory while codes are given."""
+"""The most distinct texts of a column of classes; all of them are in memory while labels are computed."""
 
 _NARROW: Final = tuple(np.dtype(name) for name in ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8"))
 # xxh64's constants.
@@ -87,7 +87,7 @@ def column_labels(
 def label_values(
     location: DatasetLocation, column: str, *, nulls: Nulls = "error", options: ReadOptions = ReadOptions()
 ) -> tuple[Any, ...] | None:
-    """The values that ``"classes"`` of a column of text or bytes number, sorted, and ``None`` last where nulls are a group.
+    """The values behind the labels ``"classes"`` of a column of text or bytes: sorted, ``None`` last where nulls are a group.
 
     Errors are those of :func:`column_labels`.
 
@@ -126,7 +126,7 @@ def hash_column(values: Column, where: str, nulls: Nulls, describe_sample: Calla
 
 
 def null_error(where: str, sample: str) -> ConfigError:
-    """The error for a column that is divided by and has a null."""
+    """The error for a null in a column that samples are divided by."""
     return ConfigError(
         f'{where} has no value (null or NaN) in {sample}: nulls="group" keeps all such samples together as a group of their '
         'own (which subset=Where(column, "!=", None) leaves out), or name another column'
@@ -234,7 +234,7 @@ def _make_classes(
                 raise ConfigError(f"{where} is not of one type in all shards: classes need one")
             text = found
             if integers is None:
-                # The dictionary is filled by its own C code: no step of the interpreter a sample.
+                # The dictionary fills itself in C, without interpreter steps for each sample.
                 integers = np.fromiter(map(codes.__getitem__, there), np.int64, len(there))
                 if len(codes) > MOST_CLASSES:
                     raise ConfigError(

@@ -1,4 +1,4 @@
-"""Streams, the sources of a dataset: their arguments, and several of them opened as one dataset."""
+"""Arguments of streams, the sources of a dataset, and several streams opened as one dataset."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOVED: Final[Mapping[str, str]] = {
     "filters": 'it is a setting of the format: format="parquet", format_options={"filters": ...}',
     "on_bad_files": 'it is a setting of the format: format="parquet", format_options={"on_bad_files": "skip"}',
 }
-"""Arguments that are looked for under other names, and where they are."""
+"""Arguments that users know by other names, with their names here."""
 
 
 @checked(
@@ -111,7 +111,7 @@ class Stream:
 
     def __repr__(self) -> str:
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.repr and one.name != "_"}
-        if isinstance(self.remote, str):  # it may hold a password or a signature, which opening refuses
+        if isinstance(self.remote, str):  # it may hold a password or a signature; opening refuses such URLs
             given["remote"] = redact_url(self.remote)
         elif isinstance(self.remote, Sequence):
             given["remote"] = [redact_url(os.fspath(one)) for one in self.remote]
@@ -153,7 +153,7 @@ class StreamDefaults:
 
 
 class Streams:
-    """Opened streams. Shards, and samples by id, are numbered through: those of one stream after those of another.
+    """Opened streams. Shards and sample ids count through all streams, one stream after the other.
 
     Attributes:
         streams: their arguments.
@@ -193,7 +193,7 @@ class Streams:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Stream name to a hash of what its samples are."""
+        """Stream name to the fingerprint of its index."""
         return {name: location.index.fingerprint for name, location in zip(self.names, self.locations, strict=True)}
 
     @property
@@ -216,7 +216,7 @@ class Streams:
 
 
 def stream_names(streams: Sequence[Stream]) -> tuple[str, ...]:
-    """The streams' names, those that are not given made of the ends of their paths.
+    """The streams' names; a stream without one is named by the end of its path.
 
     Raises:
         ConfigError: two streams were given the same name.
@@ -285,7 +285,7 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
     names = stream_names(streams)
     defaults = defaults or StreamDefaults()
     openings = [_opening(one, defaults) for one in streams]
-    # Streams that are opened alike are opened once.
+    # Streams with equal arguments are opened once.
     keys = [repr(opening) for opening in openings]
     different = dict(zip(keys, openings, strict=True))
     if len(different) == 1:
@@ -313,7 +313,7 @@ def _opening(one: Stream, defaults: StreamDefaults) -> dict[str, Any]:
         "columns": defaults.columns,
         "options": one.format_options,
         "cache_limit": defaults.cache_limit,
-        # As for a dataset: False never validates, and what is empty is not given.
+        # As for a dataset: False never validates, and an empty value counts as not given.
         "settings": CacheSettings(
             validate_hash=validate or (False if validate is False else None),
             keep_zip=keep_zip,
@@ -341,7 +341,7 @@ def _limited(locations: Sequence[DatasetLocation], limit: int) -> list[DatasetLo
         if location.cache.store is not None:
             roots.setdefault(os.path.realpath(location.cache.root), location)
     if not roots:
-        return [location.limited(limit) for location in locations]  # tells why that can not be
+        return [location.limited(limit) for location in locations]  # raises the error that says why it can not
     if len(roots) == 1:
         quotas = [limit]
     else:

@@ -35,7 +35,7 @@ IdSource: TypeAlias = str | os.PathLike[str] | Sequence[int] | NDArray[np.intege
 @checked
 @dataclass(frozen=True, slots=True)
 class HashSplit:
-    """The samples whose hash falls into ``[low, high)`` of ``[0, 1]``. Splits that meet at a number share no sample.
+    """The samples whose hash falls into ``[low, high)`` of ``[0, 1]``. Splits with a common bound share no sample.
 
     Attributes:
         low: where the part begins, a fraction.

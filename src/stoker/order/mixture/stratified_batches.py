@@ -109,7 +109,7 @@ class StratifiedPlan(BatchPlan):
         return _pick(low, counts, before, entries, length, self._filler(starts, length), node, nodes)
 
     def _filler(self, starts: Ids, length: int) -> Ids:
-        """Number of each batch's filler, int64, shape ``(batches,)``. It is the same all through a phase."""
+        """Number of each batch's filler, int64, shape ``(batches,)``. It is constant in a phase."""
         counts = self.strata.counts(starts)
         batches = np.maximum(counts.sum(axis=1, keepdims=True) // length, 1)
         enough = 2 * counts.shape[1] * self.num_canonical_nodes * batches
@@ -117,7 +117,7 @@ class StratifiedPlan(BatchPlan):
         return filler
 
     def _mix(self, starts: Ids, length: int, entries: Ids, before: Ids, sections: Ids, first: int) -> Ids:
-        """Move entries inside the part of a section that is where sections of equal lengths would be."""
+        """Shuffle entries inside the part of each section that it would have if all sections were of equal length."""
         nodes, count = self.num_canonical_nodes, sections.shape[1]
         positions = np.arange(first, first + count + 1, dtype=np.int64)
         borders = np.zeros((starts.size, count + 1), dtype=np.int64)
@@ -176,7 +176,7 @@ def _pick(low: Ids, counts: Ids, before: Ids, entries: Ids, length: int, filler:
     lengths[batch, :, filler + 1] = 0
     lengths[:, :, 0] = head
     lengths[:, :, -1] = filling - head
-    # One search for all batches: each has a range of its own, longer than itself.
+    # One search for all batches: each is shifted into a range of its own.
     shift = batch[:, None] * (length + 1)
     ends = lengths.reshape(batches, -1).cumsum(axis=1) + before.reshape(-1, 1) + shift
     entry = entries + shift

@@ -1,4 +1,4 @@
-"""An epoch of which each rank owns a part: run by the world that it was divided for, and finished in any other.
+"""Plans of an epoch of which each rank owns a part: for the world that divided it, and for any other that finishes it.
 
 The *home world* divided the dataset into as many parts as it had ranks. The epoch's positions count round by round
 (:mod:`stoker.order.partition.part_positions`), so what the home world has done after any number of steps is all positions
@@ -89,7 +89,7 @@ class PartPlan:
 
     @property
     def longest(self) -> int:
-        """A rank that takes as many batches as any."""
+        """A rank that takes the most batches."""
         return self.rounds.largest_part
 
     @property
@@ -152,14 +152,14 @@ class PartPlan:
             yield [self._positions(np.arange(self.start_round + full * self.batch_size, self._stop(self._size)))]
 
     def _positions(self, numbers: Ids) -> Ids:
-        """Part positions of samples, which begin anew where the part has ended."""
+        """Part positions of samples, which start again where the part has ended."""
         if self._stop(self._size) > self._size:
             numbers = numbers % self._size
         positions: Ids = numbers | self.rank << PART_BITS
         return positions
 
     def _stop(self, size: int) -> int:
-        """One past the last sample that is taken of a part of ``size``, counted on where it repeats."""
+        """One past the last sample that is taken of a part of ``size``; repeated ones count on from its end."""
         size = max(self.start_round, size)
         if self.remainder == "uneven":
             return size
@@ -223,7 +223,7 @@ class DealtPlan:
 
     @property
     def longest(self) -> int:
-        """A rank that takes as many batches as any."""
+        """A rank that takes the most batches."""
         return self.plan.longest
 
     @property
@@ -265,5 +265,5 @@ def plan_parts(
     start = rounds.round_at(position)
     if world_size == rounds.parts and start is not None:
         return PartPlan(rounds, batch_size, rank, start, remainder)
-    # Position p is of part p % parts where parts are equal, so a rank is dealt samples of few of them.
+    # Of equal parts, position p is in part p % parts, so a rank gets samples of few parts.
     return DealtPlan(rounds, BatchPlan(position, rounds.total, batch_size, rank, world_size, rounds.parts, remainder))

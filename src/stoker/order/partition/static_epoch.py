@@ -65,11 +65,11 @@ class StaticEpochs:
         if self._batching == "device_per_stream":
             check_batch(data_rank.batch_size, batch)
         counts, _ = self.counts(position.epoch, home)
-        # Only the sizes of all parts together are needed here, and those not at all where they are known to be equal.
+        # Only the sum of the parts' sizes is needed here, and not even that where they are known to be equal.
         even = settings.partition.even and len(quotas) == 1 and quotas[0].count == quotas[0].total
         rounds = Rounds.even(quotas[0].count, home) if even else Rounds(counts.sum(axis=0))
         if settings.remainder == "pad" and rounds.largest and not rounds.smallest:
-            # Every rank says so, those that have samples too: they would wait for the others.
+            # Every rank raises the error, also those with samples: they would wait for the others.
             raise ConfigError(
                 f"some of {home} ranks have parts without samples, which can not be padded: an epoch has {rounds.total}. Use "
                 "a larger epoch_size, fewer ranks, or remainder='uneven' or 'drop'"
@@ -89,7 +89,7 @@ class StaticEpochs:
             begun[:, part],
             unit=batch if self._batching in ("per_stream", "device_per_stream") else 1,
             window=0 if self._batching == "stratified" else self._settings.window,
-            # For all ranks to have the same stream at each step, they must scramble alike.
+            # All ranks scramble by the same key, so that they have the same stream at each step.
             key=key if together else mix(key, part),
             unit_counts=counts.min(axis=1) // batch if together else None,
             first_stream=part * len(self._quotas),
@@ -154,7 +154,7 @@ class _PartsOrder:
 def _reached(sizes: Ids, count: int) -> Ids:
     """Number of the first ``count`` samples of an endless sequence that each of its parts has; int64, shape of ``sizes``.
 
-    Every pass has all of each part. Inside a pass parts are spread evenly, so all get on alike.
+    Every pass has all of each part. Inside a pass parts are spread evenly, so all advance equally.
     """
     passes, inside = divmod(count, max(1, int(sizes.sum())))
     reached: Ids = sizes * passes

@@ -1,6 +1,6 @@
 """The shuffle ``block``: shards in a random order, cut into blocks, and each sample moved inside its block.
 
-Blocks end where shards end, as far as that can be. A shard that lay in two blocks would be held for both: a block as large
+Blocks end where shards end, if possible. A shard in two blocks would be held for both, so a block of the same size
 would need one shard more.
 """
 
@@ -18,12 +18,12 @@ from stoker.types import Ids
 
 _TAG_BLOCKS: Final = 2
 
-# Blocks may be this small, in parts of K, before they go with a neighbour: so one table's width suits all of them.
+# Blocks smaller than this part of K are merged with a neighbour, so that one domain width suits all blocks.
 _LEAST_PART: Final = 8
-# There are at most so many blocks a shard, or so many at all. A block smaller than its shard saves no room in a cache.
+# There are at most so many blocks a shard, or so many at all. A block smaller than its shard saves no space in a cache.
 _MOST_BLOCKS_PER_SHARD: Final = 4
 _MOST_BLOCKS: Final = 1 << 16
-# A block's bijection has four rounds. A fifth would make no difference that the measures of a shuffle can see.
+# Rounds of a block's bijection. A fifth makes no difference in the measures of shuffle quality.
 _ROUNDS: Final = 4
 _KEY_FACTOR: Final = 0x9FB21C651E98DF24
 
@@ -66,7 +66,7 @@ def cut_blocks(shard_starts: Ids, span_starts: Ids, size: int) -> Ids:
     fixed = np.zeros(cuts.size, dtype=bool)
     fixed[np.searchsorted(cuts, span_starts)] = True
     close = np.diff(cuts) < -(-size // _LEAST_PART)
-    # Of two cuts that are close the latter goes, unless a span begins there.
+    # Of two cuts that are close, the second is dropped unless a span begins there.
     drop = np.zeros(cuts.size, dtype=bool)
     drop[1:] |= close & ~fixed[1:]
     drop[:-1] |= close & fixed[1:] & ~fixed[:-1]

@@ -1,4 +1,4 @@
-"""One run through a data set: which epoch, how far, and the state that it leaves behind."""
+"""Tracks the progress of a run through its epochs, and makes and loads its states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_si
 
 
 class Progress:
-    """The progress of one iteration, counted by what the consumer has taken.
+    """The progress of one iteration: the samples that the consumer has taken.
 
     Args:
         point: where it began.
@@ -55,7 +55,7 @@ class Progress:
         self._remaining: Iterator[Any] = iter(())
 
     def enter(self, run: SampleRun) -> None:
-        """Samples are about to be taken, one by one."""
+        """Note that samples are about to be taken one by one."""
         self._entered += operator.length_hint(run.remaining)
         self._remaining = run.remaining
         self.check()
@@ -75,11 +75,11 @@ class Progress:
             raise superseded_error()
 
     def batch(self) -> None:
-        """A whole batch is taken."""
+        """Note that a whole batch was taken."""
         self._entered += self.plan.batch_size
 
     def failed(self) -> None:
-        """The sample that was taken last has an error instead, and was not delivered."""
+        """Note that the sample that was taken last was not delivered, as it has an error."""
         self._entered -= 1
 
     @property
@@ -123,7 +123,7 @@ def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRan
     """The samples of a reader from ``point`` to the end of its epoch.
 
     Raises:
-        StateError: a state was taken there from which this world can not resume; says why.
+        StateError: this world can not resume from a state at ``point``; says why.
         ConfigError: settings that do not go together, or an epoch whose samples are all left out.
     """
     try:
@@ -140,7 +140,7 @@ def run_from(sample_order: SampleOrder, point: EpochPosition, data_rank: DataRan
 
 
 def others_have_more(plan: Plan) -> bool:
-    """Whether other ranks still have batches when this one has had all of its own."""
+    """Whether other ranks still have batches when this one has taken all of its own."""
     return plan.position_after(len(plan)) < plan.end
 
 
@@ -212,7 +212,7 @@ class ResumeState:
         return run_from(self.sample_order, point, data_rank)
 
     def deliver(self, point: EpochPosition, plan: Plan, begun: int) -> Progress:
-        """The iteration that states speak of from now on."""
+        """Make an iteration the one whose progress states describe."""
         self._left = [(left, count) for left, count in self._left if left() is not None]
         if self._delivery is not None and not self._delivery.finished:
             self._left.append((weakref.ref(self._delivery), self._delivery.samples))
@@ -276,7 +276,7 @@ class ResumeState:
         if taken < 0:
             return replace(begun, position=samples, partial=0)
         plan = self.sample_order.run(begun, data_rank).plan
-        # With what ranks repeat to be equally many.
+        # The samples that ranks repeat, to have equally many, count too.
         most = max(
             self.sample_order.epoch_size - begun.position, len(plan) * data_rank.batch_size * data_rank.world_size
         )
@@ -319,7 +319,7 @@ class ResumeState:
         return self.state(replace(start, position=position, partial=0), data_rank)
 
     def after_epoch(self, point: EpochPosition, plan: Plan) -> EpochPosition:
-        """The position to resume from after an iteration over ``plan``, begun at ``point``, was told of its end.
+        """The position to resume from after an iteration over ``plan``, begun at ``point``, has ended.
 
         Raises:
             StateError: other ranks have more batches than this one.

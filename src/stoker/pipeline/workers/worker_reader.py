@@ -1,4 +1,4 @@
-"""``WorkerReader``: reads ahead what a source of ranges gives, delivers it, counts it, and makes checkpoints of it."""
+"""``WorkerReader``: reads ahead from a source of ranges, delivers and counts samples, and makes checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOK: Final = 0.25
 class WorkerReader:
     """One worker of a :class:`~stoker.loaders.shard_loader.StreamingShardLoader`.
 
-    What is in the buffer was not delivered: after an error, a fork or :meth:`close` it is read again from there.
+    Samples in the buffer do not count as delivered: after an error, a fork or :meth:`close` they are read again.
 
     Args:
         source: what this worker reads.
@@ -66,7 +66,7 @@ class WorkerReader:
             begin, samples = self.at, chunk.samples
             end = chunk.end if samples is None else begin + 1
             if self._leases and not self.source.deliver(chunk, begin, end):
-                self._drop_chunk()  # others have it now
+                self._drop_chunk()  # another worker has it now
                 continue
             self.at = end
             if end == chunk.end:
@@ -122,7 +122,7 @@ class WorkerReader:
                 self._stop()
                 raise
             except BaseException:
-                if not self._leases:  # what is leased would be lost with the buffer
+                if not self._leases:  # leased samples would be lost with the buffer
                     self._stop()
                 raise
             if chunk is not None:
@@ -166,7 +166,7 @@ class WorkerReader:
         """The position to resume from after all that was delivered; of leased work, after what all workers have committed."""
         source = self.source
         if source.leases:
-            progress = source.progress(self.at, finished=self.finished)  # asks the coordinator: nothing may wait for it
+            progress = source.progress(self.at, finished=self.finished)  # asks the coordinator, so no lock may be held
         else:
             with self._lock:
                 progress = source.progress(self.at, finished=self.finished)
