@@ -13,14 +13,14 @@ how many tokens a second of processor time makes, start included, which other wo
 * ``bare``: ``pyarrow.parquet.ParquetFile.read_row_group`` of the column, all row groups, one thread, results dropped;
 * ``bare, 2 threads``: the same on two threads, each with a file of its own: what the machine has;
 * ``loader``: ``StreamingParquetLoader``, 16 x 2,048, shuffled, int64 ids and shifted labels, as it comes;
-* ``loader, 2 threads``: the same with ``decode_threads=2``; ``int32``: in int32; ``in order``: unshuffled; ``ids``: without
+* ``loader, 2 threads``: the same with ``read_threads=2``; ``int32``: in int32; ``in order``: unshuffled; ``ids``: without
   labels, as torch tensors: what ``hf torch`` delivers, which makes none;
 * ``packed``: ``layout="pack"`` of documents of mixed lengths (log-normal, mean 500; a file of its own), eos put behind each;
   only tokens count, and the padding is printed;
 * ``hf ...``: ``datasets.load_dataset(streaming=True)``, in batches of 16 as torch tensors, NumPy arrays, Arrow; and in rows.
 
 With ``--s3``, MB/s of the column's chunks: through ``obstore`` bare, eight ranges at a time, dropped; as the loader fetches
-them, without decoding; and all that the loader does, with ``decode_threads=2``: each with ``cache="memory"``, and through an
+them, without decoding; and all that the loader does, with ``read_threads=2``: each with ``cache="memory"``, and through an
 empty cache on disk. Where the server runs on the same few cores, decoding competes with it: compare ``MB a CPU second``, in
 which the server has no part.
 """
@@ -105,13 +105,15 @@ def bare(path: Path, threads: int = 1) -> dict[str, Any]:
     return {"rate": tokens / seconds, "tokens": tokens}
 
 
-def loader(path: Any, **options: Any) -> dict[str, Any]:
+def loader(path: Any, threads: int = 1, **options: Any) -> dict[str, Any]:
+    from stoker import ReadOptions
     from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     if options.get("labels") == "none":
         import torch  # noqa: F401
 
-    opened = StreamingParquetLoader(path, ShardConfig.single(), BATCH, SEQ, **options)
+    reading = ReadOptions(read_threads=threads)
+    opened = StreamingParquetLoader(path, ShardConfig.single(), BATCH, SEQ, read=reading, **options)
     began = time.perf_counter()
     for batch in opened:
         if options.get("labels") == "none":
@@ -150,9 +152,10 @@ def memory(path: Path, threads: int) -> dict[str, Any]:
     import pyarrow.compute
     import pyarrow.parquet  # noqa: F401
 
+    from stoker import ReadOptions
     from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
-    opened = StreamingParquetLoader(path, ShardConfig.single(), BATCH, SEQ, decode_threads=threads)
+    opened = StreamingParquetLoader(path, ShardConfig.single(), BATCH, SEQ, read=ReadOptions(read_threads=threads))
     iterator = iter(opened)
     base = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
@@ -185,12 +188,13 @@ def bare_s3(url: str, options: dict[str, str], ranges: list[tuple[str, int, int]
 
 
 def loader_s3(url: str, options: dict[str, str], cache: str, needed: int, kind: Any) -> dict[str, Any]:
+    from stoker import ReadOptions
     from stoker.concurrency.shared_counters import Count
     from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
     os.environ["STOKER_CACHE"] = cache
     opened = StreamingParquetLoader(
-        url, ShardConfig.single(), BATCH, SEQ, decode_threads=2, storage_options=options, cache=kind
+        url, ShardConfig.single(), BATCH, SEQ, read=ReadOptions(read_threads=2), storage_options=options, cache=kind
     )
     pool: Any = opened._source._pool  # type: ignore[attr-defined]
     began = time.perf_counter()
@@ -283,11 +287,11 @@ def local(folder: Path, options: argparse.Namespace) -> None:
         "loader, int32": lambda: measure("loader", path, dtype="int32"),
         "loader, in order": lambda: measure("loader", path, shuffle=False),
         "loader, ids": lambda: measure("loader", path, labels="none"),
-        "loader, 2 threads": lambda: measure("loader", path, decode_threads=2),
-        "loader, 2 threads, ids": lambda: measure("loader", path, decode_threads=2, labels="none"),
-        "loader, 2 threads, int32": lambda: measure("loader", path, decode_threads=2, dtype="int32"),
+        "loader, 2 threads": lambda: measure("loader", path, threads=2),
+        "loader, 2 threads, ids": lambda: measure("loader", path, threads=2, labels="none"),
+        "loader, 2 threads, int32": lambda: measure("loader", path, threads=2, dtype="int32"),
         "packed": lambda: measure("loader", documents, **packed),
-        "packed, 2 threads": lambda: measure("loader", documents, decode_threads=2, **packed),
+        "packed, 2 threads": lambda: measure("loader", documents, threads=2, **packed),
     }
     if HF.exists():
         for form in ("torch", "numpy", "arrow", "rows"):

@@ -203,15 +203,18 @@ class _Plan:
                     *(one for one in self._names if one not in ("self", "cls", "_cls", self._rest)),
                     *self._options,
                 ]
-                raise ConfigError(f"{owner}: {unknown_name('argument', name, known)}")
+                raise ConfigError(f"{owner}: {self._unknown(name, known)}")
             given[name] = check_argument(owner, name, self._options[name], value, self._remedies.get(name, ""))
+
+    def _unknown(self, name: str, known: Sequence[str]) -> str:
+        moved = self._remedies.get(name)
+        return f"there is no argument {name!r}: {moved}" if moved else unknown_name("argument", name, known)
 
     def _misfit(self, error: TypeError, kwargs: Mapping[str, Any]) -> str:
         known = [name for name in self._names if name not in ("self", "cls", "_cls", self._rest)]
         for name in kwargs:
             if name not in known and self._rest is None:
-                moved = self._remedies.get(name)
-                return f"there is no argument {name!r}: {moved}" if moved else unknown_name("argument", name, known)
+                return self._unknown(name, known)
         if "too many positional" in str(error):
             named = [p.name for p in self._signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
             return f"{error}; name them, as in {', '.join(f'{name}=...' for name in named[:3])}"

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from loader_cases import rows_of, write_parquet
 
-from stoker import World
+from stoker import ReadOptions, World
 from stoker.errors import ConfigError, CorruptDataError, FormatError, IndexFileError, ObjectNotFoundError
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 from stoker.tokens.sources import source as sources
@@ -186,7 +186,7 @@ def test_bad_files_are_errors_or_counted_and_listed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(CorruptDataError, match=name):
             loader(tmp_path)
-        found = loader(tmp_path, on_bad_files="skip")
+        found = loader(tmp_path, format_options={"on_bad_files": "skip"})
         assert [Path(one.file).name for one in found.skipped_files] == [name]
         assert found.skipped_files[0].problem
         assert found.total_files == 1
@@ -198,7 +198,7 @@ def test_nothing_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError):
         loader(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ObjectNotFoundError, match="no files of format 'parquet'"):
+    with pytest.raises(ObjectNotFoundError, match="there are no files"):
         loader(tmp_path / "empty")
     write_parquet(tmp_path / "a.parquet", [])
     with pytest.raises(ConfigError, match="no tokens"):
@@ -259,7 +259,7 @@ def test_a_damaged_page_is_an_error_where_its_batches_would_come(tmp_path: Path)
     data = bytearray(path.read_bytes())
     data[place + 200] ^= 255
     path.write_bytes(data)
-    batches = iter(loader(tmp_path, seq_len=50, batch_size=5, shuffle_tokens=1, decode_threads=2))
+    batches = iter(loader(tmp_path, seq_len=50, batch_size=5, shuffle_tokens=1, read=ReadOptions(read_threads=2)))
     assert [len(next(batches)) for _ in range(4)] == [5] * 4
     with pytest.raises(CorruptDataError, match=r"a\.parquet: row group 1"):
         next(batches)
@@ -271,7 +271,7 @@ def test_a_damaged_page_is_an_error_where_its_batches_would_come(tmp_path: Path)
 def test_leaving_in_the_middle_leaves_no_threads(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [[[k] * 50] * 50 for k in range(1, 30)])
     before = set(threading.enumerate())
-    opened = loader(tmp_path, shuffle_tokens=1, decode_threads=2)
+    opened = loader(tmp_path, shuffle_tokens=1, read=ReadOptions(read_threads=2))
     for number, _ in enumerate(opened):
         if number == 3:
             break
@@ -288,7 +288,7 @@ def test_batches_stay_as_they_are_while_others_are_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     rows = [rng.integers(1, 1000, 64).tolist() for _ in range(400)]
     write_parquet(tmp_path / "a.parquet", [rows[k : k + 50] for k in range(0, 400, 50)])
-    opened = loader(tmp_path, seq_len=64, shuffle=True, shuffle_tokens=1, decode_threads=2)
+    opened = loader(tmp_path, seq_len=64, shuffle=True, shuffle_tokens=1, read=ReadOptions(read_threads=2))
     kept, copies = [], []
     for batch in opened:
         kept.append(batch)

@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from loader_cases import FIRST, MemorySource, epoch_rows, rows_of
 
+from stoker import ReadOptions
 from stoker.errors import ConfigError, StateError
 from stoker.loaders.parquet_loader import ShardConfig, StreamingParquetLoader
 
@@ -456,7 +457,7 @@ def test_a_state_says_what_differs() -> None:
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("options", [{}, {"layout": "pack"}, {"decode_threads": 3}, {"shuffle": False}])
+@pytest.mark.parametrize("options", [{}, {"layout": "pack"}, {"read": ReadOptions(read_threads=3)}, {"shuffle": False}])
 def test_a_rank_reads_each_of_its_groups_once_an_epoch_and_fetches_it_before(options: dict[str, Any]) -> None:
     files = [[[5] * 20, [6] * 15] for _ in range(6)]
     for rank in range(2):
@@ -496,7 +497,7 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
     for options in (
         {"layout": "best"},
         {"granularity": "token"},
-        {"decode_threads": 0},
+        {"read": ReadOptions(read_threads=0)},
         {"too_long": "drop"},
         {"batch_size": 0},
         {"seq_len": 0},
@@ -505,6 +506,18 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             ranks(source, 1, **options)
+    for option, said in (
+        ({"decode_threads": 2}, r"it is read=ReadOptions\(read_threads=...\)"),
+        ({"on_bad_files": "skip"}, r'it is format_options=\{"on_bad_files": "skip"\}'),
+        ({"format_options": {"on_bad_files": "ignore"}}, "on_bad_files must be 'error' or 'skip'"),
+        ({"format_options": {"filters": []}}, "format_options 'filters' is unknown"),
+        ({"read": ReadOptions(views=True)}, r"ReadOptions\(views=\) has no meaning for tokens"),
+        ({"column": "tokens"}, "column= is for Parquet files, and has no meaning for MemorySource"),
+        ({"cache_limit": "1gb"}, "cache_limit= is for Parquet files"),
+        ({"cache": "memory"}, "cache= is for Parquet files"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            ranks(source, 1, **option)
     with pytest.raises(ConfigError, match="rank 2 is not in a world of 2"):
         ShardConfig(2, 2)
     with pytest.raises(ConfigError):

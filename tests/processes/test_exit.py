@@ -31,7 +31,7 @@ _SUSPENDED = {
         "iter(StreamingShardLoader(StreamingDataset(local=folder), StreamingConfig(1, 0, Adaptive(), "
         "coordinator=f'sqlite:///{cache}/{next(number)}.db')))"
     ),
-    "parquet": "iter(StreamingParquetLoader(tokens, batch_size=4, seq_len=16, decode_threads=2))",
+    "parquet": "iter(StreamingParquetLoader(tokens, batch_size=4, seq_len=16, read=ReadOptions(read_threads=2)))",
     "stream": (
         "iter(LMStream(StreamingDataset(tokens, format='parquet', batch_size=8, read=ReadOptions(read_threads=2)), "
         "'tokens', 4, 16))"

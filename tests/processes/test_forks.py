@@ -105,7 +105,7 @@ def _planned(data: Path) -> Iterator[Any]:
 
 
 def _parquet(data: Path) -> Iterator[Any]:
-    loader = StreamingParquetLoader(str(data / "tokens"), batch_size=4, seq_len=16, decode_threads=2)
+    loader = StreamingParquetLoader(str(data / "tokens"), batch_size=4, seq_len=16, read=ReadOptions(read_threads=2))
     return (batch.input_ids.tolist() for batch in loader)
 
 

@@ -78,7 +78,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
     Over a :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` it yields the batches that the loader makes
     (:class:`~stoker.tokens.batch.LMBatch`), or what ``collate_fn`` makes of each:
     ``collate_fn=lambda batch: batch.torch("input_ids", "labels")``. Each worker decodes all that the rank reads, so
-    the loader's own ``decode_threads`` are the better way to more speed.
+    the loader's own ``read_threads`` are the better way to more speed.
 
     Args:
         dataset: what to read.

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from stoker.arguments import checked
+from stoker.arguments import check_argument, checked, unknown_name
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
@@ -17,6 +17,7 @@ from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
+from stoker.formats.base import ReadOptions
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
@@ -64,7 +65,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     Iterating gives this rank's batches of the next epoch as :class:`~stoker.tokens.batch.LMBatch`. Where tokens lie is known
     from footers alone; a row group is decoded while the one before is delivered. torch's ``DataLoader`` takes a loader as it
-    is, with ``batch_size=None``; but each of its workers then decodes all that the rank reads, so ``decode_threads`` is the
+    is, with ``batch_size=None``; but each of its workers then decodes all that the rank reads, so ``read_threads`` are the
     better way to more speed.
 
     Args:
@@ -89,13 +90,14 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         remainder: what becomes of ranks that do not have equally many rows: ``"pad"`` repeats a rank's own and says so,
             ``"drop"`` stops all with the first to end, and says so; with both all ranks take the same number of steps.
             ``"uneven"`` does neither.
-        decode_threads: row groups that are decoded at once, ahead of the one that is delivered.
+        read: :class:`~stoker.formats.base.ReadOptions`: ``read_threads`` row groups are decoded at once, ahead of the one
+            that is delivered (default 1); ``download_threads``. The others have no meaning here.
         local: directory of the cache for remote files; default below ``$STOKER_CACHE`` or ``~/.cache/stoker``.
         cache_limit: bytes that it may take.
         cache: ``"disk"``, or ``"memory"``: row groups of remote files are held by each process that reads them, while it
             reads them, and written nowhere; see :class:`~stoker.StreamingDataset`.
         storage_options: credentials and settings for remote files.
-        on_bad_files: ``"skip"`` leaves damaged files out, and lists them in :attr:`skipped_files`.
+        format_options: ``{"on_bad_files": "skip"}`` leaves damaged files out, and lists them in :attr:`skipped_files`.
         world, replication: this rank, as for :class:`~stoker.StreamingDataset`, where ``shard`` is not given.
         **options: labels, padding and dtype, as :class:`~stoker.tokens.settings.LMSettings` has them: ``labels``, ``pad_id``,
             ``eos_id``, ``cross_document_labels``, ``reset_positions``, ``ignore_index``, ``dtype``, ``vocab_size``. Layouts
@@ -107,7 +109,11 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         StorageError, CorruptDataError, FormatError, IndexFileError: files can not be read, are damaged, or disagree.
     """
 
-    @checked
+    @checked(
+        decode_threads="it is read=ReadOptions(read_threads=...)",
+        **{name: f"it is in read=ReadOptions({name}=...)" for name in ("read_threads", "download_threads")},
+        on_bad_files='it is format_options={"on_bad_files": "skip"}',
+    )
     def __init__(
         self,
         source: Files | TokenSource,
@@ -123,34 +129,41 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         too_long: TooLong = "split",
         shuffle_tokens: int | str = 1 << 22,
         remainder: Remainder = "pad",
-        decode_threads: int = 1,
+        read: ReadOptions = ReadOptions(),
         local: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
         cache: CacheKind = "disk",
         storage_options: StorageOptions | None = None,
-        on_bad_files: OnBadFiles = "error",
+        format_options: Mapping[str, Any] | None = None,
         world: World | None = None,
         replication: Replication | None = None,
         **options: Unpack[LMOptions],
     ) -> None:
-        if decode_threads < 1:
-            raise ConfigError(f"decode_threads={decode_threads}: at least 1")
+        threads = _check_read(read)
         if shard is not None:
             if world is not None or replication is not None or seed is not None:
                 raise ConfigError("shard= says which rank this is, and the seed: give no world, replication or seed")
             world = World(shard.rank, shard.world_size, source="ShardConfig")
         rows = make_layout(layout, LMSettings(seq_len, **options), too_long)
         self.batch_size = batch_size
-        self.decode_threads = decode_threads
+        self._threads = threads
         self._counts = Counts()
         self._rank_finder = DataRankFinder(world, replication)
         self._rank_finder.data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
         self._source = open_source(
-            source, column, local, storage_options, on_bad_files, limit, in_memory=held, counts=self._counts
+            source,
+            column,
+            local,
+            storage_options,
+            _on_bad_files(format_options),
+            limit,
+            in_memory=held,
+            fetch_threads=read.download_threads,
+            counts=self._counts,
         )
-        self._builder = BlockBuilder(self._source, rows, decode_threads)
+        self._builder = BlockBuilder(self._source, rows, threads)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._sample_order: TokenSampleOrder = self._builder.sample_order(
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder
@@ -356,7 +369,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
         progress = self._progress = _EpochProgress(point, run.plan, begun)
-        batches = epoch_batches(self._builder, run, worker, begun, self.batch_size, self.decode_threads)
+        batches = epoch_batches(self._builder, run, worker, begun, self.batch_size, self._threads)
         with closing(batches):
             for batch in batches:
                 delivery.batch()
@@ -439,6 +452,30 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             f"<StreamingParquetLoader of {int(groups.tokens.sum())} tokens in {len(groups.files)} files, "
             f"{self.batch_size} x {self.seq_len}, {self._builder.layout.name}>"
         )
+
+
+def _check_read(read: ReadOptions) -> int:
+    """Threads that decode; see that nothing is asked for that has no meaning for tokens."""
+    default = ReadOptions()
+    for name in ("allow_unsafe_types", "views", "decoded_limit"):
+        if getattr(read, name) != getattr(default, name):
+            raise ConfigError(
+                f"StreamingParquetLoader: ReadOptions({name}=) has no meaning for tokens, which are decoded into batches: "
+                "leave it out"
+            )
+    if read.read_threads == 0:
+        raise ConfigError("StreamingParquetLoader: read_threads=0: at least 1, as row groups are decoded by threads")
+    return read.read_threads or 1
+
+
+def _on_bad_files(format_options: Mapping[str, Any] | None) -> OnBadFiles:
+    """The one setting of Parquet that a loader of tokens has."""
+    for name in format_options or ():
+        if name != "on_bad_files":
+            raise ConfigError(f"StreamingParquetLoader: {unknown_name('format_options', name, ['on_bad_files'])}")
+    given = (format_options or {}).get("on_bad_files", "error")
+    chosen: OnBadFiles = check_argument("StreamingParquetLoader", "on_bad_files", OnBadFiles, given)
+    return chosen
 
 
 _WORDS = {"file": "file", "row_group": "row group", "row": "row"}

@@ -22,16 +22,20 @@ def open_source(
     cache_limit: int | None,
     *,
     in_memory: bool = False,
+    fetch_threads: int = 8,
     counts: Counts | None = None,
 ) -> TokenSource:
     """Parquet files, Megatron's, or a source as it is; arguments as those of the loader.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it is none of these, or arguments are given that have no meaning for it.
     """
+    only_parquet = {"column": column, "local": local, "storage_options": storage_options, "cache_limit": cache_limit}
+    given = next((name for name, value in only_parquet.items() if value is not None), "cache" if in_memory else None)
     if not isinstance(source, str | os.PathLike | list | tuple):
         if not hasattr(source, "chunks"):
             raise ConfigError(f"source is a {type(source).__name__}: expected files, or a TokenSource")
+        _check_none(given, type(source).__name__)
         return source  # type: ignore[return-value]
     names = [os.fspath(one) for one in ([source] if isinstance(source, str | os.PathLike) else source)]
     if names and all(name.endswith((".bin", ".idx")) for name in names):
@@ -41,6 +45,7 @@ def open_source(
                     f"{name} has no {name[:-4]}.idx next to it, so it is not Megatron's. If it is one array of tokens, pass "
                     "RawSource(path, dtype, row_tokens=seq_len)"
                 )
+        _check_none(given, "Megatron's files")
         return MegatronSource(names)
     return open_files(
         source,
@@ -50,5 +55,14 @@ def open_source(
         on_bad_files=on_bad_files,
         cache_limit=cache_limit,
         in_memory=in_memory,
+        fetch_threads=fetch_threads,
         counts=counts,
     )
+
+
+def _check_none(given: str | None, what: str) -> None:
+    """See that no argument is given that only Parquet files have."""
+    if given is not None:
+        raise ConfigError(
+            f"{given}= is for Parquet files, and has no meaning for {what}, which is read as it is: leave it out"
+        )

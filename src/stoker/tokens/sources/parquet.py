@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 # Files whose columns are looked at, where the first ones have none.
 _MOST_LOOKED_AT: Final = 64
-_FETCH_THREADS: Final = 8
 # What is decoded at a time stays in the processor's cache until it has been copied.
 _CHUNK_TOKENS: Final = 1 << 18
 
@@ -48,15 +47,18 @@ class ParquetSource:
         location: the opened files, with this column alone.
         column: its name, or ``None`` for the one that is called ``input_ids``, ``token_ids`` or ``tokens``.
         counts: where it counts what it reads.
+        fetch_threads: row groups that are fetched at once.
 
     Raises:
         ConfigError: there is no such column, it does not hold lists of integers, or there are no tokens.
     """
 
-    def __init__(self, location: DatasetLocation, column: str | None = None, counts: Counts | None = None) -> None:
+    def __init__(
+        self, location: DatasetLocation, column: str | None = None, counts: Counts | None = None, fetch_threads: int = 8
+    ) -> None:
         self._location = location
         self.column = token_column(location.index, column)
-        self._pool = ShardPool(location.index, location.cache, threads=_FETCH_THREADS, most_open=1, counts=counts)
+        self._pool = ShardPool(location.index, location.cache, threads=fetch_threads, most_open=1, counts=counts)
         self._coming: frozenset[int] = frozenset()
         self._closed = False
         self._reset()
@@ -210,6 +212,7 @@ def open_files(
     on_bad_files: OnBadFiles = "error",
     cache_limit: int | None = None,
     in_memory: bool = False,
+    fetch_threads: int = 8,
     counts: Counts | None = None,
 ) -> ParquetSource:
     """Open Parquet files as a source; arguments as :class:`~stoker.loaders.parquet_loader.StreamingParquetLoader` has them.
@@ -231,7 +234,7 @@ def open_files(
         settings=CacheSettings(limit=cache_limit, in_memory=in_memory),
         storage_options=storage_options,
     )
-    return ParquetSource(location, column, counts)
+    return ParquetSource(location, column, counts, fetch_threads)
 
 
 def _find_column(given: Files, storage_options: StorageOptions | None, *, skip_bad: bool) -> str:
