@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from stoker.order import BatchPlan, ShardTable
-from stoker.order.partition.owner_of_value import all_owned
 from stoker.order.partition.part_plan import plan_parts
 from stoker.order.partition.part_positions import Rounds
 from stoker.order.partition.partition import Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
 from stoker.order.partition.strategies import Division
-from stoker.order.selection.selection import Everything, Selection
+from stoker.order.selection.selection import Everything, Numbered, Selection
 from stoker.types import Ids
 
 RANKS = 16_384
@@ -38,7 +37,10 @@ def parts_of(partition: Partition, whole: Selection, ranks: int) -> Iterator[Sel
         return (partition.part(TABLE, whole, rank, ranks) for rank in range(ranks))
     labels = LABELS if partition.column == "user" else LABELS % 1000
     division = Division(TABLE, whole, ranks, TABLE.total, labels)
-    return iter(all_owned(whole, partition.owners(division), ranks))  # type: ignore[attr-defined]
+    owners = np.concatenate([piece for _, piece in partition.owners(division)])  # type: ignore[attr-defined]
+    order = np.argsort(owners, kind="stable")
+    ends = np.cumsum(np.bincount(owners, minlength=ranks))
+    return (Numbered(whole, numbers) for numbers in np.split(order, ends[:-1]))
 
 
 def ids_of(selection: Selection) -> Ids:

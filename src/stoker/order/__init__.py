@@ -8,8 +8,9 @@ from stoker.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stoker.order.global_batches import BatchPlan, Remainder
-    from stoker.order.native import NativeOrder, NativeSettings, StreamSource
+    from stoker.order.native import NativeOrder
     from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
+    from stoker.order.settings import NativeSettings, StreamSource
     from stoker.order.shuffle.shard_table import ShardTable
 
 __all__ = [
@@ -30,12 +31,12 @@ _MODULES: Final = {
     "DataRank": "stoker.order.sample_order",
     "EpochPosition": "stoker.order.sample_order",
     "NativeOrder": "stoker.order.native",
-    "NativeSettings": "stoker.order.native",
+    "NativeSettings": "stoker.order.settings",
     "Remainder": "stoker.order.global_batches",
     "Run": "stoker.order.sample_order",
     "SampleOrder": "stoker.order.sample_order",
     "ShardTable": "stoker.order.shuffle.shard_table",
-    "StreamSource": "stoker.order.native",
+    "StreamSource": "stoker.order.settings",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -33,8 +33,6 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import SHUFFLES, ShuffleSettings
 from stoker.types import Ids
 
-__all__ = ["NativeOrder", "NativeSettings", "NativeStart", "StreamSource"]
-
 _TAG_SECTIONS: Final = 4
 
 

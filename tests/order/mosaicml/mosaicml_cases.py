@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from stoker.order.mixture.weights import BATCHING_METHODS, Mixture, StreamWeight
-from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings, MosaicmlWorld
+from stoker.order.mosaicml import MosaicmlPlan, MosaicmlSettings, MosaicmlState, MosaicmlWorld
+from stoker.order.mosaicml.partition import MosaicmlPartition
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.types import Ids
 
@@ -136,3 +137,39 @@ def worker_ids(plan: MosaicmlPlan, worker: int, workers: int, together: int) -> 
     """All that one loader worker reads, in order."""
     batches = [batch for chunk in plan.chunks(together, worker, workers) for batch in chunk]
     return np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
+
+
+def partition_array(partition: MosaicmlPartition, workers: int) -> Ids:
+    """The samples of all ranks, as the reference's ``get_partitions`` has them.
+
+    Returns:
+        int64 of shape (nodes, ranks of a node, workers of a rank, batches of a worker, batch size), filled up with -1.
+    """
+    rows = -(-partition.batches // workers) * workers
+    every = np.stack([partition.ids(rank, np.arange(rows)) for rank in range(partition.num_ranks)])
+    shape = (partition.num_physical_nodes, partition.ranks_per_node, rows // workers, workers, partition.batch_size)
+    return every.reshape(shape).transpose(0, 1, 3, 2, 4)
+
+
+def work_array(plan: MosaicmlPlan, workers: int) -> Ids:
+    """The samples of all ranks, as the reference's ``generate_work`` has them; shaped as :func:`partition_array` does."""
+    layout, world = plan._layout, plan.world
+    filled = -(-layout.rows // workers) * workers
+    every = np.full((plan.world_size, filled, plan.batch_size), -1, dtype=np.int64)
+    by_rank = [layout.entries(rank, np.arange(layout.rows)) for rank in range(plan.world_size)]
+    sequences = np.stack([np.broadcast_to(sequences, entries.shape) for sequences, entries in by_rank])
+    every[:, : layout.rows] = plan._to_ids(sequences, np.stack([entries for _, entries in by_rank]))
+    shape = (world.num_nodes, world.ranks_per_node, filled // workers, workers, plan.batch_size)
+    return every.reshape(shape).transpose(0, 1, 3, 2, 4)
+
+
+def state_after(plan: MosaicmlPlan, batches: int) -> MosaicmlState:
+    """The state that the reference's loader, on rank 0, has after ``batches`` batches."""
+    settings, began = plan.settings, plan.settings.initial_physical_nodes
+    return MosaicmlState(
+        plan.epoch,
+        plan.position_after(batches) - plan.first + plan.start,
+        settings.num_canonical_nodes,
+        settings.shuffle_seed,
+        plan.world.num_nodes if began is None else began,
+    )

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mosaicml_cases import ALGOS, METHODS, mixture_of, plan_of, work_case
+from mosaicml_cases import (
+    ALGOS,
+    METHODS,
+    mixture_of,
+    partition_array,
+    plan_of,
+    state_after,
+    work_array,
+    work_case,
+)
 
 from stoker import MDSWriter, StreamingDataset
 from stoker.cluster import LoaderWorker
@@ -55,7 +64,7 @@ def test_recorded_shuffles(record: dict[str, Any]) -> None:
 def test_recorded_partitions(record: dict[str, Any]) -> None:
     case = dict(record["case"])
     workers = case.pop("workers_per_rank")
-    check(record, MosaicmlPartition(**case).array(workers))
+    check(record, partition_array(MosaicmlPartition(**case), workers))
 
 
 @pytest.mark.parametrize("record", GOLDEN["sampling"])
@@ -67,7 +76,7 @@ def test_recorded_sampling(record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("record", GOLDEN["work"])
 def test_recorded_epochs(record: dict[str, Any]) -> None:
-    check(record, plan_of(record["case"]).array(record["case"]["workers"]))
+    check(record, work_array(plan_of(record["case"]), record["case"]["workers"]))
 
 
 def test_the_record_has_something_of_everything() -> None:
@@ -84,7 +93,10 @@ def test_each_node_reads_its_canonical_nodes_side_by_side() -> None:
     # 10 samples, 4 canonical nodes: 0 1 | 2 3 4 | 5 6 | 7 8 9, short ones repeating their last. Read side by side:
     # 0 2 5 7, 1 3 6 8, 1 4 6 9. Of two nodes, one takes every other entry.
     partition = MosaicmlPartition("orig", 10, 4, 2, 1, batch_size=4)
-    assert partition.array(1).reshape(2, -1).tolist() == [[0, 5, 1, 6, 1, 6, -1, -1], [2, 7, 3, 8, 4, 9, -1, -1]]
+    assert partition_array(partition, 1).reshape(2, -1).tolist() == [
+        [0, 5, 1, 6, 1, 6, -1, -1],
+        [2, 7, 3, 8, 4, 9, -1, -1],
+    ]
     assert (partition.batches, partition.full_batches, partition.count(0)) == (2, 1, 6)
 
 
@@ -150,7 +162,7 @@ def test_a_resume_continues_where_a_run_stopped(seed: int, data: st.DataObject) 
     case, ranks = plans(seed)
     assume(len(ranks[0]) > 1)
     stop = data.draw(st.integers(0, ranks[0].full_batches - 1))
-    state = read_mosaicml_state(json.loads(json.dumps(ranks[0].state_after(stop).as_dict())))
+    state = read_mosaicml_state(json.loads(json.dumps(state_after(ranks[0], stop).as_dict())))
     assert state.sample_in_epoch == case["sample_in_epoch"] + stop * ranks[0].global_batch_size
     for plan in ranks:
         rest = MosaicmlPlan(plan.mixture, plan.settings.resumed(state), plan.world, state.epoch, state.sample_in_epoch)
@@ -169,7 +181,7 @@ def test_an_epoch_has_what_was_chosen(seed: int) -> None:
     case["sample_in_epoch"] = 0
     try:
         plan = plan_of(case)
-        ids = plan.array(case["workers"])
+        ids = work_array(plan, case["workers"])
     except ConfigError:
         assume(False)
         raise

@@ -18,10 +18,12 @@ from mosaicml_cases import (
     METHODS,
     Case,
     mixture_of,
+    partition_array,
     partition_case,
     plan_of,
     sampling_case,
     shuffle_case,
+    work_array,
     work_case,
     worker_ids,
 )
@@ -104,7 +106,7 @@ def test_partitions(peer: Peer) -> None:
             seen["refused"] += 1
             continue
         partition = MosaicmlPartition(**ours)
-        array = partition.array(case["workers_per_rank"])
+        array = partition_array(partition, case["workers_per_rank"])
         assert array.shape == theirs.shape, case
         assert np.array_equal(array, theirs), case
         counts = [partition.count(rank) for rank in range(partition.num_ranks)]
@@ -135,13 +137,13 @@ def test_work(peer: Peer) -> None:
             continue  # likewise
         if theirs is None:
             with pytest.raises(ConfigError):
-                plan_of(case).array(case["workers"])
+                work_array(plan_of(case), case["workers"])
             seen["refused"] += 1
             continue
         ids, epoch_size, choose = theirs
         mixture = mixture_of(case)
         assert (mixture.epoch_size, list(mixture.choose)) == (epoch_size, choose), case
-        ours = plan_of(case).array(case["workers"])
+        ours = work_array(plan_of(case), case["workers"])
         assert ours.shape == ids.shape, case
         assert np.array_equal(ours, ids), case
         if number % 4 == 0:

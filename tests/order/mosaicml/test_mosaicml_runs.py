@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mosaicml_cases import state_after
 from test_mosaicml_peer import run_orders
 
 from peer import needs_peer
@@ -68,7 +69,7 @@ def check_pass(plan: MosaicmlPlan, workers: int, batches: list[list[int]], state
     """A pass of the reference's is the plan's beginning."""
     assert batches_of(plan, workers)[: len(batches)] == batches
     for number, state in enumerate(states, 1):
-        assert plan.state_after(number).as_dict() == state
+        assert state_after(plan, number).as_dict() == state
         assert read_mosaicml_state(state).as_dict() == state
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, StateError
 from stoker.order import ShardTable
-from stoker.order.partition.owner_of_value import all_owned, class_counts, hashed_owners
+from stoker.order.partition.owner_of_value import class_counts, hashed_owners
 from stoker.order.partition.partition import (
     Contiguous,
     Elastic,
@@ -27,7 +27,6 @@ from stoker.order.partition.partition import (
     Stratified,
     partition_from_dict,
 )
-from stoker.order.partition.strategies import Division
 from stoker.order.selection.selection import Everything, Listed, Selection, Split, dense_starts
 from stoker.types import Ids
 
@@ -102,10 +101,6 @@ def test_parts_are_disjoint_and_complete_and_as_large_as_was_said(
     if partition.even:
         assert sizes.tolist() == sorted(sizes.tolist(), reverse=True)
         assert sizes.max() - sizes.min() <= 1
-    if partition.column is not None:
-        division = Division(table, whole, world, total, labels)
-        owned = all_owned(whole, partition.owners(division), world)  # type: ignore[attr-defined]
-        assert [ids_of(table, part).tolist() for part in owned] == [part.tolist() for part in parts]
 
 
 def test_round_robin_and_contiguous_are_what_they_are_called() -> None:

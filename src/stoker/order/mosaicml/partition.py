@@ -137,17 +137,6 @@ class MosaicmlPartition:
         """
         return self._dealt.ids(np.asarray(node), rank, turn)
 
-    def array(self, workers: int) -> Ids:
-        """The samples of all ranks, as the reference has them: for tests and small worlds.
-
-        Returns:
-            int64 of shape (nodes, ranks of a node, workers of a rank, batches of a worker, batch size), filled up with -1.
-        """
-        rows = -(-self.batches // workers) * workers
-        every = np.stack([self.ids(rank, np.arange(rows, dtype=np.int64)) for rank in range(self.num_ranks)])
-        shape = (self.num_physical_nodes, self.ranks_per_node, rows // workers, workers, self.batch_size)
-        return every.reshape(shape).transpose(0, 1, 3, 2, 4)
-
 
 class _Deal:
     """Samples dealt out to the ranks of P nodes one by one; each rank's are numbered by turns, from 0."""

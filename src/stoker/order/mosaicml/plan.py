@@ -16,7 +16,7 @@ from stoker.errors import ConfigError
 from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.batching import Dealing, EpochLayout, make_layout
 from stoker.order.mosaicml.sampling import choose_units
-from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlState, MosaicmlWorld
+from stoker.order.mosaicml.settings import MosaicmlSettings, MosaicmlWorld
 from stoker.order.mosaicml.shuffles import shuffle_ids
 from stoker.types import Ids
 
@@ -167,18 +167,6 @@ class MosaicmlPlan:
             return self.end
         return self.first + samples
 
-    def state_after(self, batches: int) -> MosaicmlState:
-        """The state that the reference's loader, on rank 0, has after ``batches`` batches."""
-        settings = self.settings
-        began = settings.initial_physical_nodes
-        return MosaicmlState(
-            self.epoch,
-            self.position_after(batches) - self.first + self.start,
-            settings.num_canonical_nodes,
-            settings.shuffle_seed,
-            self.world.num_nodes if began is None else began,
-        )
-
     # -- samples ---------------------------------------------------------------------------------------------------
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
@@ -201,16 +189,6 @@ class MosaicmlPlan:
             whole = len(part) if part[-1].min() >= 0 else len(part) - 1
             yield [*part[:whole], *(row[row >= 0] for row in part[whole:])]
 
-    def ids(self, batches: Ids, rank: int | None = None) -> Ids:
-        """Sample ids of some batches; int64 of shape ``(len(batches), batch_size)``, -1 where a batch has no more.
-
-        Args:
-            batches: their numbers, counted from where the plan starts.
-            rank: another rank than the plan's own.
-        """
-        sequences, entries = self._layout.entries(self.rank if rank is None else rank, batches)
-        return self._to_ids(sequences, entries)
-
     def _padded_ids(self, batches: Ids) -> Ids:
         """Sample ids of some of this rank's batches, with the one that it lacks."""
         sequences, entries = self._layout.entries(self.rank, batches)
@@ -220,22 +198,6 @@ class MosaicmlPlan:
             sequences[-1, 0] = np.broadcast_to(first_sequences, first.shape)[0, 0]
             entries[-1, 0] = first[0, 0]
         return self._to_ids(sequences, entries)
-
-    def array(self, workers: int = 1) -> Ids:
-        """The samples of all ranks, as the reference's ``generate_work`` has it: for tests and small worlds.
-
-        Returns:
-            int64 of shape (nodes, ranks of a node, workers of a rank, batches of a worker, batch size), filled up with -1.
-        """
-        rows = self._layout.rows
-        filled = -(-rows // workers) * workers
-        every = np.full((self.world_size, filled, self.batch_size), -1, dtype=np.int64)
-        batches = np.arange(rows, dtype=np.int64)
-        by_rank = [self._layout.entries(rank, batches) for rank in range(self.world_size)]
-        sequences = np.stack([np.broadcast_to(sequences, entries.shape) for sequences, entries in by_rank])
-        every[:, :rows] = self._to_ids(sequences, np.stack([entries for _, entries in by_rank]))
-        shape = (self.world.num_nodes, self.world.ranks_per_node, filled // workers, workers, self.batch_size)
-        return every.reshape(shape).transpose(0, 1, 3, 2, 4)
 
     @property
     def _closed_form(self) -> bool:

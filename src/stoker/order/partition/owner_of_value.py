@@ -85,14 +85,6 @@ def owned(whole: Selection, owners: Owners, rank: int, size: int) -> Selection:
     return Numbered(whole, numbers)
 
 
-def all_owned(whole: Selection, owners: Owners, world_size: int) -> list[Selection]:
-    """The samples of every rank, found in one pass over the owners: for tools that look at a whole world at once."""
-    ranks = np.concatenate([np.zeros(0, dtype=np.int64), *(chunk for _, chunk in owners)])
-    order = np.argsort(ranks, kind="stable")
-    ends = np.cumsum(np.bincount(ranks, minlength=world_size))
-    return [Numbered(whole, numbers) for numbers in np.split(order, ends[:-1])]
-
-
 def _along(table: ShardTable, whole: Selection, labels: Array) -> Iterator[tuple[int, Array]]:
     """Labels of the samples in dense order, chunk by chunk, with the number of each chunk's first sample."""
     if isinstance(whole, Everything):

@@ -20,8 +20,6 @@ from stoker.order.global_batches import BatchPlan, Remainder
 from stoker.order.partition.part_positions import PART_BITS, Rounds
 from stoker.types import Ids
 
-__all__ = ["PART_BITS", "DealtPlan", "PartPlan", "Rounds", "plan_parts"]
-
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
@@ -175,82 +173,18 @@ class PartPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class DealtPlan:
-    """The rest of an epoch of parts in a world that is not the home world: its positions as global batches.
+class DealtPlan(BatchPlan):
+    """The rest of an epoch of parts in a world that is not the home world: its part positions in global batches.
 
     Attributes:
         rounds: the epoch's parts.
-        plan: who takes which positions.
     """
 
-    rounds: Rounds
-    plan: BatchPlan
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a full batch of one rank."""
-        return self.plan.batch_size
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self.plan.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.plan.world_size
-
-    @property
-    def end(self) -> int:
-        """One past the last position of the epoch."""
-        return self.plan.end
-
-    @property
-    def samples(self) -> int:
-        """Number of samples that this rank takes."""
-        return self.plan.samples
-
-    @property
-    def full_batches(self) -> int:
-        """Number of full global batches."""
-        return self.plan.full_batches
-
-    @property
-    def full_steps(self) -> int:
-        """Batches of this rank where partial ones are left out: as many of every rank."""
-        return self.plan.full_steps
-
-    @property
-    def longest(self) -> int:
-        """A rank that takes the most batches."""
-        return self.plan.longest
-
-    @property
-    def tail(self) -> int:
-        """Samples of the last, partial global batch."""
-        return self.plan.tail
-
-    @property
-    def padding(self) -> int:
-        """Samples that are repeated over all ranks."""
-        return self.plan.padding
-
-    def __len__(self) -> int:
-        """Number of batches that this rank takes."""
-        return len(self.plan)
-
-    def position_after(self, batches: int) -> int:
-        """The position that a resume starts from after ``batches`` batches of every rank."""
-        return self.plan.position_after(batches)
-
-    def position_at(self, samples: int) -> int:
-        """The position that a resume starts from after ``samples`` of all ranks together."""
-        return self.plan.position_at(samples)
+    rounds: Rounds = field(kw_only=True)
 
     def chunks(self, samples: int, worker: int = 0, workers: int = 1, skip: int = 0) -> Iterator[list[Ids]]:
         """This rank's batches as part positions; see :meth:`stoker.order.protocols.Plan.chunks`."""
-        for batches in self.plan.chunks(samples, worker, workers, skip):
+        for batches in BatchPlan.chunks(self, samples, worker, workers, skip):
             positions = self.rounds.to_part_positions(np.concatenate(batches))
             yield np.split(positions, np.cumsum([batch.size for batch in batches])[:-1])
 
@@ -266,4 +200,4 @@ def plan_parts(
     if world_size == rounds.parts and start is not None:
         return PartPlan(rounds, batch_size, rank, start, remainder)
     # Of equal parts, position p is in part p % parts, so a rank gets samples of few parts.
-    return DealtPlan(rounds, BatchPlan(position, rounds.total, batch_size, rank, world_size, rounds.parts, remainder))
+    return DealtPlan(position, rounds.total, batch_size, rank, world_size, rounds.parts, remainder, rounds=rounds)

@@ -18,7 +18,8 @@ from stoker.order.mixture.interleave import Interleave
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, StreamQuota
-from stoker.order.partition.part_plan import PART_BITS, Rounds, plan_parts
+from stoker.order.partition.part_plan import plan_parts
+from stoker.order.partition.part_positions import PART_BITS, Rounds
 from stoker.order.sample_order import DataRank, EpochPosition, Run
 from stoker.order.settings import NativeSettings
 from stoker.order.shuffle.shuffle import ShuffledStream

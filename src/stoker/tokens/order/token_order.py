@@ -18,7 +18,8 @@ import numpy as np
 
 from stoker.integers import mix
 from stoker.order.global_batches import Remainder
-from stoker.order.partition.part_plan import PART_BITS, plan_parts
+from stoker.order.partition.part_plan import plan_parts
+from stoker.order.partition.part_positions import PART_BITS
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, EpochStart, Run
 from stoker.tokens.order.division import Granularity, ReadSequence, RowGroupRuns, TokenDivision, divide
