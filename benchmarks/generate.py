@@ -29,7 +29,7 @@ import numpy as np
 
 from stoker.generation import DatasetSpec, generate
 from stoker.generation.noise import BLOCK, noise_of
-from stoker.storage.local import write_all
+from stoker.storage.copying import write_all
 
 GIB = 1 << 30
 CASES: dict[str, tuple[float | None, dict[str, Any]]] = {

@@ -69,7 +69,6 @@ class Threads:
         reset_in_children(self)
 
     def after_fork(self) -> None:
-        """See :class:`~stoker.concurrency.forks.Forkable`."""
         self._reset()
 
     def _reset(self) -> None:

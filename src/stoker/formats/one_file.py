@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.errors import CorruptDataError, FormatError, IndexFileError
+from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.common.checks import parse_files, parse_samples, refuse
 from stoker.formats.common.container import decode_values
 from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.encodings import Encoding, get_encoding
-from stoker.formats.mds.spec import mds_spec
+from stoker.formats.mds.spec import parse_columns
 from stoker.types import Batch, Buffer, Column, Ids
 
 PATH: Final = "path"
@@ -118,7 +118,6 @@ class FileShard:
         return number
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`stoker.formats.base.ShardReader`."""
         return _read([self], np.zeros(len(rows), np.int64), rows, columns)
 
 
@@ -153,19 +152,9 @@ class FileFormat(Format):
         """See :class:`stoker.formats.format.Format`. ``spec`` is that of MDS."""
         samples = parse_samples(obj, where)
         raw, zipped, compression = parse_files(obj, ("data",), where)
-        names = string_list(obj, "column_names", where)
-        encodings = string_list(obj, "column_encodings", where)
-        sizes = tuple(require(obj, "column_sizes", list, where))
-        if samples != 1 or zipped or not set(names) <= set(_COLUMNS):
+        spec, _ = parse_columns(obj, where)
+        if samples != 1 or zipped or not set(spec["column_names"]) <= set(_COLUMNS):
             refuse(where, f"a shard of {self.name} is one file with one sample, not compressed, of known columns")
-        try:
-            spec, _ = mds_spec(names, encodings, sizes, *parse_settings(obj, where))
-        except IndexFileError as error:
-            raise IndexFileError(f"{where}: {error}") from None
-        except FormatError as error:
-            raise FormatError(f"{where}: {error}") from None
-        except TypeError:
-            refuse(where, "'column_sizes' should hold integers and nulls")
         return ShardInfo(self.name, samples, raw, zipped, compression, spec)
 
     def open(

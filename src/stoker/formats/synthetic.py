@@ -22,7 +22,7 @@ from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
 from stoker.formats.common.file_shards import SpanDetail
 from stoker.formats.common.gather import address_of, gather_rows
-from stoker.formats.common.read_checks import check_rows, check_rows_of_shards, wanted_columns
+from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.format import Format
 from stoker.integers import GOLDEN, finalise_array
 from stoker.types import Array, Batch, Buffer, Column, Ids
@@ -151,7 +151,6 @@ class SyntheticShard:
         self.where = where
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`stoker.formats.base.ShardReader`."""
         check_rows(rows, self.samples)
         return self.make(rows + self.first, columns)
 
@@ -222,7 +221,7 @@ class SyntheticFormat(Format):
             return shards[0].read(rows, columns)
         counts = np.array([shard.samples for shard in shards], np.int64)
         firsts = np.array([shard.first for shard in shards], np.int64)
-        check_rows_of_shards(rows, counts[which])
+        check_rows(rows, counts[which])
         return shards[0].make(rows + firsts[which], columns)
 
     def iterate_many(

@@ -25,8 +25,6 @@ from stoker.storage.stream import Made
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
 from stoker.storage.versions import local_version, same_version
 
-__all__ = ["TEMPORARY", "LocalStore", "file_errors", "file_info", "open_target", "remove_unfinished", "write_all"]
-
 TEMPORARY = ".stoker-put-"
 """Prefix of the names of files that are being written. No listing shows them."""
 # Where unnamed files do not exist (NFS, old kernels), these are the answers to asking for one.

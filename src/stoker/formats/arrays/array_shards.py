@@ -48,7 +48,7 @@ class ArrayShard(PackedShard):
         self._arrays = arrays
         kinds: Mapping[str, str] = info.spec.get("columns") or {}
         self.varying = frozenset(name for name, kind in kinds.items() if _shape_of(kind) is None)
-        for name in self._columns:
+        for name in self.columns:
             array = arrays.get(name)
             if array is not None:
                 self._check(name, array)

@@ -66,22 +66,28 @@ class _Bytes(ColumnValues):
 
 
 class ArrowShard(PackedShard):
-    """An open Arrow file."""
+    """An open Arrow file.
 
-    __slots__ = ("__weakref__", "_buffer", "_firsts", "_kinds", "_layout", "_schema", "_shelf", "_source")
+    Attributes:
+        compressed: whether batches are decoded into memory.
+        firsts: first row of each batch, and the end of the last.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_kinds", "_layout", "_schema", "_shelf", "_source", "compressed", "firsts")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str, options: ReadOptions) -> None:
         super().__init__(info, where, options)
         read_offsets(info, files, where)
         self._source = MappedSource(files[0], where)
         self._layout = arrow_layout(self._source)
+        self.compressed = self._layout.compressed
         self._buffer = pyarrow().py_buffer(files[0])
-        self._firsts = np.cumsum([0, *self._layout.rows], dtype=np.int64)
+        self.firsts = np.cumsum([0, *self._layout.rows], dtype=np.int64)
         self._kinds: Mapping[str, str] = info.spec.get("columns", {})
         self._schema: Any = None
         self._shelf = Shelf()
-        if int(self._firsts[-1]) != info.samples:
-            raise CorruptDataError(f"{where}: the file holds {self._firsts[-1]} rows, the index says {info.samples}")
+        if int(self.firsts[-1]) != info.samples:
+            raise CorruptDataError(f"{where}: the file holds {self.firsts[-1]} rows, the index says {info.samples}")
 
     def take(self, name: str, rows: Ids) -> Column:
         encoding = self.encodings.get(name)
@@ -93,7 +99,7 @@ class ArrowShard(PackedShard):
         taken: list[tuple[Ids, Batch]] = []
         for number in np.unique(batch).tolist():
             here = np.flatnonzero(batch == number)
-            values = self._take(parts[number], name, rows[here] - self._firsts[number], views)
+            values = self._take(parts[number], name, rows[here] - self.firsts[number], views)
             taken.append((here, {name: values}))
         if not taken:
             return parts[0].take(rows) if parts else []
@@ -101,8 +107,7 @@ class ArrowShard(PackedShard):
 
     def batches(self, rows: Ids) -> Ids:
         """Number of the batch that each row is in."""
-        found: Ids = np.searchsorted(self._firsts, rows, side="right") - 1
-        return found
+        return np.searchsorted(self.firsts, rows, side="right") - 1
 
     def parts(self, name: str) -> list[ColumnValues]:
         """A column's batches, checked."""
@@ -110,16 +115,6 @@ class ArrowShard(PackedShard):
             memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(_Parts, self, name)).parts
         )
         return parts
-
-    @property
-    def compressed(self) -> bool:
-        """Whether batches are decoded into memory."""
-        return self._layout.compressed
-
-    @property
-    def firsts(self) -> Ids:
-        """First row of each batch, and the end of the last."""
-        return self._firsts
 
     def finish(self, name: str, rows: Ids, taken: Column) -> Column:
         """Values as they lie in the file, to values as users see them."""

@@ -45,23 +45,22 @@ class MappedSource:
         self.data = data
 
     def read(self, start: int, end: int) -> bytes:
-        """See :class:`ByteSource`."""
         check_range(self, start, end)
         return bytes(self.data[start:end])
 
 
-class ByteSourceFile(io.RawIOBase):
-    """A source as a file object, for libraries that want one. Reading past the end gives what there is.
+class SeekableFile(io.RawIOBase):
+    """Base of file objects that are read from any offset.
 
     Attributes:
-        failure: what the source failed with. Libraries tend to take any error of a file for a damaged one.
+        at: the offset of the next byte.
+        size: bytes of the file.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, size: int = 0) -> None:
         super().__init__()
-        self.failure: StokerError | None = None
-        self._source = source
-        self._at = 0
+        self.at = 0
+        self.size = size
 
     def readable(self) -> bool:
         return True
@@ -70,26 +69,39 @@ class ByteSourceFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self.at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + (0, self._at, self._source.size)[whence]
+        at = offset + (0, self.at, self.size)[whence]
         if at < 0:
             raise ValueError(f"an offset before the file's beginning: {at}")
-        self._at = at
+        self.at = at
         return at
+
+
+class ByteSourceFile(SeekableFile):
+    """A source as a file object, for libraries that want one. Reading past the end gives what there is.
+
+    Attributes:
+        failure: what the source failed with. Libraries tend to take any error of a file for a damaged one.
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        super().__init__(source.size)
+        self.failure: StokerError | None = None
+        self._source = source
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         view = memoryview(buffer).cast("B")
-        end = min(self._at + len(view), self._source.size)
-        count = max(0, end - self._at)
+        end = min(self.at + len(view), self.size)
+        count = max(0, end - self.at)
         if count:
             try:
-                view[:count] = self._source.read(self._at, end)
+                view[:count] = self._source.read(self.at, end)
             except StokerError as error:
                 self.failure = error
                 raise
-            self._at = end
+            self.at = end
         return count
 
 

@@ -25,7 +25,7 @@ from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo, ShardReader
 from stoker.formats.common.checks import DECODE_ERRORS, parse_files, parse_samples
 from stoker.formats.common.merge import read_each
-from stoker.formats.common.read_checks import check_rows, check_rows_of_shards, unsafe_columns, wanted_columns
+from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
 from stoker.formats.format import Format
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.mds.spec import parse_columns
@@ -53,7 +53,7 @@ def read_gathered(
     if len(shards) == 1 or not len(rows):
         return read_each(shards, which, rows, columns)
     counts = np.array([shard.samples for shard in shards], dtype=np.int64)
-    check_rows_of_shards(rows, counts[which])
+    check_rows(rows, counts[which])
     names = shards[0].wanted(columns)
     batch: Batch = {}
     for name in names:
@@ -128,7 +128,7 @@ class PackedShard(ABC):
         unsafe: see :class:`~stoker.formats.base.ShardReader`.
     """
 
-    __slots__ = ("_columns", "encodings", "format", "layout", "options", "samples", "unsafe", "where")
+    __slots__ = ("columns", "encodings", "format", "layout", "options", "samples", "unsafe", "where")
 
     def __init__(self, info: ShardInfo, where: str, options: ReadOptions) -> None:
         self.format = info.format
@@ -138,20 +138,14 @@ class PackedShard(ABC):
         self.encodings: Mapping[str, Encoding] = encodings_of(info.spec)
         self.unsafe = unsafe_columns(self.encodings)
         names = info.spec["columns"] if "columns" in info.spec else info.spec["column_names"]
-        self._columns: tuple[str, ...] = tuple(names)
+        self.columns: tuple[str, ...] = tuple(names)
         self.layout: Hashable = (info.format, repr(info.spec))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """See :class:`stoker.formats.base.ShardReader`."""
-        return self._columns
 
     @abstractmethod
     def take(self, name: str, rows: Ids) -> Column:
         """A column's values in rows that are inside the shard."""
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
-        """See :class:`stoker.formats.base.ShardReader`."""
         wanted = self.wanted(columns)
         check_rows(rows, self.samples)
         return {name: self.take(name, rows) for name in wanted}
@@ -163,7 +157,7 @@ class PackedShard(ABC):
             FormatError: there is no such column.
             UnsafeDataError: a pickled column and no consent.
         """
-        return wanted_columns(columns, self._columns, self.where, self.options, self.unsafe)
+        return wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
 
 
 def encodings_of(spec: Mapping[str, Any]) -> Mapping[str, Encoding]:
@@ -182,12 +176,9 @@ def decode_values(encoding: Encoding, values: list[bytes], rows: Ids, name: str,
     try:
         return encoding.decode_values(values)
     except DECODE_ERRORS as error:
-        for row, value in zip(rows.tolist(), values, strict=True):
-            try:
-                encoding.decode_values([value])
-            except DECODE_ERRORS as found:
-                raise _undecodable(where, row, name, encoding, found) from found
-        raise _undecodable(where, int(rows[0]), name, encoding, error) from error
+        raise _blame(
+            encoding.decode_values, values, error, rows, f"column {name!r} ({encoding.name})", where
+        ) from error
 
 
 def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: str, where: str) -> Column:
@@ -199,20 +190,29 @@ def decode_fixed(encoding: Encoding, raw: NDArray[np.uint8], rows: Ids, name: st
     try:
         return encoding.decode_fixed(raw)
     except DECODE_ERRORS as error:
-        for index, row in enumerate(rows.tolist()):
-            try:
-                encoding.decode_fixed(raw[index : index + 1])
-            except DECODE_ERRORS as found:
-                raise _undecodable(where, row, name, encoding, found) from found
-        raise _undecodable(where, int(rows[0]), name, encoding, error) from error
+        raise _blame(encoding.decode_fixed, raw, error, rows, f"column {name!r} ({encoding.name})", where) from error
 
 
-def _undecodable(where: str, row: int, name: str, encoding: Encoding, error: Exception) -> CorruptDataError:
-    return CorruptDataError(f"{where}: sample {row}: column {name!r} ({encoding.name}) does not decode: {error}")
+def _blame(
+    decode: Callable[[Any], Any], values: Any, error: Exception, rows: Ids, column: str, where: str
+) -> CorruptDataError:
+    """The error for the first of the values that does not decode alone; for all of them where each does."""
+    blamed = int(rows[0])
+    for index, row in enumerate(rows.tolist()):
+        try:
+            decode(values[index : index + 1])
+        except DECODE_ERRORS as found:
+            error, blamed = found, row
+            break
+    return CorruptDataError(f"{where}: sample {blamed}: {column} does not decode: {error}")
 
 
-def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str) -> Ids | None:
+def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str, first: int = 0) -> Ids | None:
     """Reads from the meta file where samples begin in the data file; ``None`` for a shard without one.
+
+    Args:
+        info, files, where: of the shard.
+        first: where the first sample must begin.
 
     Raises:
         CorruptDataError: sizes or offsets contradict the index or each other.
@@ -232,6 +232,9 @@ def read_offsets(info: ShardInfo, files: Sequence[Buffer], where: str) -> Ids | 
     if int(words[0]) != info.samples:
         raise CorruptDataError(f"{where}: the meta file tells of {words[0]} samples, the index says {info.samples}")
     offsets: Ids = words[1:]
-    if int(offsets[-1]) != len(data) or (np.diff(offsets) < 0).any():
-        raise CorruptDataError(f"{where}: the meta file's offsets run backwards or do not end with the data file")
+    if int(offsets[0]) != first or int(offsets[-1]) != len(data) or (np.diff(offsets) < 0).any():
+        raise CorruptDataError(
+            f"{where}: the meta file's offsets run backwards or do not span the data file: first {offsets[0]} (should be "
+            f"{first}), last {offsets[-1]} of {len(data)} bytes"
+        )
     return offsets

@@ -53,18 +53,8 @@ def unsafe_columns(encodings: Mapping[str, Encoding]) -> Mapping[str, str]:
     return {name: encoding.name for name, encoding in encodings.items() if not encoding.safe}
 
 
-def check_rows(rows: Ids, samples: int) -> None:
-    """Check that rows are inside a shard.
-
-    Raises:
-        IndexError: one is not.
-    """
-    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= samples):
-        raise IndexError("row outside its shard")
-
-
-def check_rows_of_shards(rows: Ids, samples: Ids) -> None:
-    """Check that each row is inside its shard, whose number of samples has the same index; int64, shape ``(n,)``.
+def check_rows(rows: Ids, samples: int | Ids) -> None:
+    """Check that rows are inside a shard of ``samples``, or each inside the shard whose number of samples has the same index.
 
     Raises:
         IndexError: one is not.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence, Sized
 from functools import cache
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from stoker.errors import import_option
+from stoker.formats.common.byte_source import SeekableFile
 
 Part = TypeVar("Part", bound=Sized)
 
@@ -54,55 +54,40 @@ def make_dataset(
     return h5py.h5d.create(file.id, name.encode(), kind, space, created, lcpl=links)
 
 
-class Skeleton(io.RawIOBase):
+class Skeleton(SeekableFile):
     """A file in memory that remembers what HDF5 wrote and where: all of the file but the values."""
 
     def __init__(self) -> None:
         super().__init__()
         self._writes: list[tuple[int, bytes]] = []
-        self._at = 0
-        self._size = 0
 
     def open(self) -> Any:
         """The file to make datasets in, an ``h5py.File``; closed, it is laid out."""
         return load_h5py().File(self, "w", track_order=False)
 
-    def readable(self) -> bool:
-        return True
-
     def writable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
     def truncate(self, size: int | None = None) -> int:
-        self._size = self._at if size is None else size
-        return self._size
+        self.size = self.at if size is None else size
+        return self.size
 
     def write(self, data: Any) -> int:
         chunk = bytes(data)
-        self._writes.append((self._at, chunk))
-        self._at += len(chunk)
-        self._size = max(self._size, self._at)
+        self._writes.append((self.at, chunk))
+        self.at += len(chunk)
+        self.size = max(self.size, self.at)
         return len(chunk)
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._size - self._at))
+        count = max(0, min(len(view), self.size - self.at))
         view[:count] = bytes(count)
         for start, chunk in self._writes:
-            first, last = max(start, self._at), min(start + len(chunk), self._at + count)
+            first, last = max(start, self.at), min(start + len(chunk), self.at + count)
             if first < last:
-                view[first - self._at : last - self._at] = chunk[first - start : last - start]
-        self._at += count
+                view[first - self.at : last - self.at] = chunk[first - start : last - start]
+        self.at += count
         return count
 
     def around(self, located: Sequence[tuple[int, Part]]) -> list[bytearray | Part]:
@@ -116,7 +101,7 @@ class Skeleton(io.RawIOBase):
         for start, values in sorted(located, key=lambda part: part[0]):
             chunks += [self._between(at, start), values]
             at = start + len(values)
-        return [chunk for chunk in [*chunks, self._between(at, self._size)] if len(chunk)]
+        return [chunk for chunk in [*chunks, self._between(at, self.size)] if len(chunk)]
 
     def _between(self, at: int, stop: int) -> bytearray:
         between = bytearray(stop - at)

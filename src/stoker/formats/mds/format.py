@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.common.checks import parse_files, parse_samples, refuse
 from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.mds.reader import MDSShard, iterate_many, read_many, read_one
-from stoker.formats.mds.spec import parse_mds_shard
+from stoker.formats.mds.spec import parse_columns
 from stoker.types import Buffer
 
 
@@ -24,7 +25,18 @@ class MDSFormat(Format):
     )
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
-        return parse_mds_shard(obj, where)
+        """See :class:`~stoker.formats.format.Format`.
+
+        ``spec`` holds ``column_names``, ``column_encodings`` and ``column_sizes``, parallel tuples, and the writer's
+        ``hashes`` and ``size_limit``; shards where all of these are equal share one.
+        """
+        samples = parse_samples(obj, where)
+        raw, zipped, compression = parse_files(obj, self.roles, where)
+        spec, width = parse_columns(obj, where)
+        need = 8 + samples * (4 + width)
+        if raw[0].bytes < need:
+            refuse(where, f"{samples} samples need at least {need} bytes, but the shard has {raw[0].bytes}")
+        return ShardInfo(self.name, samples, raw, zipped, compression, spec)
 
     def open(
         self, info: ShardInfo, files: Sequence[Buffer], *, where: str, options: ReadOptions = ReadOptions()

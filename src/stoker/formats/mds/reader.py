@@ -16,7 +16,7 @@ from stoker.errors import CorruptDataError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import DECODE_ERRORS
 from stoker.formats.common.gather import address_of, gather_rows, gather_u32
-from stoker.formats.common.read_checks import check_rows_of_shards, unsafe_columns, wanted_columns
+from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.types import Batch, Buffer, Column, Ids, Sample
 
@@ -87,16 +87,20 @@ class MDSShard:
         addresses: address of its bytes, number of samples, address of the u32 offsets.
     """
 
+    format = "mds"
+
     __slots__ = (
         "_fields",
         "_offsets",
         "address",
         "addresses",
         "array",
+        "columns",
         "data",
         "layout",
         "options",
         "samples",
+        "unsafe",
         "where",
     )
 
@@ -109,23 +113,13 @@ class MDSShard:
         self._offsets = self.array[4 : 4 + 4 * (info.samples + 1)].copy()
         self.addresses = self.address, info.samples, address_of(self._offsets)
         self.layout = RecordLayout.of(info)
+        self.columns = self.layout.names
+        self.unsafe = self.layout.unsafe
         self.samples = info.samples
         self.options = options
         # For single samples: the columns that were last asked for, and which fields these are.
         self._fields: tuple[Sequence[str] | None, Sequence[tuple[int, str]]] | None = None
         self._check(info.raw[0].bytes)
-
-    @property
-    def format(self) -> str:
-        return "mds"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.layout.names
-
-    @property
-    def unsafe(self) -> Mapping[str, str]:
-        return self.layout.unsafe
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         return read_many([self], np.zeros(len(rows), dtype=np.int64), rows, columns)
@@ -306,7 +300,7 @@ def _find(shards: Sequence[MDSShard], which: Ids, rows: Ids) -> tuple[Ids, list[
     """Address of each sample's shard; offset in the shard, and length, of each of its columns."""
     base, samples, offsets = np.array([shard.addresses for shard in shards], dtype=np.int64).T.take(which, axis=1)
     # The gather below reads memory by address: nothing unchecked may reach it.
-    check_rows_of_shards(rows, samples)
+    check_rows(rows, samples)
     bounds = gather_u32(offsets + 4 * rows, 2)
     begins, lengths = _value_bounds(shards, which, rows, base, bounds[:, 0], bounds[:, 1])
     return base, begins, lengths

@@ -7,28 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from stoker.errors import FormatError, IndexFileError
-from stoker.formats.base import ShardInfo
-from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
+from stoker.formats.common.checks import parse_settings, refuse, require, string_list
 from stoker.formats.mds.encodings import get_encoding
-
-
-def parse_mds_shard(obj: Mapping[str, Any], where: str) -> ShardInfo:
-    """Check one MDS entry of an index's ``shards`` list; ``where`` names it in errors.
-
-    The result's ``spec`` holds ``column_names``, ``column_encodings`` and ``column_sizes``, parallel tuples,
-    and the writer's ``hashes`` and ``size_limit``; shards where all of these are equal share one.
-
-    Raises:
-        IndexFileError: the entry is incomplete, contradicts itself or is unsafe.
-        FormatError: a column's encoding is unknown.
-    """
-    samples = parse_samples(obj, where)
-    raw, zipped, compression = parse_files(obj, ("data",), where)
-    spec, width = parse_columns(obj, where)
-    need = 8 + samples * (4 + width)
-    if raw[0].bytes < need:
-        refuse(where, f"{samples} samples need at least {need} bytes, but the shard has {raw[0].bytes}")
-    return ShardInfo("mds", samples, raw, zipped, compression, spec)
 
 
 def parse_columns(obj: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], int]:

@@ -31,7 +31,7 @@ from stoker.formats.parquet.pages.decode import column_batches, decode_column
 from stoker.formats.parquet.pages.fixed import as_arrays, in_place
 from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, list_shape
 from stoker.formats.parquet.pages.pages import OtherPagesError
-from stoker.formats.parquet.pages.values import ColumnValues, Fixed, constant
+from stoker.formats.parquet.pages.values import ColumnValues, Constant, Fixed
 from stoker.types import Array, Batch, Buffer, Ids
 
 # Bytes of a map that are decoded before they are taken out of this process's memory.
@@ -82,12 +82,8 @@ class ParquetReader:
         self._part = part
         self._shelf = Shelf()
 
+    format = "parquet"
     unsafe: ClassVar[Mapping[str, str]] = {}
-
-    @property
-    def format(self) -> str:
-        """See :class:`~stoker.formats.base.ShardReader`."""
-        return "parquet"
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.pages.values`."""
@@ -115,7 +111,7 @@ class ParquetReader:
     def values(self, name: str) -> ColumnValues:
         """A column, decoded now or before."""
         if name in self._constants:
-            return constant(self._constants[name])
+            return Constant(self._constants[name])
         found: ColumnValues = memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(self._decode, name))
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.inspect_header import HeaderFacts, only_settings, piece_bytes
-from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.common.values import UnfitValueError
 from stoker.formats.text.line_index import PIECE_BYTES, first_lines, line_spans
 from stoker.formats.text.line_shards import KINDS, LineShard
 from stoker.types import Buffer
@@ -27,41 +27,26 @@ _FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]
 class CSVFileShard(LineShard):
     """An open span of a file of separated values. An empty cell of a ``float`` column is NaN."""
 
-    __slots__ = ("_format", "_names", "_quote", "_separator")
+    __slots__ = ("_names", "_quote", "_separator")
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         spec = info.spec
-        self._format = info.format
         self._separator: str = spec["separator"]
         self._quote: str = spec["quote"]
         self._names: list[str] = spec["names"]
         quote = ord(self._quote) if self._quote else None
         super().__init__(info, files, where, kinds=spec["columns"], first=0, newline="", quote=quote)
 
-    @property
-    def format(self) -> str:
-        return self._format
-
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        picks = [(name, self._names.index(name), _READERS[self._kinds[name]]) for name in columns]
-        values: dict[str, list[Any]] = {name: [] for name in columns}
+        remedy = '. If that is right, say so: format_options={{"columns": {{{name}: "str"}}}}'
+        return self._values(self._split(lines), self._names, columns, _READERS, remedy)
+
+    def _split(self, lines: list[str]) -> Iterator[list[str]]:
         for row, line in enumerate(lines):
             try:
-                parts = split_line(line, self._separator, self._quote)
+                yield split_line(line, self._separator, self._quote)
             except ValueError as error:
                 raise UnfitValueError(str(error), row=row) from None
-            if len(parts) != len(self._names):
-                raise UnfitValueError(f"expected {len(self._names)} values, found {len(parts)}", row=row)
-            for name, index, convert in picks:
-                try:
-                    values[name].append(convert(parts[index]))
-                except ValueError:
-                    raise UnfitValueError(
-                        f"column {name!r}: expected {self._kinds[name]}, found {describe(parts[index])}. If that is right, "
-                        f'say so: format_options={{"columns": {{{name!r}: "str"}}}}',
-                        row=row,
-                    ) from None
-        return values
 
 
 def split_line(line: str, separator: str, quote: str) -> list[str]:

@@ -23,6 +23,65 @@ _LOOKED_AT: Final = 1000
 _MOST_TOLD: Final = 300
 
 
+def parse_objects(
+    lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str], *, whole: bool = False
+) -> dict[str, list[Any]]:
+    """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
+
+    Args:
+        lines: the lines, an object each.
+        columns: the columns to take.
+        kinds: kind of each column that there is.
+        whole: whether these are all keys that a line may have.
+
+    Raises:
+        UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
+    """
+    known = kinds.keys()
+    values: dict[str, list[Any]] = {name: [] for name in columns}
+    slots = [(name, kinds[name], values[name].append) for name in columns]
+    for row, line in enumerate(lines):
+        try:
+            sample = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnfitValueError(_with_remedy(f"not JSON: {error}", line), row=row) from None
+        if not isinstance(sample, dict):
+            said = f"expected a JSON object, found {describe(sample)}"
+            raise UnfitValueError(_with_remedy(said, line), row=row)
+        if whole and not sample.keys() <= known:
+            name = next(name for name in sample if name not in known)
+            raise UnfitValueError(f"column {name!r} is not in the first lines of the files", row=row, column=name)
+        for name, kind, append in slots:
+            if name not in sample:
+                if kind == "json":
+                    append(None)
+                    continue
+                raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
+            value = sample[name]
+            if not _fits(kind, value):
+                raise UnfitValueError(
+                    f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
+                )
+            append(value)
+    return values
+
+
+def lines_remedy(line: str | bytes) -> str:
+    """A remedy for a file whose line is no JSON object, where the line shows that it is other JSON; else empty."""
+    text = bytes(line[:80]).decode("utf-8", "replace") if isinstance(line, bytes | bytearray) else line[:80]
+    text = text.lstrip("\ufeff \t").rstrip()
+    if text.startswith("["):
+        return "a JSON array begins here. JSON lines are needed, an object a line: `jq -c '.[]' FILE > FILE.jsonl` makes them"
+    if text == "{":
+        return "an object over several lines. JSON lines are needed, an object a line: `jq -c . FILE > FILE.jsonl` makes them"
+    return ""
+
+
+def _with_remedy(said: str, line: str) -> str:
+    remedy = lines_remedy(line)
+    return f"{said}: {remedy}" if remedy else said
+
+
 class JSONFileShard(LineShard):
     """An open span of a file of JSON lines. Columns of the kind ``json`` hold whatever is there, and ``None``."""
 
@@ -31,10 +90,6 @@ class JSONFileShard(LineShard):
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         super().__init__(info, files, where, kinds=info.spec["columns"], first=0, newline="")
         self._inferred: bool = info.spec.get("inferred", False)
-
-    @property
-    def format(self) -> str:
-        return "json"
 
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         try:
@@ -120,65 +175,6 @@ def _wider(kinds: set[str | None]) -> str:
     if len(kinds) == 1 and None not in kinds:
         return str(next(iter(kinds)))
     return "float" if kinds == {"int", "float"} else "json"
-
-
-def parse_objects(
-    lines: Sequence[str], columns: Sequence[str], kinds: Mapping[str, str], *, whole: bool = False
-) -> dict[str, list[Any]]:
-    """Values of columns in lines of JSON. What is missing in a column of the kind ``json`` is ``None``.
-
-    Args:
-        lines: the lines, an object each.
-        columns: the columns to take.
-        kinds: kind of each column that there is.
-        whole: whether these are all keys that a line may have.
-
-    Raises:
-        UnfitValueError: a line is no JSON object, or a value is missing or of another kind; tells the row.
-    """
-    known = kinds.keys()
-    values: dict[str, list[Any]] = {name: [] for name in columns}
-    slots = [(name, kinds[name], values[name].append) for name in columns]
-    for row, line in enumerate(lines):
-        try:
-            sample = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UnfitValueError(_with_remedy(f"not JSON: {error}", line), row=row) from None
-        if not isinstance(sample, dict):
-            said = f"expected a JSON object, found {describe(sample)}"
-            raise UnfitValueError(_with_remedy(said, line), row=row)
-        if whole and not sample.keys() <= known:
-            name = next(name for name in sample if name not in known)
-            raise UnfitValueError(f"column {name!r} is not in the first lines of the files", row=row, column=name)
-        for name, kind, append in slots:
-            if name not in sample:
-                if kind == "json":
-                    append(None)
-                    continue
-                raise UnfitValueError(f"column {name!r} is missing", row=row, column=name)
-            value = sample[name]
-            if not _fits(kind, value):
-                raise UnfitValueError(
-                    f"column {name!r}: expected {kind}, found {describe(value)}", row=row, column=name
-                )
-            append(value)
-    return values
-
-
-def lines_remedy(line: str | bytes) -> str:
-    """A remedy for a file whose line is no JSON object, where the line shows that it is other JSON; else empty."""
-    text = bytes(line[:80]).decode("utf-8", "replace") if isinstance(line, bytes | bytearray) else line[:80]
-    text = text.lstrip("\ufeff \t").rstrip()
-    if text.startswith("["):
-        return "a JSON array begins here. JSON lines are needed, an object a line: `jq -c '.[]' FILE > FILE.jsonl` makes them"
-    if text == "{":
-        return "an object over several lines. JSON lines are needed, an object a line: `jq -c . FILE > FILE.jsonl` makes them"
-    return ""
-
-
-def _with_remedy(said: str, line: str) -> str:
-    remedy = lines_remedy(line)
-    return f"{said}: {remedy}" if remedy else said
 
 
 def _fits(kind: str, value: Any) -> bool:

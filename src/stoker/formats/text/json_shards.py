@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.errors import ConfigError
-from stoker.formats.base import ReadOptions, ShardInfo
-from stoker.formats.common.byte_source import ByteSource
+from stoker.formats.base import ShardInfo
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, require
-from stoker.formats.common.inspect_header import HeaderFacts
-from stoker.formats.format import Format, GeneratedFiles
-from stoker.formats.text.json import JSONFileShard, agree_on_json, inspect_json, parse_objects
-from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
+from stoker.formats.format import GeneratedFiles
+from stoker.formats.text.json import SETTINGS, JSONFileShard, agree_on_json, inspect_json, parse_objects
+from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
 
 
@@ -25,15 +23,11 @@ class JSONShard(LineShard):
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         super().__init__(info, files, where, kinds=info.spec["columns"], first=0, newline=info.spec["newline"])
 
-    @property
-    def format(self) -> str:
-        return "json"
-
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         return parse_objects(lines, columns, self._kinds)
 
 
-class JSONFormat(Format):
+class JSONFormat(LineFormat):
     """Two files a shard: lines of JSON, and their offsets. Of others' files, spans."""
 
     name = "json"
@@ -41,21 +35,15 @@ class JSONFormat(Format):
     shard = "lines, an object each"
     describing = (".json",)
     writer = "stoker.writing.shard_formats:JSONWriter"
-    roles = ("data", "meta")
-    text = True
+    shards = JSONShard, JSONFileShard
     generated = GeneratedFiles(
         "stoker.generation.formats.lines:JSONLayout", (".jsonl",), compressions=("gz",), compressed_whole=True
     )
     suffixes = (".jsonl", ".ndjson", ".json")
-    packed = True
-    settings = ("columns", "piece_bytes")
+    settings = SETTINGS
 
-    def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
-        """See :func:`stoker.formats.text.json.inspect_json`."""
-        return inspect_json(source, settings)
-
-    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        return agree_on_json(first, other)
+    inspect_header = staticmethod(inspect_json)
+    agree = staticmethod(agree_on_json)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`~stoker.formats.format.Format`. ``spec`` holds ``columns`` and ``newline``."""
@@ -67,18 +55,6 @@ class JSONFormat(Format):
         hashes, size_limit = parse_settings(obj, where)
         spec = {"columns": kinds, "newline": newline, "hashes": hashes, "size_limit": size_limit}
         return ShardInfo("json", samples, raw, zipped, compression, spec)
-
-    def open(
-        self,
-        info: ShardInfo,
-        files: Sequence[Buffer],
-        *,
-        where: str,
-        options: ReadOptions = ReadOptions(),  # noqa: ARG002
-    ) -> LineShard:
-        if len(files) == 1:
-            return JSONFileShard(info, files, where)
-        return JSONShard(info, files, where)
 
 
 class JSONEncoder(LineEncoder):

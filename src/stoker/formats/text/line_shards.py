@@ -8,19 +8,21 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError, CorruptDataError, FormatError
-from stoker.formats.base import ShardInfo
+from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.checks import refuse
+from stoker.formats.common.container import read_offsets
 from stoker.formats.common.file_shards import span_bytes
 from stoker.formats.common.read_checks import check_rows, wanted_columns
 from stoker.formats.common.records import BytesLike, LineRecords, RecordEncoder, Records, batch_length
 from stoker.formats.common.values import UnfitValueError, describe
+from stoker.formats.format import Format
 from stoker.formats.text.line_index import find_lines
 from stoker.types import Batch, Buffer, Column, Ids
 
@@ -44,7 +46,7 @@ class LineShard(ABC):
     """
 
     unsafe: ClassVar[Mapping[str, str]] = {}
-    __slots__ = ("_begins", "_data", "_ends", "_kinds", "_newline", "layout", "samples", "where")
+    __slots__ = ("_begins", "_data", "_ends", "_kinds", "_newline", "columns", "format", "layout", "samples", "where")
 
     def __init__(
         self,
@@ -58,31 +60,54 @@ class LineShard(ABC):
         quote: int | None = None,
     ) -> None:
         self.where = where
+        self.format = info.format
         self.samples = info.samples
+        self.columns = tuple(kinds)
         self.layout: Hashable = (info.format, tuple(kinds.items()))
         self._kinds = kinds
         self._newline = newline.encode()
         self._data = files[0]
         self._begins: Ids
         self._ends: Ids
-        if len(files) > 1:
-            offsets = self._read_offsets(info, files[1], first)
-            self._begins, self._ends = offsets[:-1], offsets[1:]
-        else:
-            self._begins, self._ends = self._find_lines(info, quote)
-
-    @property
-    @abstractmethod
-    def format(self) -> str:
-        """Name of the shard's format."""
+        offsets = read_offsets(info, files, where, first) if len(files) > 1 else None
+        self._begins, self._ends = self._find_lines(info, quote) if offsets is None else (offsets[:-1], offsets[1:])
 
     @abstractmethod
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
         """The columns' values in these lines, newlines cut off. UnfitValueError names a bad line's row."""
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self._kinds)
+    def _values(
+        self,
+        rows: Iterable[list[str]],
+        names: Sequence[str],
+        columns: Sequence[str],
+        readers: Mapping[str, Callable[[str], Any]],
+        remedy: str = "",
+    ) -> dict[str, list[Any]]:
+        """Values of columns in lines that were split.
+
+        Args:
+            rows: the values of each line.
+            names: the columns that a line has, in its order.
+            columns: those to take.
+            readers: for each kind of column a function from text to the value, which raises ValueError for other text.
+            remedy: what the message for such text ends with, a template of ``name``.
+
+        Raises:
+            UnfitValueError: a line is not of that width, or a value is of another kind; tells the row.
+        """
+        picks = [(name, names.index(name), readers[self._kinds[name]]) for name in columns]
+        values: dict[str, list[Any]] = {name: [] for name in columns}
+        for row, parts in enumerate(rows):
+            if len(parts) != len(names):
+                raise UnfitValueError(f"expected {len(names)} values, found {len(parts)}", row=row)
+            for name, index, convert in picks:
+                try:
+                    values[name].append(convert(parts[index]))
+                except ValueError:
+                    said = f"column {name!r}: expected {self._kinds[name]}, found {describe(parts[index])}"
+                    raise UnfitValueError(said + remedy.format(name=repr(name)), row=row) from None
+        return values
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """Read rows: ``int`` and ``float`` columns as int64 and float64 arrays, ``str`` as lists.
@@ -119,29 +144,29 @@ class LineShard(ABC):
         skip = len(whole) - len(span)
         return begins + skip, ends + skip
 
-    def _read_offsets(self, info: ShardInfo, meta: Buffer, first: int) -> Ids:
-        data_info, meta_info = info.raw
-        for name, size, expected in (
-            ("data", len(self._data), data_info.bytes),
-            ("meta", len(meta), meta_info.bytes),
-        ):
-            if size != expected:
-                raise CorruptDataError(f"{self.where}: the {name} file has {size} bytes, the index says {expected}")
-        head = 4 + 4 * (self.samples + 1)
-        if len(meta) < head:
-            raise CorruptDataError(f"{self.where}: {len(meta)} bytes of meta file for {self.samples} samples")
-        words = np.frombuffer(meta[:head], "<u4").astype(np.int64)
-        if int(words[0]) != self.samples:
-            raise CorruptDataError(
-                f"{self.where}: the meta file tells of {words[0]} samples, the index says {self.samples}"
-            )
-        offsets: Ids = words[1:]
-        if int(offsets[0]) != first or int(offsets[-1]) != len(self._data) or (np.diff(offsets) < 0).any():
-            raise CorruptDataError(
-                f"{self.where}: line offsets run backwards or do not span the data file: first {offsets[0]} "
-                f"(should be {first}), last {offsets[-1]} of {len(self._data)} bytes"
-            )
-        return offsets
+
+class LineFormat(Format):
+    """Base of formats of text lines: of stoker's own two files a shard, lines and their offsets; of others' files, spans.
+
+    Attributes:
+        shards: classes of open shards, of stoker's own and of others' files.
+    """
+
+    roles = ("data", "meta")
+    text = True
+    packed = True
+    shards: ClassVar[tuple[Callable[..., LineShard], Callable[..., LineShard]]]
+
+    def open(
+        self,
+        info: ShardInfo,
+        files: Sequence[Buffer],
+        *,
+        where: str,
+        options: ReadOptions = ReadOptions(),  # noqa: ARG002
+    ) -> LineShard:
+        own, others = self.shards
+        return own(info, files, where) if len(files) > 1 else others(info, files, where)
 
 
 class LineEncoder(RecordEncoder):

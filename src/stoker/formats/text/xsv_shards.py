@@ -7,16 +7,18 @@ be written, and such shards are refused as files without an index, where quotes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, ClassVar, Final
 
 from stoker.errors import ConfigError, CorruptDataError
-from stoker.formats.base import ReadOptions, ShardInfo
+from stoker.formats.base import ShardInfo
 from stoker.formats.common.byte_source import ByteSource
 from stoker.formats.common.checks import parse_files, parse_samples, parse_settings, refuse, require, string_list
 from stoker.formats.common.inspect_header import HeaderFacts
 from stoker.formats.common.values import UnfitValueError, describe
-from stoker.formats.format import Format, GeneratedFiles
-from stoker.formats.text.line_shards import LineEncoder, LineShard, check_columns
+from stoker.formats.format import GeneratedFiles
+from stoker.formats.text.csv import SETTINGS, CSVFileShard, agree_on_csv, inspect_csv
+from stoker.formats.text.line_shards import LineEncoder, LineFormat, LineShard, check_columns
 from stoker.types import Buffer
 
 SEPARATORS: Final = {"csv": ",", "tsv": "\t"}
@@ -28,11 +30,10 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {"str": str, "int": int, "flo
 class XSVShard(LineShard):
     """An open shard of separated values."""
 
-    __slots__ = ("_format", "_separator")
+    __slots__ = ("_separator",)
 
     def __init__(self, info: ShardInfo, files: Sequence[Buffer], where: str) -> None:
         spec = info.spec
-        self._format = info.format
         self._separator: str = spec["separator"]
         kinds = check_columns(spec["column_names"], spec["column_encodings"], where)
         header = header_line(spec["column_names"], self._separator, spec["newline"])
@@ -40,30 +41,12 @@ class XSVShard(LineShard):
             raise CorruptDataError(f"{where}: the data file's first line does not name the index's columns")
         super().__init__(info, files, where, kinds=kinds, first=len(header), newline=spec["newline"])
 
-    @property
-    def format(self) -> str:
-        return self._format
-
     def _parse(self, lines: list[str], columns: Sequence[str]) -> dict[str, list[Any]]:
-        names = list(self._kinds)
-        picks = [(name, names.index(name), _READERS[self._kinds[name]]) for name in columns]
-        values: dict[str, list[Any]] = {name: [] for name in columns}
-        for row, line in enumerate(lines):
-            parts = line.split(self._separator)
-            if len(parts) != len(names):
-                raise UnfitValueError(f"expected {len(names)} values, found {len(parts)}", row=row)
-            for name, index, convert in picks:
-                try:
-                    values[name].append(convert(parts[index]))
-                except ValueError:
-                    kind = self._kinds[name]
-                    raise UnfitValueError(
-                        f"column {name!r}: expected {kind}, found {describe(parts[index])}", row=row
-                    ) from None
-        return values
+        split = map(str.split, lines, repeat(self._separator))
+        return self._values(split, self.columns, columns, _READERS)
 
 
-class XSVFormat(Format):
+class XSVFormat(LineFormat):
     """Two files a shard: lines of separated values, and their offsets. Of others' files, spans.
 
     Attributes:
@@ -75,24 +58,16 @@ class XSVFormat(Format):
     describing: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
     writer = "stoker.writing.shard_formats:XSVWriter"
     writer_settings: ClassVar[tuple[str, ...]] = ("separator",)
-    roles = ("data", "meta")
-    text = True
     quoted = True
+    shards = XSVShard, CSVFileShard
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".txt", ".psv")
-    packed = True
-    settings = ("columns", "header", "piece_bytes", "quote", "separator")
+    settings = SETTINGS
     separator: ClassVar[str] = ""
 
     def inspect_header(self, source: ByteSource, settings: Mapping[str, Any]) -> HeaderFacts:
-        """See :func:`stoker.formats.text.csv.inspect_csv`."""
-        from stoker.formats.text.csv import inspect_csv
-
         return inspect_csv(source, settings, self.name, self.separator or None)
 
-    def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        from stoker.formats.text.csv import agree_on_csv
-
-        return agree_on_csv(first, other)
+    agree = staticmethod(agree_on_csv)
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:
         """See :class:`stoker.formats.format.Format`.
@@ -118,20 +93,6 @@ class XSVFormat(Format):
             "size_limit": size_limit,
         }
         return ShardInfo(self.name, samples, raw, zipped, compression, spec)
-
-    def open(
-        self,
-        info: ShardInfo,
-        files: Sequence[Buffer],
-        *,
-        where: str,
-        options: ReadOptions = ReadOptions(),  # noqa: ARG002
-    ) -> LineShard:
-        if len(files) == 1:
-            from stoker.formats.text.csv import CSVFileShard
-
-            return CSVFileShard(info, files, where)
-        return XSVShard(info, files, where)
 
 
 class CSVFormat(XSVFormat):

@@ -93,5 +93,4 @@ class RowGroup:
 
     @property
     def identity(self) -> str:
-        """See :class:`~stoker.formats.base.ShardDetail`."""
         return f"{self.file.key}\0{self.file.size}\0{self.number}\0{int(self.file.bytes[self.index])}"

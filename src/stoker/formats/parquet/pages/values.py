@@ -166,8 +166,8 @@ class _Objects(ColumnValues):
         return values
 
 
-class _Constant(ColumnValues):
-    """One value in all rows."""
+class Constant(ColumnValues):
+    """One value in all rows: an int, a str or ``None``."""
 
     nbytes = 0
 
@@ -178,11 +178,6 @@ class _Constant(ColumnValues):
         if isinstance(self.value, int):
             return np.full(len(rows), self.value, dtype=np.int64)
         return [self.value] * len(rows)
-
-
-def constant(value: Any) -> ColumnValues:
-    """A column that has this value in all rows: an int, a str or ``None``."""
-    return _Constant(value)
 
 
 def as_values(array: Any) -> ColumnValues:
@@ -227,7 +222,7 @@ def flat_list(array: Any) -> tuple[Any, Ids, NDArray[np.bool_] | None]:
     """A list array's values end to end, each row's first and end, and which rows are null.
 
     Args:
-        array: a ``pyarrow`` list array of one of the layouts of :func:`is_list`.
+        array: a ``pyarrow`` list array of one of the layouts of :func:`is_list`, or of list views.
 
     Returns:
         An Arrow array of all rows' values and nothing else, without a copy where the layout allows; int64 offsets of shape
@@ -235,10 +230,8 @@ def flat_list(array: Any) -> tuple[Any, Ids, NDArray[np.bool_] | None]:
     """
     pa = pyarrow()
     null = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-    if pa.types.is_fixed_size_list(array.type):
-        lengths = np.full(len(array), array.type.list_size, dtype=np.int64)
-        if null is not None:
-            lengths[null] = 0
+    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
+        lengths = pyarrow("compute").list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         return array.flatten(), _offsets(lengths), null  # flatten() leaves out the values in null rows
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     if null is not None and (np.diff(offsets)[null] != 0).any():
