@@ -25,8 +25,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.formats.base import ReadOptions, ShardInfo
 from stoker.formats.common.byte_source import ByteSourceFile
 from stoker.formats.one_file import SUFFIXES, content_column
-from stoker.formats.parquet.columns import KEY
-from stoker.formats.parquet.footer.schema import declared_array
+from stoker.formats.parquet.footer.schema import DECLARED_KEY, declared_array
 from stoker.formats.registry import get_format
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.storage import Store, is_local, open_store
@@ -231,7 +230,7 @@ def _declared(location: DatasetLocation) -> dict[str, ColumnType]:
 def _of_schema(schema: Any, columns: Sequence[str], *, arrays: bool) -> dict[str, ColumnType]:
     """The columns of an Arrow schema, with the encodings that stoker or Hugging Face's ``datasets`` declared."""
     metadata = schema.metadata or {}
-    ours = _object(metadata.get(KEY)).get("columns")
+    ours = _object(metadata.get(DECLARED_KEY)).get("columns")
     features = _object(_object(metadata.get(_HUGGING_FACE_KEY)).get("info")).get("features")
     types: dict[str, ColumnType] = {}
     for field in schema:

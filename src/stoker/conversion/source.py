@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 from typing import Any, Final, Protocol
@@ -225,6 +225,10 @@ def verbatim_images(location: DatasetLocation) -> tuple[DatasetLocation, dict[st
     shards: list[ShardInfo] = []
     for info in location.index.shards:
         kinds = info.spec.get("column_encodings")
+        if info.format == "parquet" and "encodings" in info.spec:  # its columns' types tell how they are decoded
+            raw = specs.setdefault(id(info.spec), {key: info.spec[key] for key in info.spec if key != "encodings"})
+            shards.append(replace(info, spec=raw))
+            continue
         if kinds is None:
             shards.append(info)
             continue

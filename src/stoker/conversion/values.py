@@ -14,6 +14,7 @@ from stoker.errors import ConfigError, FormatError
 from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.values import UnfitValueError, describe
 from stoker.formats.mds.encodings import get_encoding
+from stoker.formats.parquet.columns import list_dtype
 from stoker.storage.files import read_regular
 from stoker.types import Array, Batch, Column
 
@@ -168,9 +169,10 @@ def _decoded(values: Column, plan: ColumnPlan) -> Column:
     if encoding.size is not None:
         dtype, shape = fixed_kind(encoding)
         if isinstance(values, np.ndarray) and values.dtype != object:
-            return values.astype(dtype, copy=False).reshape(len(values), *shape)
+            stored = np.ascontiguousarray(values, dtype).reshape(len(values), -1)
+            return encoding.decode_fixed(stored.view(np.uint8).reshape(len(values), encoding.size))
         return _each(values, plan, lambda value: np.asarray(value, dtype).reshape(shape))
-    if encoding.verbatim or plan.encoding in ("jpeg", "png", "str") or plan.encoding.startswith("ndarray:"):
+    if encoding.verbatim or plan.encoding in ("jpeg", "png", "str") or list_dtype(encoding) is not None:
         return values
     return _each(
         values, plan, lambda value: encoding.decode(value.encode() if isinstance(value, str) else bytes(value))

@@ -33,8 +33,8 @@ __all__ = ["load_facts", "parse_facts", "save_facts"]
 
 logger = logging.getLogger(__name__)
 
-# 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others.
-_VERSION: Final = 5
+# 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others. 6 knows encodings of Parquet's columns.
+_VERSION: Final = 6
 _DIGEST: Final = 16
 # Whatever NumPy, zipfile and the JSON of others make of damaged archives.
 _UNREADABLE: Final = (

@@ -2,8 +2,8 @@
 
 Arrays of one shape are lists of fixed size; those of bytes, or of several dimensions, are fixed-size binary, which reads many
 times as fast, with data type and shape in the column's metadata. One-dimensional arrays of a data type and any length are
-lists. Columns that Parquet has no type for are the bytes of their encoding. The encodings' names are in the files' metadata,
-so that a conversion back gives the same columns.
+lists. Columns that Parquet has no type for are the text or the bytes of their encoding. The encodings' names are in the
+files' metadata, so that what is read, and a conversion back, give the same values.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from stoker.formats.common.container_writer import fixed_kind
 from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import Encoding, get_encoding
 from stoker.formats.parquet.arrow import pyarrow
+from stoker.formats.parquet.footer.schema import DECLARED_KEY, ColumnSchema
 from stoker.types import Column
-
-KEY: Final = b"stoker"
-"""Key in the files' metadata of a JSON object whose ``columns`` are names and encodings."""
 
 _TEXT: Final = ("str", "json", "str_int", "str_float", "str_decimal")
 
@@ -51,7 +49,7 @@ def schema_of(columns: Sequence[ParquetColumn]) -> Any:
     pa = pyarrow()
     about = json.dumps({"columns": {column.name: column.encoding for column in columns}}, sort_keys=True)
     fields = [pa.field(column.name, _arrow_type(column), metadata=_declaration(column)) for column in columns]
-    return pa.schema(fields, metadata={KEY: about.encode()})
+    return pa.schema(fields, metadata={DECLARED_KEY: about.encode()})
 
 
 def to_arrow(values: Column, column: ParquetColumn) -> Any:
@@ -69,7 +67,7 @@ def to_arrow(values: Column, column: ParquetColumn) -> Any:
         encoding = get_encoding(column.encoding)
         if encoding.name == "str":
             return pa.array(values, kind)
-        if (dtype := _list_dtype(encoding)) is not None:
+        if (dtype := list_dtype(encoding)) is not None:
             return _lists(values, dtype, kind, column.name)
         return _from_raw(encoding.encode_column(values), encoding, kind)
     except UnfitValueError as error:
@@ -86,7 +84,7 @@ def stored(value: Any, column: ParquetColumn) -> Any:
         Exception: it does not fit.
     """
     encoding = get_encoding(column.encoding)
-    dtype = _list_dtype(encoding)
+    dtype = list_dtype(encoding)
     if dtype is None:
         return bytes(encoding.encode(value))
     array = np.array(value)
@@ -97,7 +95,7 @@ def stored(value: Any, column: ParquetColumn) -> Any:
 def stored_to_arrow(values: list[Any], column: ParquetColumn) -> Any:
     """Values that :func:`stored` returned as a ``pyarrow.Array``."""
     encoding, kind = get_encoding(column.encoding), _arrow_type(column)
-    if (dtype := _list_dtype(encoding)) is not None:
+    if (dtype := list_dtype(encoding)) is not None:
         return _lists(values, dtype, kind, column.name)
     return _from_raw(values, encoding, kind)
 
@@ -105,11 +103,44 @@ def stored_to_arrow(values: list[Any], column: ParquetColumn) -> Any:
 def read_declared(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
     """Names and encodings of the columns, by a schema's metadata; empty where stoker did not write it."""
     try:
-        columns = json.loads((metadata or {})[KEY])["columns"]
+        columns = json.loads((metadata or {})[DECLARED_KEY])["columns"]
     except (KeyError, TypeError, ValueError, RecursionError):
         return {}
     good = isinstance(columns, dict) and all(type(kind) is str for kind in columns.values())
     return columns if good else {}
+
+
+def encoded_columns(metadata: Mapping[bytes, bytes], columns: Sequence[ColumnSchema]) -> dict[str, str]:
+    """Names and encodings of a file's columns whose values are to be decoded, as Parquet's own types do not tell them.
+
+    Raises:
+        FormatError: there is no such encoding.
+    """
+    declared = read_declared(metadata)
+    found: dict[str, str] = {}
+    for column in columns:
+        if column.name in declared:
+            encoding = get_encoding(declared[column.name])
+            if column.type == _stored_type(encoding):
+                found[column.name] = declared[column.name]
+    return found
+
+
+def _stored_type(encoding: Encoding) -> str:
+    """The type of a file's column whose values need decoding by this encoding; empty where Parquet's own do."""
+    if encoding.name in _TEXT:
+        return "string" if encoding.name != "str" else ""
+    if encoding.size is None:
+        return "" if encoding.verbatim or list_dtype(encoding) is not None else "binary"
+    dtype, shape = fixed_kind(encoding)
+    decoded = encoding.decode_fixed(np.zeros((0, encoding.size), np.uint8))
+    if isinstance(decoded, np.ndarray) and (decoded.dtype, decoded.shape[1:]) == (dtype, shape):
+        return ""
+    if not shape:
+        return dtype.name
+    if len(shape) == 1 and dtype.itemsize > 1:
+        return f"list<{dtype.name}>"
+    return f"{dtype.name}[{', '.join(map(str, shape))}]"
 
 
 def _from_raw(raw: Any, encoding: Encoding, kind: Any) -> Any:
@@ -136,7 +167,7 @@ def _arrow_type(column: ParquetColumn) -> Any:
     encoding = get_encoding(column.encoding)
     if encoding.name in _TEXT:
         return pa.string()
-    if (dtype := _list_dtype(encoding)) is not None:
+    if (dtype := list_dtype(encoding)) is not None:
         return pa.list_(pa.from_numpy_dtype(dtype))
     if encoding.size is None:
         return pa.binary()
@@ -160,7 +191,7 @@ def _declaration(column: ParquetColumn) -> dict[str, str] | None:
     return {"dtype": kind.name, "shape": ",".join(map(str, shape))}
 
 
-def _list_dtype(encoding: Encoding) -> np.dtype[Any] | None:
+def list_dtype(encoding: Encoding) -> np.dtype[Any] | None:
     """The dtype of arrays of any length, which become lists; ``None`` for other columns."""
     head, _, dtype = encoding.name.partition(":")
     return np.dtype(dtype) if head == "ndarray" and dtype and encoding.size is None and dtype != "bfloat16" else None

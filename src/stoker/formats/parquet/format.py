@@ -79,11 +79,13 @@ class ParquetFormat(Format):
 
         Small ones of a file that follow each other are fetched together.
         """
-        return describe_row_groups(files, spec["columns"], partitions or {}, in_place=in_place, apart=apart)
+        encodings = {name: kind for name, kind in spec.get("encodings", {}).items() if name in spec["columns"]}
+        return describe_row_groups(files, spec["columns"], encodings, partitions or {}, in_place=in_place, apart=apart)
 
     def agree(self, first: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
         """See :class:`stoker.formats.format.Format`; how columns are stored may differ."""
-        return first if first["columns"] == other["columns"] else super().agree(first, other)
+        one, two = ({**spec["columns"], **spec.get("encodings", {})} for spec in (first, other))
+        return first if one == two else super().agree({"columns": one}, {"columns": two})
 
     def parse_shard(self, obj: Mapping[str, Any], where: str) -> ShardInfo:  # noqa: ARG002
         """Parquet files say themselves what an index says of other formats.

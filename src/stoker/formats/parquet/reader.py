@@ -6,7 +6,7 @@ import contextlib
 import mmap
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import CorruptDataError, FormatError
 from stoker.formats.base import FilePart, ReadOptions, ShardInfo
 from stoker.formats.common.checks import check_memory
-from stoker.formats.common.read_checks import check_rows, wanted_columns
+from stoker.formats.common.read_checks import check_rows, unsafe_columns, wanted_columns
 from stoker.formats.parquet.arrow import pyarrow
 from stoker.formats.parquet.footer.facts import (
     COMPRESSED,
@@ -33,6 +33,9 @@ from stoker.formats.parquet.pages.lists import decode_equal, decode_lists, list_
 from stoker.formats.parquet.pages.pages import OtherPagesError
 from stoker.formats.parquet.pages.values import ColumnValues, Constant, Fixed
 from stoker.types import Array, Batch, Buffer, Ids
+
+if TYPE_CHECKING:
+    from stoker.formats.mds.encodings import Encoding
 
 # Bytes of a map that are decoded before they are taken out of this process's memory.
 _LET_GO: Final = 2 << 20
@@ -55,9 +58,11 @@ class ParquetReader:
         "_part",
         "_shelf",
         "columns",
+        "encodings",
         "layout",
         "options",
         "samples",
+        "unsafe",
         "where",
     )
 
@@ -76,6 +81,12 @@ class ParquetReader:
         self.columns: tuple[str, ...] = tuple(info.spec["columns"])
         self.layout: Hashable = info.spec["layout"]
         self.options = options
+        self.encodings: Mapping[str, Encoding] = {}
+        if "encodings" in info.spec:
+            from stoker.formats.common.container import encodings_of  # loads all encodings
+
+            self.encodings = encodings_of(info.spec)
+        self.unsafe = unsafe_columns(self.encodings)
         self._group = group
         self._constants = dict(group.constants)
         self._buffer = file
@@ -83,7 +94,6 @@ class ParquetReader:
         self._shelf = Shelf()
 
     format = "parquet"
-    unsafe: ClassVar[Mapping[str, str]] = {}
 
     def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
         """See :class:`~stoker.formats.base.ShardReader`; for types of values :mod:`stoker.formats.parquet.pages.values`."""
@@ -105,15 +115,21 @@ class ParquetReader:
 
         Raises:
             FormatError: there is no such column.
+            UnsafeDataError: a pickled column and no consent.
         """
-        return wanted_columns(columns, self.columns, self.where)
+        return wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
 
     def values(self, name: str) -> ColumnValues:
         """A column, decoded now or before."""
         if name in self._constants:
             return Constant(self._constants[name])
         found: ColumnValues = memory_of(self.options.decoded_bytes).get(self._shelf, name, partial(self._decode, name))
-        return found
+        encoding = self.encodings.get(name)
+        if encoding is None:
+            return found
+        from stoker.formats.parquet.pages.encoded import EncodedValues
+
+        return EncodedValues(found, encoding, name, self.where)
 
     def array(self, name: str) -> Any:
         """A column as a ``pyarrow.Array``, decoded now and not kept.

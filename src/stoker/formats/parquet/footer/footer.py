@@ -18,7 +18,7 @@ from stoker.formats.parquet.footer import thrift
 from stoker.formats.parquet.footer.bounds import FooterBounds
 from stoker.formats.parquet.footer.facts import FIELDS, GROUP_FIELDS, MAGIC
 from stoker.formats.parquet.footer.predicate import Predicate
-from stoker.formats.parquet.footer.schema import ARROW_KEY, FileSchema, leaves_below, read_schema
+from stoker.formats.parquet.footer.schema import ARROW_KEY, DECLARED_KEY, FileSchema, leaves_below, read_schema
 from stoker.formats.parquet.footer.single_column import open_limits
 
 # Bytes after the footer: its length and the magic.
@@ -96,6 +96,7 @@ def read_facts(
     met = (
         b"".join(element.data for element in parsed.schema),
         parsed.metadata.get(ARROW_KEY, b""),
+        parsed.metadata.get(DECLARED_KEY, b""),
         parsed.created_by,
         columns,
         frozenset(partition),
@@ -104,7 +105,8 @@ def read_facts(
     if schema is None:
         whole = read_schema(parsed, _opened(footer).schema_arrow)
         chosen = _chosen(whole, columns, partition)
-        schema = schemas.setdefault(met, KnownSchema(whole, chosen, chosen.as_spec()))
+        spec = chosen.as_spec() | _declared(parsed.metadata, chosen)
+        schema = schemas.setdefault(met, KnownSchema(whole, chosen, spec))
     _check_rows(parsed, sum(len(column.paths) for column in schema.whole.columns))
     filled = [number for number, group in enumerate(parsed.groups) if group.rows]
     if filled:
@@ -114,6 +116,9 @@ def read_facts(
                 raise ConfigError(f"no column {name!r}; it has {', '.join(there)}")
     possible = [True] * len(filled)
     if predicate is not None:
+        for name, encoding in _declared(parsed.metadata, schema.whole).get("encodings", {}).items():
+            if name in predicate.columns:
+                raise ConfigError(f"filters= names {name!r}, which holds {encoding}: only plain columns have an order")
         bounds = FooterBounds(footer, [parsed.groups[number] for number in filled], schema.whole, partition)
         possible = [predicate.possible(partial(bounds.of, index)) for index in range(len(filled))]
     leaves = [
@@ -134,6 +139,16 @@ def read_facts(
         groups.append(facts)
     table = np.array(groups, dtype=np.int64).reshape(len(groups), GROUP_FIELDS + FIELDS * len(leaves))
     return HeaderFacts(parsed.rows, schema.spec, table)
+
+
+def _declared(metadata: Mapping[bytes, bytes], schema: FileSchema) -> dict[str, dict[str, str]]:
+    """The ``encodings`` of columns, where values are to be decoded."""
+    if DECLARED_KEY not in metadata:
+        return {}
+    from stoker.formats.parquet.columns import encoded_columns  # loads the encodings
+
+    encodings = encoded_columns(metadata, schema.columns)
+    return {"encodings": encodings} if encodings else {}
 
 
 def _check_rows(parsed: thrift.Footer, leaves: int) -> None:

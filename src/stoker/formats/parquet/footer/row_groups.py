@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ _CODECS: Final = ("none", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4
 def describe_row_groups(
     files: Sequence[UnindexedFile],
     kinds: Mapping[str, str],
+    encodings: Mapping[str, str],
     partitions: Mapping[str, Partition],
     *,
     in_place: bool,
@@ -36,6 +37,7 @@ def describe_row_groups(
     Args:
         files: the files.
         kinds: names and types of the columns to read.
+        encodings: names and encodings of those whose values are decoded.
         partitions: what the folders of each file tell, by its key.
         in_place: whether the files are mapped where they lie.
         apart: fetch each row group by itself, however small.
@@ -43,7 +45,9 @@ def describe_row_groups(
     Raises:
         CorruptDataError: chunks of a file overlap.
     """
-    spec = {"columns": dict(kinds), "layout": ("parquet", tuple(kinds.items()))}
+    spec: dict[str, Any] = {"columns": dict(kinds), "layout": ("parquet", tuple(kinds.items()))}
+    if encodings:
+        spec |= {"encodings": encodings, "layout": (*spec["layout"], tuple(encodings.items()))}
     schemas: dict[int, FileSchema] = {}
     for file in files:
         schema = schemas.get(id(file.spec))

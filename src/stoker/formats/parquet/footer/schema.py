@@ -19,6 +19,9 @@ from stoker.formats.parquet.footer.thrift import Footer, SchemaElement
 ARROW_KEY = b"ARROW:schema"
 """Key of the Arrow types in a footer, as Parquet's types do not tell them in full."""
 
+DECLARED_KEY: Final = b"stoker"
+"""Key in a footer of a JSON object whose ``columns`` are the names and encodings of the columns that stoker wrote."""
+
 _DTYPE: Final = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
