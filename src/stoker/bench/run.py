@@ -31,8 +31,6 @@ from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local
 
-__all__ = ["run_benchmark"]
-
 
 def run_benchmark(
     resolved: Resolved,

@@ -13,20 +13,6 @@ from typing import Any, Final
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
-__all__ = [
-    "byte_size",
-    "codec",
-    "count",
-    "duration",
-    "integer",
-    "named",
-    "named_json",
-    "number",
-    "seconds",
-    "some_of",
-    "with_options",
-]
-
 # An argument of Python's in an error: `exist_ok=True`, `fill={...}`, `column=`. Not `s.fill=` nor `--fill=`.
 _ARGUMENT: Final = re.compile(r"(?<![\w.?&/-])([a-z]\w*)=(True|False)?")
 _TIMES: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -16,8 +16,6 @@ from stoker.errors import ConfigError
 if TYPE_CHECKING:
     from stoker.inspection.caches import CacheFacts
 
-__all__ = ["add", "run"]
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""

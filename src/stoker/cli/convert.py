@@ -22,8 +22,6 @@ from stoker.cli.running import (
     print_json,
 )
 
-__all__ = ["ARGUMENTS", "add", "run"]
-
 ARGUMENTS: Final = {
     "columns": "--columns NAME=TYPE,..., or --select NAME,... to read only some,",
 }

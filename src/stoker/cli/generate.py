@@ -11,8 +11,6 @@ from stoker.cli.render.numbers import bytes_text
 from stoker.cli.running import add_json, add_storage_options, arguments_of, bar, on_interrupt, print_json
 from stoker.display import counted
 
-__all__ = ["add", "run"]
-
 _EPILOG: Final = """\
 examples:
   stoker generate s3://bucket/blobs --format parquet --files 100 --samples 1000 --record-bytes 1MB

@@ -10,8 +10,6 @@ from stoker.cli.running import add_format, add_json, add_storage_options, on_int
 from stoker.display import counted
 from stoker.errors import ConfigError
 
-__all__ = ["add", "run"]
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from stoker.inspection import DatasetFacts
 
-__all__ = ["add", "half_blocks", "run"]
-
 _WIDEST: Final = 48
 
 

@@ -19,8 +19,6 @@ from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.simulate import Cluster, CostModel, simulate
 
-__all__ = ["add", "run"]
-
 _CONNECTIONS = 8
 """Downloads that each process has under way, as ``ReadOptions(download_threads=)`` has it."""
 

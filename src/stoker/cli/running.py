@@ -19,20 +19,6 @@ from stoker.cli.arguments import named, named_json
 from stoker.cli.terminal import make_console
 from stoker.writing.progress import ProgressBar
 
-__all__ = [
-    "ExitCode",
-    "Pairs",
-    "add_format",
-    "add_json",
-    "add_storage_options",
-    "add_workload",
-    "arguments_of",
-    "bar",
-    "on_interrupt",
-    "print_json",
-    "shows_progress",
-]
-
 
 class ExitCode(IntEnum):
     """The exit code of a command."""

@@ -25,8 +25,6 @@ from stoker.simulate.settings import RankRun
 from stoker.storage import join_url, open_store
 from stoker.streams.streams import Stream, Streams
 
-__all__ = ["PARTITIONS", "RunArgs", "OpenedRun", "open_run"]
-
 PARTITIONS = ("elastic", "round_robin", "contiguous", "hash")
 """Partitions that need no more than a name. ``hash`` has a partition for each rank."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["escaped_output", "make_console", "make_table", "pairs"]
-
 _WIDE = 1000
 
 

@@ -12,8 +12,6 @@ from stoker.cli.running import add_json, add_storage_options, arguments_of, on_i
 from stoker.display import counted
 from stoker.tokens.tokenize.tokenize import OutputFormat, tokenize
 
-__all__ = ["add", "run"]
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""

@@ -22,8 +22,6 @@ from stoker.display import counted, escape
 if TYPE_CHECKING:
     from stoker.inspection import VerifyReport
 
-__all__ = ["add", "run"]
-
 _MOST_STRANGE = 10
 
 

@@ -19,8 +19,6 @@ from stoker.formats.mds.encodings import get_encoding
 from stoker.formats.one_file import CLASS, LABEL
 from stoker.types import Ids, Sample
 
-__all__ = ["Columns", "plan_columns"]
-
 Columns = tuple[tuple[ColumnPlan, ...], tuple[ColumnPlan, ...], tuple[str, ...]]
 """Columns that are read, columns that are written, and names of images that a transform gets decoded."""
 

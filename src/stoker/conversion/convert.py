@@ -27,8 +27,6 @@ from stoker.order.shuffle.shuffle import SHUFFLES
 from stoker.storage.job_record import check_unchanged, stable_versions
 from stoker.types import StorageOptions
 
-__all__ = ["convert"]
-
 _VERSION: Final = 2
 
 

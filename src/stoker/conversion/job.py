@@ -21,8 +21,6 @@ from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["WORK", "Arrangement", "ConversionJob", "bounds_of", "digest"]
-
 WORK: Final = "_convert"
 """Folder in the destination of what there is only while a conversion is under way."""
 

@@ -32,8 +32,6 @@ from stoker.storage import Store, is_local, open_store
 from stoker.storage.job_record import file_version
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["OpenedSource", "head", "open_source", "sample_types", "spread"]
-
 _HUGGING_FACE_KEY: Final = b"huggingface"
 _FIRST_ROWS, _LAST_ROWS, _SPREAD = 32, 8, 256
 _WORDS: Final = {"str": "str", "int": "int", "float": "float64", "bool": "bool", "json": "json"}

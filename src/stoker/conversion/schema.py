@@ -13,8 +13,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.types import Column
 
-__all__ = ["ColumnType", "Reading", "of_arrow", "of_values"]
-
 Reading = Literal["plain", "text", "array", "file", "decode"]
 """The change of values that a reader returns: none, made text, made arrays, the bytes of a file taken out of a
 ``{"bytes", "path"}`` struct, or decoded from the bytes of the column's encoding."""

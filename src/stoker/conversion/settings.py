@@ -14,8 +14,6 @@ from stoker.formats.registry import format_name
 from stoker.storage import is_local
 from stoker.writing.base import check_hash_names, check_size_limit
 
-__all__ = ["Engine", "check_work", "parts_of", "settings_of", "target_of"]
-
 Engine = Literal["local", "ray"]
 
 _LARGEST: Final = 1 << 30

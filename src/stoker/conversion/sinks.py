@@ -20,14 +20,6 @@ from stoker.writing.file_sets import size_of
 from stoker.writing.output_files import OutputFiles
 from stoker.writing.parquet_writer import ParquetWriter
 
-__all__ = [
-    "ShardSettings",
-    "SampleSink",
-    "encoding_for",
-    "file_sizes",
-    "writer_of",
-]
-
 _FLOATS: Final = ("float16", "float32", "float64", "bfloat16")
 
 

@@ -27,8 +27,6 @@ from stoker.storage.files import open_regular
 from stoker.storage.job_record import file_versions
 from stoker.types import Batch, Ids
 
-__all__ = ["FileSource", "ShardSource", "ConversionSource", "verbatim_images"]
-
 _THREADS: Final = 4
 _REQUESTS: Final = 32
 _SMALL: Final = 1 << 16

@@ -20,8 +20,6 @@ from stoker.formats.common.values import UnfitValueError
 from stoker.formats.mds.encodings import get_encoding
 from stoker.types import Batch, Column, Ids, Sample
 
-__all__ = ["items", "run_task", "totals"]
-
 _CHUNK_BYTES: Final = 8 << 20
 _CHUNK_SAMPLES: Final = 1 << 13
 _SAMPLE: Final = re.compile(r"(?:the batch from )?sample ([0-9]+)")

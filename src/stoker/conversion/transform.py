@@ -14,8 +14,6 @@ from stoker.concurrency.user_code import pass_exits
 from stoker.errors import ConfigError, EncodingError, TransformError
 from stoker.types import Sample
 
-__all__ = ["Transform", "apply", "identity_of", "load_transform"]
-
 Transform: TypeAlias = Callable[[Sample], Sample | list[Sample] | None]
 
 

@@ -18,8 +18,6 @@ from stoker.formats.parquet.columns import list_dtype
 from stoker.storage.files import read_regular
 from stoker.types import Array, Batch, Column
 
-__all__ = ["ColumnPlan", "adapted", "check_encoding", "is_missing", "taken", "without_nulls"]
-
 _WHOLE: Final = "int", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "str_int"
 _FLOATS: Final = "float16", "float32", "float64", "str_float"
 

@@ -21,8 +21,6 @@ from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput
 from stoker.types import StorageOptions
 from stoker.writing.destination import delete_all, publish
 
-__all__ = ["FILES", "begin", "dataset_store", "finish", "open_root", "put_note", "unfinished"]
-
 _RECORD: Final = ".stoker_convert.json"
 """Name of the job's record, which stays when the job is done. No program takes it for data, as it is hidden."""
 FILES: Final = "files"

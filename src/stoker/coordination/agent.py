@@ -23,8 +23,6 @@ from stoker.coordination.rules import cleared, commit, first_lane, give_back, le
 from stoker.coordination.watch import Watch
 from stoker.integers import mix
 
-__all__ = ["Agent"]
-
 # Several splits are leased at once where so many would still fit into what is left, and so many at most.
 _PLENTY, _MOST_TOGETHER = 16, 4
 

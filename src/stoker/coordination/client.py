@@ -29,8 +29,6 @@ from stoker.coordination.run import EpochProgress, RunRecords, WorkerHealth
 from stoker.coordination.starting import check_worker, lane_starts, until_answered
 from stoker.errors import ConfigError
 
-__all__ = ["Coordination", "LeasedSplit"]
-
 _log = logging.getLogger(__name__)
 
 # Seconds for which an engine that does not answer is asked again when it is opened.

@@ -18,8 +18,6 @@ from stoker.coordination.run import perform
 from stoker.coordination.starting import until_answered
 from stoker.errors import ConfigError
 
-__all__ = ["Driver"]
-
 _Answer = TypeVar("_Answer")
 
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()

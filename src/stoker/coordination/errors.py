@@ -7,22 +7,6 @@ from typing import NamedTuple
 
 from stoker.errors import ConfigError, StateError, StokerError, StorageTimeoutError
 
-__all__ = [
-    "CommitRefusedError",
-    "EngineError",
-    "EngineRegressedError",
-    "EngineReplacedError",
-    "LeaseLostError",
-    "Owner",
-    "RankTakenError",
-    "RefusedRange",
-    "StaleCheckpointError",
-    "StalledError",
-    "WaitTimeoutError",
-    "no_answer",
-    "stayed_away",
-]
-
 
 class EngineError(StorageTimeoutError):
     """The engine that holds the run's records gave no answer within the time limit. What was asked may or may not

@@ -16,8 +16,6 @@ from enum import StrEnum
 from stoker.coordination.history.records import CoordinationSettings, Lane, SplitRecord, WorkerRecord
 from stoker.coordination.rules import leasable
 
-__all__ = ["Observer", "WorkerState", "imbalance", "judge", "lost", "open_lanes", "split_size"]
-
 
 class WorkerState(StrEnum):
     """The state of a worker, by its records alone; the value is the letter that stands for it in summaries.

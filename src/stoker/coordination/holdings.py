@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from stoker.coordination.history.records import Held, Lane, SplitRecord
 from stoker.coordination.membership import ProtocolClock
 
-__all__ = ["Holding", "Holdings"]
-
 
 class Holding:
     """A split that this worker holds.

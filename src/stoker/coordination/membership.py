@@ -10,8 +10,6 @@ from stoker.coordination.history.records import CoordinationSettings, Process, W
 from stoker.coordination.operations import Create, Get, Keys, Sleep, Steps, Swap
 from stoker.integers import mix
 
-__all__ = ["ProtocolClock", "Membership"]
-
 
 class ProtocolClock:
     """The time of a protocol: its driver sets ``now`` before each step, from a monotonic clock."""

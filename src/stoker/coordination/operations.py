@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stoker.coordination.history.records import Epoch, Record
 
-__all__ = ["Create", "Get", "Keys", "Operation", "Sleep", "Steps", "Swap", "Unanswered", "Versioned"]
-
 Version: TypeAlias = int
 """Unlike the version of any other write of any record, ever."""
 

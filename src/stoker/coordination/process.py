@@ -9,8 +9,6 @@ from pathlib import Path
 
 from stoker.coordination.history.records import Process
 
-__all__ = ["here", "is_gone"]
-
 
 def here() -> Process:
     """This process, with a nonce of its own: made twice, it is two different ones."""

@@ -15,8 +15,6 @@ from stoker.errors import ConfigError
 from stoker.integers import U64, finalise_array, mix_array
 from stoker.types import Ids
 
-__all__ = ["holders"]
-
 _TOGETHER = 1 << 22
 
 

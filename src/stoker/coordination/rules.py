@@ -15,24 +15,6 @@ from collections.abc import Sequence
 from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, ReturnedRange, SplitRecord
 from stoker.errors import ConfigError
 
-__all__ = [
-    "TOKEN_BITS",
-    "cleared",
-    "commit",
-    "entries_of",
-    "finished",
-    "first_lane",
-    "give_back",
-    "leasable",
-    "lease",
-    "log_entries",
-    "partial",
-    "remaining",
-    "set_aside",
-    "spilled",
-    "stalled",
-]
-
 TOKEN_BITS = 40
 """Tokens of an epoch's incarnation i begin at ``i << 40``, so no token of an earlier one is as large."""
 

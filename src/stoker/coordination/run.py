@@ -19,8 +19,6 @@ from stoker.coordination.rules import entries_of, finished, first_lane, remainin
 from stoker.errors import ConfigError, StateError
 from stoker.storage.recorded_versions import rewritten_streams, with_versions_of
 
-__all__ = ["EpochProgress", "RunRecords", "WorkerHealth", "perform"]
-
 _TOGETHER = 256
 
 

@@ -11,8 +11,6 @@ from stoker.coordination.errors import EngineError, stayed_away
 from stoker.coordination.history.records import CoordinationSettings
 from stoker.errors import ConfigError
 
-__all__ = ["check_worker", "lane_starts", "until_answered"]
-
 _Answer = TypeVar("_Answer")
 _MOST_LANES: Final = 1024
 

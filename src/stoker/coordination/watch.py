@@ -18,8 +18,6 @@ from stoker.coordination.operations import Create, Get, Keys, Steps, Swap, Unans
 from stoker.coordination.rules import finished, first_lane, give_back, leasable, remaining, stalled
 from stoker.integers import mix
 
-__all__ = ["Watch"]
-
 _TOGETHER = 256
 _OPEN_LISTED = 64
 _APART = 0.004

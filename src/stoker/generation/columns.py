@@ -12,8 +12,6 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes
 
-__all__ = ["IMAGES", "NUMBERS", "Column"]
-
 NUMBERS: Final = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )

@@ -16,8 +16,6 @@ from stoker.generation.spec import DatasetSpec
 from stoker.generation.streams import ByteStream, noise_stream, text_stream, token_stream
 from stoker.types import Ids
 
-__all__ = ["LETTERS", "FileContent", "finish_of", "mean_width"]
-
 # Numbers of a file's streams. What is drawn for values of the n-th column comes from stream _DRAWN + n.
 _NOISE: Final = 0
 _TEXT: Final = 1

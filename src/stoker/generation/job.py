@@ -32,8 +32,6 @@ from stoker.storage.job_record import remove_partial_files
 from stoker.storage.unfinished import MARK
 from stoker.types import StorageOptions
 
-__all__ = ["GenerateReport", "generate"]
-
 _TASK: Final = 64
 _AHEAD: Final = 3
 

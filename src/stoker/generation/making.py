@@ -16,8 +16,6 @@ from stoker.generation.names import Output, output
 from stoker.generation.segments import assemble
 from stoker.generation.spec import DatasetSpec
 
-__all__ = ["GeneratedFile", "FileBuilder", "file_size", "iterate_file", "library_versions"]
-
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFile:

@@ -16,16 +16,6 @@ from stoker.index.index import INDEX_NAME
 from stoker.storage import Store
 from stoker.storage.unfinished import MARK, UnfinishedOutput, read_mark
 
-__all__ = [
-    "MANIFEST",
-    "check_destination",
-    "mark_unfinished",
-    "read_host_manifests",
-    "remove_host_manifests",
-    "write_manifest",
-    "write_host_manifest",
-]
-
 MANIFEST: Final = "_generated.json"
 """Hidden from readers of directories, as its name begins with an underscore."""
 

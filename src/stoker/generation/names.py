@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from stoker.generation.spec import DatasetSpec
 from stoker.index.shard_files import shard_name
 
-__all__ = ["SPLITS", "Output", "file_names", "output", "outputs"]
-
 SPLITS = ("train", "valid")
 
 

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.integers import GOLDEN, finalise
 
-__all__ = ["BLOCK", "Noise", "noise_of"]
-
 BLOCK: Final = 1 << 20
 """Bytes of a block."""
 

@@ -16,8 +16,6 @@ from stoker.generation.segments import Segment, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.types import Ids
 
-__all__ = ["BATCH", "Cell", "cells", "column_cells", "column_sizes", "image_versions", "one_value", "sizes"]
-
 BATCH: Final = 1 << 12
 """Samples whose sizes are drawn at a time."""
 

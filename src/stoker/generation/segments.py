@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from stoker.generation.streams import ByteStream, change_bits
 
-__all__ = ["CHUNK", "NARROW", "Finish", "Segment", "Seal", "StreamBytes", "assemble", "gather", "rows_of"]
-
 CHUNK: Final = 1 << 20
 """Bytes that are handed on at a time. They stay in the processor's cache from where they are made to the call that writes."""
 

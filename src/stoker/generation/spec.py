@@ -18,8 +18,6 @@ from stoker.formats.format import Format, GeneratedFiles
 from stoker.formats.registry import format_name, format_names, get_format
 from stoker.generation.columns import IMAGES, NUMBERS, Column
 
-__all__ = ["Content", "DatasetSpec", "generated_formats"]
-
 Content = Literal["random", "tokens", "text", "images"]
 
 _FOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from stoker.generation.noise import BLOCK, Noise
 from stoker.generation.words import TEXT_WORDS, text_block, zipf_tokens
 
-__all__ = ["REPEATED", "UNIT", "ByteStream", "change_bits", "noise_stream", "text_stream", "token_stream"]
-
 UNIT: Final = 4096
 """Bytes of which each run has the compressibility that was asked for."""
 REPEATED: Final = 1 << 16

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from stoker.types import Array
 
-__all__ = ["TEXT_WORDS", "text_block", "zipf_tokens"]
-
 _SLOTS: Final = 1 << 16
 _VOCABULARY: Final = 8192
 _WIDEST: Final = 24

@@ -26,8 +26,6 @@ from stoker.storage import open_store
 from stoker.storage.files import PRIVATE
 from stoker.types import StorageOptions
 
-__all__ = ["verify_cache"]
-
 _Group = list[tuple[int, int, ShardInfo]]
 """Shards that share their files: number, number of the first sample, and description of each."""
 

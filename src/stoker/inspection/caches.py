@@ -25,8 +25,6 @@ from stoker.index.index import INDEX_NAME
 from stoker.storage import is_local, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["CacheFacts", "PruneReport", "list_caches", "prune_caches"]
-
 
 @dataclass(frozen=True, slots=True)
 class CacheFacts:

@@ -17,8 +17,6 @@ from stoker.inspection.read_files import Budget, FileReader
 from stoker.inspection.samples import bad_samples
 from stoker.types import Buffer
 
-__all__ = ["Checker", "Level", "Outcome", "CheckPlan", "Task", "first_samples"]
-
 Level = Literal["quick", "normal", "deep"]
 
 _DECODED: Final = 256 << 20

@@ -8,8 +8,6 @@ from typing import Any
 
 from stoker.inspection.render import Shown
 
-__all__ = ["ColumnFacts", "DatasetFacts", "shape_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:

@@ -19,8 +19,6 @@ from stoker.storage import Store
 from stoker.storage.files import PRIVATE
 from stoker.types import Buffer
 
-__all__ = ["plan_index"]
-
 _THREADS: Final = 16
 
 

@@ -23,8 +23,6 @@ from stoker.inspection.unindexed.facts import inspect_unindexed
 from stoker.storage import Store, is_local, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["inspect"]
-
 _INDEXED: Final = "mds"
 """The value of ``format=`` for shards with an ``index.json``, of any format."""
 

@@ -18,8 +18,6 @@ from stoker.inspection.render import Shown, printable, show
 from stoker.storage import is_local
 from stoker.types import Buffer
 
-__all__ = ["LARGEST", "preview_files", "preview_shard"]
-
 LARGEST: Final = 256 << 20
 """More bytes of a remote dataset than these are not fetched to show samples."""
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Kind", "Problem", "VerifyReport"]
-
 Kind: TypeAlias = Literal["index", "missing", "size", "hash", "structure", "decode", "unreadable"]
 """Kinds of problems. ``index``: the index itself, or files that contradict each other. ``missing``: a file is not there.
 ``size``, ``hash``: a file is not the one that the index describes. ``structure``: header, offsets, counts or checksums of a

@@ -14,8 +14,6 @@ from stoker.storage import Store, is_local
 from stoker.storage.files import map_file, map_open_file, open_regular
 from stoker.types import Buffer
 
-__all__ = ["Budget", "FileReader"]
-
 
 class FileReader:
     """Whole files of one store, one at a time in each thread. They take disk space of ``scratch``, and no memory.

@@ -13,8 +13,6 @@ import numpy as np
 from stoker.display import escape
 from stoker.formats.one_file import SIGNATURES
 
-__all__ = ["Shown", "show"]
-
 _TEXT: Final = 200
 _BYTES: Final = 24
 _NUMBERS: Final = 8

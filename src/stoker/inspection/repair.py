@@ -18,8 +18,6 @@ from stoker.storage import Store
 from stoker.storage.files import PRIVATE, make_own_directory
 from stoker.types import StorageOptions
 
-__all__ = ["fetch_again", "rebuild"]
-
 
 def rebuild(store: Store, options: StorageOptions | None) -> tuple[str, ...]:
     """Rebuild a dataset's index from its shards. An existing index is renamed and stays next to the new one.

@@ -12,8 +12,6 @@ from stoker.errors import MissingPackageError
 from stoker.formats.base import ShardReader
 from stoker.types import Ids
 
-__all__ = ["bad_samples"]
-
 _CHUNK_BYTES: Final = 8 << 20
 _MOST_ROWS: Final = 4096
 

@@ -28,8 +28,6 @@ from stoker.inspection.unindexed.verify import plan_unindexed
 from stoker.storage import is_local, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["verify"]
-
 _THREADS: Final = 8
 _MEMORY: Final = 1 << 30
 # What format= calls shards with an index.json, of whatever format.

@@ -15,8 +15,6 @@ import numpy as np
 from stoker.simulate.shard_access import NodeUses
 from stoker.types import Ids
 
-__all__ = ["NodeCache", "run_cache"]
-
 # Once files must go, the cache makes this part of its limit free.
 _SLACK = 32
 # Of a limited cache the loader lets what it looks ahead to fill this part.

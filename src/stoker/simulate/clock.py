@@ -16,8 +16,6 @@ from stoker.simulate.cache import NodeCache
 from stoker.simulate.settings import CostModel
 from stoker.types import Ids
 
-__all__ = ["StepClock", "Ticks", "first_batches", "least_bandwidth", "run_clock"]
-
 Floats = NDArray[np.float64]
 
 _MOST_TICKS = 1 << 14

@@ -12,8 +12,6 @@ from stoker.order.sample_order import Run
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.types import Ids
 
-__all__ = ["StepQuality", "measure_quality"]
-
 # Samples that are looked at, in so many windows; each look of a rank into a window has a cost of its own.
 _SAMPLES = 1 << 18
 _WINDOWS = 16

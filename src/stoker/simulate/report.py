@@ -15,8 +15,6 @@ from stoker.simulate.settings import Cluster, CostModel
 from stoker.simulate.shard_access import Sampling
 from stoker.types import Ids
 
-__all__ = ["Balance", "NodeReport", "Report", "Sharing"]
-
 # Entries of the time line that JSON gets.
 _MOMENTS = 200
 

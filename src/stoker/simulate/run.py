@@ -13,8 +13,6 @@ from stoker.simulate.settings import Cluster, CostModel, RankRun, Shards
 from stoker.simulate.shard_access import choose_batches, node_uses
 from stoker.types import Ids
 
-__all__ = ["simulate"]
-
 _BUDGET = 1 << 24
 
 

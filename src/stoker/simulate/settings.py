@@ -16,9 +16,6 @@ from stoker.index.index import Index
 from stoker.order.sample_order import Run
 from stoker.types import Ids
 
-__all__ = ["Cluster", "CostModel", "RankRun", "Shards"]
-
-
 RankRun: TypeAlias = Callable[[int, int], Run]
 """From rank and world size to the samples that the loader would read there. Orders that are alike should be one object."""
 

@@ -13,8 +13,6 @@ from stoker.order.sample_order import Run
 from stoker.simulate.settings import Shards
 from stoker.types import Ids
 
-__all__ = ["NodeUses", "Sampling", "choose_batches", "node_uses"]
-
 # Samples that are located in one call.
 _TOGETHER = 1 << 16
 # Steps from the first on that are evaluated on all ranks, so that the beginning is exact.

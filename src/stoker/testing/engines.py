@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from stoker.coordination.engines.store import CoordinationStore, Stored
 from stoker.testing.values import undefined
 
-__all__ = ["EngineTests"]
-
 
 class EngineTests:
     """Tests of an engine that keeps the records of leased work. A subclass says how to open it, in :meth:`open`.

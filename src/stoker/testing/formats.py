@@ -24,8 +24,6 @@ from stoker.testing.values import check_kind, equal, raised, row_of, undefined
 from stoker.types import Ids
 from stoker.writing.base import Writer
 
-__all__ = ["FormatTests", "ShardOnDisk"]
-
 _FLIPS: Final = 60
 _WHERE: Final = "the shard"
 

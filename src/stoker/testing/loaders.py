@@ -18,8 +18,6 @@ from stoker.loaders.protocol import Loader
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.testing.values import raised, undefined
 
-__all__ = ["LoaderTests"]
-
 
 class LoaderTests:
     """Tests of a loader. A subclass makes the data and the loader, in :meth:`write`, :meth:`make` and :meth:`samples`.

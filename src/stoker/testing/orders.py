@@ -18,8 +18,6 @@ from stoker.pipeline.state.state import make_state, read_state
 from stoker.testing.values import undefined
 from stoker.types import Ids
 
-__all__ = ["OrderTests"]
-
 _MOST_MEMORY = 64 << 20
 
 

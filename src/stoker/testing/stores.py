@@ -18,8 +18,6 @@ from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import ObjectInfo, Store
 from stoker.testing.values import raised, undefined
 
-__all__ = ["ReadOnlyStoreTests", "StoreTests"]
-
 _MOST: Final = 1 << 30
 # Of the largest, uploads and downloads have several parts.
 _SIZES: Final = (0, 1, 1000, 3_000_000, 17_000_000)

@@ -12,8 +12,6 @@ from stoker.errors import ConfigError
 from stoker.formats.kinds import ColumnKind
 from stoker.types import Array, Column
 
-__all__ = ["check_kind", "equal", "raised", "row_of", "undefined"]
-
 
 def undefined(test: object, what: str) -> ConfigError:
     """The error of a subclass that does not say how what it tests is made.

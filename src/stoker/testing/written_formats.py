@@ -19,8 +19,6 @@ from stoker.storage import open_store
 from stoker.testing.formats import FormatTests
 from stoker.testing.values import raised, undefined
 
-__all__ = ["WrittenFormatTests"]
-
 
 class WrittenFormatTests(FormatTests):
     """Tests of a format that has a writer with an index. A subclass says what is written, in :meth:`value`.

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from stoker.generation.noise import BLOCK, noise_of
 
-__all__ = ["PART", "CheckpointContent", "draw_seed"]
-
 PART: Final = 8 * BLOCK
 """Bytes that are made, written and read at once."""
 

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from stoker.bench.settings.workload import Workload
 
-__all__ = ["checkpoint_findings"]
-
 _FROM_DEVICE: Final = 0.95
 _MEMORIES: Final = 3
 """Least size of a host's checkpoints for caching not to matter, in multiples of its memory; a rule of MLPerf Storage."""

@@ -14,8 +14,6 @@ from typing import Final, Literal
 from stoker.bench.settings.workload import WIDTHS, ModelSettings
 from stoker.errors import ConfigError
 
-__all__ = ["CheckpointLayout", "StateFile", "layout_of", "parameters"]
-
 _STATES: Final = 3
 """Copies of the parameters in an optimizer's state: the master weights, and Adam's two moments."""
 _SMALL: Final = 5

@@ -14,19 +14,6 @@ from typing import Any, Final
 from stoker.errors import CorruptDataError, ObjectNotFoundError
 from stoker.storage import Store, check_key, is_local
 
-__all__ = [
-    "NAME",
-    "Manifest",
-    "SavedFile",
-    "UnfinishedCheckpoint",
-    "find",
-    "folder_of",
-    "read",
-    "remove",
-    "unfinished",
-    "write",
-]
-
 NAME: Final = "checkpoint.json"
 _MOST: Final = 1 << 28
 _FILE: Final = re.compile(r"(checkpoint-[0-9a-f]{8}-\d{6})/([^/]+)")

@@ -8,8 +8,6 @@ from typing import Any, Final
 from stoker.bench.measure.metrics import spread
 from stoker.bench.measure.page_cache import file_system
 
-__all__ = ["checkpoint_result", "checkpoint_summary"]
-
 _GIB: Final = float(1 << 30)
 _EVENT_KEYS: Final = ("kind", "place", "number", "repeat", "epoch", "step")
 _RANK: Final = (

@@ -22,8 +22,6 @@ from stoker.cluster import World
 from stoker.errors import ConfigError, StorageFullError
 from stoker.storage import RetryPolicy, Store, is_local, open_store
 
-__all__ = ["Saver", "open_checkpoint_store"]
-
 _NAP: Final = 0.05
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.settings.workload import CheckpointSettings
 
-__all__ = ["InEpoch"]
-
 
 class InEpoch:
     """The checkpoints of one epoch.

@@ -20,8 +20,6 @@ from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import Store, is_local
 from stoker.storage.local import file_errors
 
-__all__ = ["Mover", "Moving", "Spent"]
-
 _ALIGNED: Final = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the device's block."""
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)

@@ -11,8 +11,6 @@ from typing import Any, ClassVar, TypeAlias
 
 from stoker.storage import is_local
 
-__all__ = ["Client", "ClientLocation", "Data"]
-
 Data: TypeAlias = bytes | memoryview | mmap
 """The bytes of a file or object."""
 

@@ -13,8 +13,6 @@ from stoker.bench.clients.base import Client, Data
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.storage.files import map_file, open_regular, read_regular
 
-__all__ = ["Buffered", "Direct", "Mapped"]
-
 _ALIGNED: Final = 4096
 """Alignment of offsets, sizes and memory for O_DIRECT: no device of today needs more."""
 _CHUNK: Final = 1 << 30

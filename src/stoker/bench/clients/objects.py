@@ -11,8 +11,6 @@ from stoker.bench.clients.base import Client, ClientLocation, Data
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage import is_local, open_store
 
-__all__ = ["Minio", "Obstore", "S3Torch", "S3dlio"]
-
 # Of one object, which is in memory whole, whatever the package.
 _MOST_BYTES: Final = 1 << 36
 _ABSENT: Final = ("NoSuchKey", "NoSuchBucket", "Not Found", "NotFound", "404", "does not exist")

@@ -9,8 +9,6 @@ from typing import Any, Final
 from stoker.bench.results.report_files import RunFiles
 from stoker.errors import ConfigError
 
-__all__ = ["apart", "differences", "warnings"]
-
 _SAME: Final = (
     *("compute.kind", "compute.seconds", "compute.device", "compute.hidden"),
     *("dataset.files", "dataset.samples_per_file", "dataset.record_bytes", "dataset.record_bytes_stdev"),

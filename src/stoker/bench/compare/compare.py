@@ -13,8 +13,6 @@ from stoker.bench.compare.statistics import Difference, holm, welch
 from stoker.bench.results.report_files import RunFiles
 from stoker.errors import ConfigError
 
-__all__ = ["METRICS", "Change", "Comparison", "Level", "ComparedMetric", "compare_runs"]
-
 Level = Literal["repeats", "epochs", "blocks", "none"]
 """The unit that counts as one value: a repetition of the training, an epoch, a block; ``none``: there are too few of any."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 from typing import Final
 
-__all__ = ["Difference", "holm", "mean_interval", "student_cdf", "student_quantile", "welch"]
-
 _TINY: Final = 1e-300
 _CLOSE: Final = 1e-14
 

@@ -9,8 +9,6 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 
-__all__ = ["LoaderJob", "LoadedBatch", "LoaderReport", "LoaderUnderTest", "OpenLoader", "Split"]
-
 Split = Literal["train", "valid"]
 
 

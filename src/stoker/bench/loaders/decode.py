@@ -12,8 +12,6 @@ import numpy as np
 from stoker.errors import ConfigError, CorruptDataError, MissingPackageError
 from stoker.types import Array
 
-__all__ = ["FORMATS", "FileSamples", "byte_count", "open_samples", "resized", "samples_last", "suffixes"]
-
 
 @dataclass(frozen=True, slots=True)
 class FileSamples:

@@ -13,8 +13,6 @@ from stoker.bench.loaders.peers import array_of, data_files, local_folder
 from stoker.bench.loaders.torchloading import TorchRankLoader, collate
 from stoker.bench.settings.workload import DatasetSettings
 
-__all__ = ["HuggingFaceLoader"]
-
 
 def collate_values(samples: list[dict[str, Any]], *, dataset: DatasetSettings) -> Any:
     """Values as the package has them: bytes are those of arrays, lists those of numbers."""

@@ -15,8 +15,6 @@ from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
 
-__all__ = ["LitDataLoader"]
-
 _CHUNK: Final = 64 << 20
 _DONE: Final = "index.json"
 

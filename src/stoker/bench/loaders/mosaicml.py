@@ -11,8 +11,6 @@ from stoker.bench.loaders.torchloading import TorchRankLoader
 from stoker.errors import ConfigError
 from stoker.storage import is_local
 
-__all__ = ["MosaicLoader"]
-
 _KEYS = {
     "endpoint": "S3_ENDPOINT_URL",
     "access_key_id": "AWS_ACCESS_KEY_ID",

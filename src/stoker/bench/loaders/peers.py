@@ -13,15 +13,6 @@ from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local, open_store
 from stoker.types import Array
 
-__all__ = [
-    "array_of",
-    "data_files",
-    "files_of_rank",
-    "leave_torch",
-    "local_folder",
-    "meet_in_torch",
-]
-
 
 def leave_torch(met: bool) -> None:
     """End the connection that :func:`meet_in_torch` made, if it did."""

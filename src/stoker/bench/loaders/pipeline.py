@@ -17,8 +17,6 @@ from stoker.storage import is_local, open_store
 from stoker.streams.streams import Stream
 from stoker.types import Sample
 
-__all__ = ["StokerLoader"]
-
 _INDEXED: Final = frozenset({"mds"})
 _ALONE: Final = frozenset({"npz", "npy"})
 """Formats whose files, with a sample each, may have another shape each."""

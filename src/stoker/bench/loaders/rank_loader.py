@@ -9,8 +9,6 @@ from typing import Any, ClassVar, Literal, Self
 from stoker.bench.loaders.base import LoaderJob, LoaderReport, OpenLoader
 from stoker.errors import ConfigError
 
-__all__ = ["RankLoader"]
-
 
 class RankLoader(OpenLoader):
     """A loader, as :class:`~stoker.bench.loaders.base.LoaderUnderTest` and its open form describe it.

@@ -14,8 +14,6 @@ from stoker.bench.loaders.peers import array_of, files_of_rank
 from stoker.bench.loaders.rank_loader import RankLoader
 from stoker.bench.settings.workload import DatasetSettings
 
-__all__ = ["RayDataLoader"]
-
 
 class RayDataLoader(RankLoader):
     """``ray.data.read_parquet().iter_batches()``."""

@@ -11,8 +11,6 @@ import numpy as np
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.rank_loader import RankLoader
 
-__all__ = ["SyntheticLoader"]
-
 
 class SyntheticLoader(RankLoader):
     """One batch of random bytes, again and again. Nothing is read."""

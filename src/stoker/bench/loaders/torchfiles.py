@@ -15,8 +15,6 @@ from stoker.bench.loaders.torchloading import TorchRankLoader
 from stoker.errors import ConfigError
 from stoker.types import Ids
 
-__all__ = ["TorchLoader"]
-
 
 class _Files:
     """A map-style dataset. The file that was opened last stays decoded, in each worker of its own."""

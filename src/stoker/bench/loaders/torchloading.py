@@ -12,8 +12,6 @@ from stoker.bench.loaders.decode import byte_count
 from stoker.bench.loaders.rank_loader import RankLoader
 from stoker.errors import ConfigError
 
-__all__ = ["TorchRankLoader", "collate"]
-
 
 class TorchRankLoader(RankLoader):
     """A loader that ends in torch's ``DataLoader``. Subclasses set ``_loader``, mostly by :meth:`_torch_loader`."""

@@ -10,8 +10,6 @@ from stoker.bench.loaders.peers import array_of, files_of_rank
 from stoker.bench.loaders.torchloading import TorchRankLoader, collate
 from stoker.bench.settings.workload import DatasetSettings
 
-__all__ = ["WebDatasetLoader"]
-
 
 def _batch(samples: list[dict[str, Any]], *, dataset: DatasetSettings, decode: bool) -> Any:
     """Fields of samples: what webdataset has not decoded itself is an array's bytes. Its own fields are left out."""

@@ -13,8 +13,6 @@ from stoker.cluster import World
 from stoker.errors import StokerError
 from stoker.storage import open_store
 
-__all__ = ["copy_files"]
-
 
 def copy_files(plan: RunPlan, world: World) -> dict[str, Any]:
     """Copy the first training files into memory of this host, up to ``metric.calibrate_bytes``; for JSON.

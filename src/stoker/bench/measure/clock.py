@@ -6,8 +6,6 @@ import ctypes
 import time
 from typing import Final
 
-__all__ = ["BenchClock", "fine_timers"]
-
 _PR_SET_TIMERSLACK: Final = 29
 _SPIN: Final = 80_000
 """Nanoseconds before the moment from which on it spins, at first; each late wake-up raises it, up to :data:`_MOST_SPIN`."""

@@ -13,8 +13,6 @@ from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, import_option
 
-__all__ = ["ComputeStep", "SimulatedStep", "TorchStep", "make_step"]
-
 _AT_ONCE = 4096
 
 

@@ -7,8 +7,6 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-__all__ = ["fingerprint"]
-
 _MOST: Final = 1 << 20
 
 

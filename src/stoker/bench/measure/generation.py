@@ -15,8 +15,6 @@ from stoker.storage import open_store
 if TYPE_CHECKING:
     from stoker.generation import DatasetSpec
 
-__all__ = ["await_listing", "check_spec", "make_data", "spec_of"]
-
 _OWN: Final = frozenset({"dims", "dtype", "content", "vocabulary", "page_bytes", "hdf5_chunks", "image_quality"})
 _MORE: Final = frozenset({"compressibility", "duplication"})
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from stoker.bench.measure.steps import StepBlock, Steps
 
-__all__ = ["PERCENTILES", "BlockMetrics", "block_metrics", "epoch_metrics", "spread", "stall_percentiles"]
-
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from stoker.storage.files import file_system_of
 
-__all__ = ["Dropped", "drop", "file_system", "memory_bytes"]
-
 _MOST_PAGES: Final = 1 << 20
 """Pages that are asked about, of all files: 4 GiB."""
 _MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})

@@ -10,8 +10,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RankSteps", "counted_waits", "read_steps", "steps_path"]
-
 _MOST_BYTES: Final = 1 << 30
 """Of a file's arrays, uncompressed: 2 million steps and more."""
 _NAMES: Final = ("asked", "wait", "compute", "barrier", "block")

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from stoker.bench.loaders.base import LoadedBatch
 from stoker.bench.measure.compute import ComputeStep
 
-__all__ = ["StepBlock", "Steps", "run_steps"]
-
 _FIRST: Final = 1024
 _TOGETHER: Final = 2_000
 """Nanoseconds within which two readings count as one moment."""

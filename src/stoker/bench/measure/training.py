@@ -30,8 +30,6 @@ from stoker.bench.settings.workload import Workload
 from stoker.cluster import World
 from stoker.storage import is_local
 
-__all__ = ["Training"]
-
 
 class _Run(NamedTuple):
     loader: OpenLoader

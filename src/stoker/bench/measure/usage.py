@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Usage", "measure"]
-
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 

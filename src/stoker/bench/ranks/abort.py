@@ -14,8 +14,6 @@ from stoker.bench.results.results import collect, write_results
 from stoker.errors import StorageError
 from stoker.storage import RetryPolicy
 
-__all__ = ["clear_unfinished", "finish_without"]
-
 _SOON: Final = RetryPolicy(attempts=2, deadline=10.0)
 """Of what is done after a failure, which may be that of the store."""
 

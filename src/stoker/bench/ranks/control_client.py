@@ -15,8 +15,6 @@ from typing import Any, Final
 from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
 from stoker.errors import StokerError
 
-__all__ = ["Link", "RankFailedError"]
-
 _GRACE: Final = 30.0
 """Seconds after another rank's failure after which a rank that is still busy ends itself."""
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
 
-__all__ = ["Server"]
-
 
 class Server:
     """The server at which ranks meet.

@@ -17,8 +17,6 @@ from typing import Final, Protocol
 from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.plan import NAME, RunPlan, save_plan
 
-__all__ = ["Launch", "LocalRanks", "await_ranks"]
-
 _END_SECONDS: Final = 35.0
 """For which ranks may take to end after one has failed; a little more than they give themselves."""
 

@@ -7,8 +7,6 @@ import socket
 import threading
 from typing import Any, Final
 
-__all__ = ["MOST_LINE", "Channel", "tune"]
-
 MOST_LINE: Final = 1 << 26
 """Bytes of a message."""
 

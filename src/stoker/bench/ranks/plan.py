@@ -15,8 +15,6 @@ from stoker.bench.settings.workload import Workload, as_plain
 from stoker.display import is_secret
 from stoker.errors import ConfigError
 
-__all__ = ["NAME", "RunPlan", "load_plan", "save_plan"]
-
 NAME: Final = "plan.json"
 
 

@@ -24,8 +24,6 @@ from stoker.cluster import World
 from stoker.display import error_text
 from stoker.errors import StokerError, StorageError
 
-__all__ = ["Member", "run_member"]
-
 
 class Member:
     """A rank.

@@ -27,8 +27,6 @@ from stoker.cluster import World
 from stoker.display import error_text
 from stoker.errors import ConfigError, import_option
 
-__all__ = ["RayRanks", "deal", "possible_ranks"]
-
 _LOOK_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0
 

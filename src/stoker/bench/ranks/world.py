@@ -15,8 +15,6 @@ from stoker.bench.ranks.control_server import Server
 from stoker.cluster import World
 from stoker.errors import ConfigError
 
-__all__ = ["find_world", "meet", "processors", "read_threads"]
-
 _MOST_THREADS: Final = 8
 _MEETING: Final = "meeting.json"
 COORDINATOR: Final = "STOKER_BENCH_COORDINATOR"

@@ -14,8 +14,6 @@ from typing import Any, Final
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.ranks.world import processors
 
-__all__ = ["describe"]
-
 _PACKAGES: Final = (
     *(
         "stoker",

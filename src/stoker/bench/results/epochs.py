@@ -13,8 +13,6 @@ from stoker.bench.measure.step_files import counted_waits, read_steps, steps_pat
 from stoker.bench.settings.workload import Workload
 from stoker.types import Array
 
-__all__ = ["epoch_results"]
-
 _RANK: Final = ("rank", "steps", "samples", "bytes", "complete", "metrics", "blocks", "stall_seconds", "usage")
 """What an epoch's result has of each rank's."""
 _CLOCKS: Final = 4e-6

@@ -14,8 +14,6 @@ from stoker.bench.measure.steps import Steps
 from stoker.storage.local import file_errors
 from stoker.storage.types import BufferLike
 
-__all__ = ["replace_file", "save_record", "save_steps"]
-
 
 def save_record(record: dict[str, Any], results: Path) -> None:
     """Write a rank's record.

@@ -14,8 +14,6 @@ from typing import Any, Final
 from stoker.bench.results.results import RESULTS, schema
 from stoker.errors import ConfigError, FormatError, import_option
 
-__all__ = ["RunFiles", "find_runs", "read_run"]
-
 _MOST_BYTES: Final = 256 << 20
 
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from stoker.bench.measure.step_files import RankSteps, counted_waits, read_steps, steps_path
 from stoker.bench.results.report_files import RunFiles
 
-__all__ = ["Histogram", "StepTimeline", "stall_histogram", "timeline"]
-
 _BINS_PER_DECADE: Final = 5
 _LEAST: Final = 1e-6
 """Seconds; shorter waits are counted as this."""

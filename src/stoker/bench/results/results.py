@@ -23,8 +23,6 @@ from stoker.bench.results.rules import judge
 from stoker.bench.results.summary import dlio_summary
 from stoker.storage import is_local
 
-__all__ = ["RESULTS", "SUMMARY", "VERSION", "collect", "schema", "write_results"]
-
 RESULTS: Final = "results.json"
 SUMMARY: Final = "summary.json"
 VERSION: Final = 1

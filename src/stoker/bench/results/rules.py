@@ -9,8 +9,6 @@ from typing import Any, Final
 from stoker.bench.checkpoint.findings import checkpoint_findings
 from stoker.bench.settings.workload import Workload
 
-__all__ = ["Finding", "judge"]
-
 _RESIDUE: Final = 0.001
 _FROM_DEVICE: Final = 0.95
 _MEMORIES: Final = 5

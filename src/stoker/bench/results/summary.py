@@ -11,8 +11,6 @@ import numpy as np
 
 from stoker.bench.checkpoint.outcome import checkpoint_summary
 
-__all__ = ["dlio_summary"]
-
 _MIB: Final = float(1 << 20)
 _GIB: Final = float(1 << 30)
 

@@ -10,8 +10,6 @@ from stoker.bench.settings.dlio_keys import KEYS
 from stoker.bench.settings.schema import Node, at_path, flat, merge, tree_of
 from stoker.errors import ConfigError
 
-__all__ = ["from_dlio", "is_dlio"]
-
 _SIGNS: Final = ("framework", "workflow", "output", "profiling", "data_reader", "workload")
 """Sections that DLIO's files have and stoker's have not."""
 _INNER: Final[Mapping[str, tuple[str, ...]]] = {

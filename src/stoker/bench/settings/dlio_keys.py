@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["KEYS", "Key"]
-
 
 @dataclass(frozen=True, slots=True)
 class Key:

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from stoker.bench.settings.schema import Node
 from stoker.errors import ConfigError
 
-__all__ = ["Distribution", "Duration", "parse_duration"]
-
 Distribution = Literal["constant", "normal", "uniform", "gamma", "exponential", "poisson"]
 
 Numbers = Sequence[float]

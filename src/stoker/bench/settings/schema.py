@@ -18,19 +18,6 @@ from stoker.arguments import nearest
 from stoker.errors import ConfigError
 from stoker.units import parse_bytes, parse_count
 
-__all__ = [
-    "ContradictionError",
-    "Node",
-    "Parser",
-    "Section",
-    "at_path",
-    "build",
-    "flat",
-    "merge",
-    "setting",
-    "tree_of",
-]
-
 T = TypeVar("T")
 Parser = Callable[["Node", str], Any]
 """From a node and its path to the value; raises :class:`ConfigError`."""

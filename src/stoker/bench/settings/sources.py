@@ -20,8 +20,6 @@ from stoker.bench.settings.yaml import commented, parse_scalar, parse_yaml, read
 from stoker.display import is_secret
 from stoker.errors import ConfigError
 
-__all__ = ["PREFIX", "Resolved", "default_yaml", "read_workload", "shipped", "shipped_text"]
-
 PREFIX: Final = "STOKER_BENCH_"
 _RESERVED: Final = frozenset({"STOKER_BENCH_COORDINATOR", "STOKER_BENCH_COORDINATOR_HOST"})
 """Variables of :mod:`stoker.bench.ranks.world`, which are no settings of a workload."""

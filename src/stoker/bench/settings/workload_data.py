@@ -10,8 +10,6 @@ from typing import Any
 from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.errors import ConfigError
 
-__all__ = ["ColumnSpec", "DatasetSettings"]
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:

@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.errors import ConfigError
 
-__all__ = ["WIDTHS", "CheckpointSettings", "ModelSettings"]
-
 WIDTHS: Final = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "int8": 1, "uint8": 1}
 """Bytes of a parameter, by DLIO's name of its type."""
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 from stoker.bench.settings.schema import Node, tree_of
 from stoker.errors import ConfigError, import_option
 
-__all__ = ["commented", "parse_scalar", "parse_yaml", "read_yaml", "write_scalar"]
-
 _MOST_BYTES: Final = 1 << 18
 _DEEPEST: Final = 32
 _LONGEST: Final = 4096

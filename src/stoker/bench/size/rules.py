@@ -12,8 +12,6 @@ from typing import Final
 from stoker.bench.settings.workload import Workload
 from stoker.errors import ConfigError
 
-__all__ = ["MEMORIES", "STEPS", "Demand", "demanded"]
-
 STEPS: Final = 500
 """Steps of an epoch, at least."""
 MEMORIES: Final = 5

@@ -13,8 +13,6 @@ from typing import Final
 
 from stoker.bench.compare.statistics import mean_interval
 
-__all__ = ["CONFIDENCE", "Border", "find_border"]
-
 CONFIDENCE: Final = 0.9
 """Of two-sided intervals: 95 % on the side that counts."""
 

@@ -19,8 +19,6 @@ from stoker.bench.size.rules import Demand
 from stoker.bench.size.search import CONFIDENCE, Border, find_border
 from stoker.errors import ConfigError
 
-__all__ = ["FILE", "Point", "DatasetSize", "find_size", "probe_steps"]
-
 FILE: Final = "size.json"
 _SECONDS: Final = 15.0
 _LEAST_STEPS: Final = 30

@@ -17,8 +17,6 @@ from stoker.cli.render.markup import legend, numbers, section
 from stoker.cli.render.numbers import count_text, decimal_bytes_text, percent_text, seconds_text, time_unit
 from stoker.cli.render.picture import COLOURS, SHARED
 
-__all__ = ["charts"]
-
 _SPANS: Final = 160
 _MOST_BARS: Final = 96
 _PARTS: Final = (

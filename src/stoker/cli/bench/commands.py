@@ -16,8 +16,6 @@ from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, o
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 
-__all__ = ["add", "run"]
-
 _STAGES = ("generate", "train", "evaluate", "checkpoint")
 
 

@@ -13,8 +13,6 @@ from stoker.cli.terminal import make_console, make_table
 if TYPE_CHECKING:
     from stoker.bench.compare.compare import Change, ComparedMetric, Comparison
 
-__all__ = ["add", "metric_text", "run"]
-
 _GATES = ("au", "samples_per_second")
 
 

@@ -10,8 +10,6 @@ from typing import Any, Final
 from stoker.bench.results.report_files import RunFiles
 from stoker.cli.render.markup import Html
 
-__all__ = ["NOTHING", "datum"]
-
 NOTHING: Final = "-"
 """For what was not measured."""
 

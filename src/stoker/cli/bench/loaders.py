@@ -13,8 +13,6 @@ from stoker.cli.running import ExitCode, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table
 from stoker.errors import ConfigError
 
-__all__ = ["run_loaders"]
-
 _COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "first", "p99", "CPU s/GB", "valid")
 
 

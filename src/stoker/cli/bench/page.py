@@ -13,8 +13,6 @@ from stoker.cli.bench.datum import NOTHING, datum
 from stoker.cli.render.markup import Html, document, pairs, rows, section, tile
 from stoker.cli.render.numbers import decimal_bytes_text, percent_text, seconds_text
 
-__all__ = ["bench_page"]
-
 _EPOCHS: Final = 200
 """Rows of a table of epochs; the rest is in ``results.json``."""
 

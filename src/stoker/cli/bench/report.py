@@ -10,8 +10,6 @@ from typing import Final
 
 from stoker.errors import ConfigError
 
-__all__ = ["add", "run"]
-
 _NAME: Final = "report.html"
 
 

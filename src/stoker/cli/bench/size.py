@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stoker.bench.size.rules import Demand
     from stoker.bench.size.size import DatasetSize
 
-__all__ = ["add", "run"]
-
 
 def add(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Define the command's arguments."""

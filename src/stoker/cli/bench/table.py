@@ -13,8 +13,6 @@ from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text
 from stoker.cli.terminal import make_table
 
-__all__ = ["as_time", "show_result"]
-
 
 def show_result(console: Console, result: Mapping[str, Any]) -> None:
     """Epochs, means, and what the rules found."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from stoker.cli.render.numbers import bytes_text, count_text, seconds_text
 from stoker.simulate import Report
 
-__all__ = ["advice"]
-
 # Shards at the borders of canonical nodes belong to two nodes; that so few bytes are fetched twice is as it should be.
 _NATURAL = 0.02
 # Waits that add less than this part to the run are not worth a word.

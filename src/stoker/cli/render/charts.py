@@ -10,8 +10,6 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Axis", "Chart"]
-
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 16, 14, 46
 
 

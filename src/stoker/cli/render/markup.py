@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-__all__ = ["Html", "document", "legend", "numbers", "pairs", "rows", "section", "tile"]
-
 _STYLE: Final = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1c2128; --soft: #5d6670; --rule: #dfe3e8;
   --main: #3b82c4; --warn: #fff4dd; --warn-ink: #6b4a00; --good: #1c7c4c; --bad: #b3261e; }

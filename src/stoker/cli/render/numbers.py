@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "byte_unit", "count_text", "decimal_bytes_text", "percent_text", "seconds_text", "time_unit"]
-
 _BYTES = ((1 << 50, "PB"), (1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 

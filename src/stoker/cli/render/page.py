@@ -17,8 +17,6 @@ from stoker.cli.render.picture import COLOURS, SHARED, map_url, node_colour, sha
 from stoker.cli.render.report_text import NODE_COLUMNS, NODE_LEGEND, findings, node_rows, settings_in_words
 from stoker.simulate import Report
 
-__all__ = ["page"]
-
 _MOMENTS = 240
 _SPANS = 80
 _BARS = 24

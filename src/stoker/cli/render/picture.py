@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from stoker.simulate import Report
 
-__all__ = ["COLOURS", "SHARED", "map_url", "node_colour", "shard_map"]
-
 COLOURS = ("#3b82c4", "#d9822b", "#2a9d76", "#b5539c", "#c2a012", "#7a6bd1", "#cc4f4f", "#6a8f2f")
 """Of nodes, told apart by most eyes on light and dark grounds; they begin again after the last."""
 SHARED = "#8a8f98"

@@ -10,8 +10,6 @@ import numpy as np
 from stoker.cli.render.numbers import bytes_text, count_text, seconds_text
 from stoker.simulate import NodeReport, Report
 
-__all__ = ["NODE_COLUMNS", "NODE_LEGEND", "findings", "node_rows", "settings_in_words"]
-
 NODE_COLUMNS = ("node", "samples", "shards", "fetched", "shared", "cache", "evicted", "again")
 """Headings of :func:`node_rows`."""
 

@@ -13,8 +13,6 @@ from stoker.cli.render.report_text import NODE_COLUMNS, NODE_LEGEND, findings, n
 from stoker.cli.terminal import make_table, pairs
 from stoker.simulate import Report
 
-__all__ = ["show"]
-
 _MOST_NODES = 16
 
 

@@ -12,8 +12,6 @@ from stoker.concurrency.processes import WorkerProcess, sendable, stop_workers
 from stoker.conversion.job import ConversionJob
 from stoker.errors import ConfigError, StokerError
 
-__all__ = ["Done", "Processes", "run_here", "run_processes"]
-
 _ATTEMPTS: Final = 3
 _STOPPING_SECONDS: Final = 5.0
 

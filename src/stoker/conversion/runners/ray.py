@@ -11,8 +11,6 @@ from stoker.conversion.job import ConversionJob
 from stoker.conversion.runners.local import Done
 from stoker.errors import StokerError, import_option
 
-__all__ = ["run_on_ray"]
-
 _RETRIES: Final = 20
 # Tasks handed to Ray for each processor at a time.
 _AHEAD: Final = 4

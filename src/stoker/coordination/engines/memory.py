@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from stoker.coordination.engines.store import Stored, fresh_version, options_of
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """Records in a dict. Stores of one URL share it."""

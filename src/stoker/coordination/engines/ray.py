@@ -18,8 +18,6 @@ from stoker.coordination.engines.store import Stored, options_of
 from stoker.coordination.errors import EngineReplacedError, no_answer
 from stoker.errors import ConfigError, import_option
 
-__all__ = ["RayStore"]
-
 _READS = frozenset(["get", "scan", "opened"])
 
 

@@ -22,8 +22,6 @@ from stoker.coordination.errors import EngineError, EngineReplacedError, no_answ
 from stoker.display import redact_url
 from stoker.errors import ConfigError, import_option
 
-__all__ = ["RedisStore"]
-
 _log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")

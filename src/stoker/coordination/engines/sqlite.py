@@ -21,8 +21,6 @@ from stoker.coordination.errors import EngineError, EngineReplacedError, no_answ
 from stoker.errors import ConfigError
 from stoker.storage.files import file_system_of
 
-__all__ = ["SqliteStore"]
-
 _APPLICATION = 0x53544B52  # "STKR"
 _TOGETHER = 500
 # Locks and shared memory, which WAL needs, do not work over these, or not on all hosts alike.

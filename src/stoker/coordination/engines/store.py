@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl, urlsplit
 from stoker.display import redact_url
 from stoker.errors import ConfigError
 
-__all__ = ["ENGINES", "CoordinationStore", "Stored", "fresh_version", "open_store", "options_of"]
-
 ENGINES: Final[dict[str, str]] = {
     "sqlite": "stoker.coordination.engines.sqlite:SqliteStore",
     **dict.fromkeys(("redis", "rediss", "valkey", "valkeys", "unix"), "stoker.coordination.engines.redis:RedisStore"),

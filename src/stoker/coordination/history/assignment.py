@@ -13,8 +13,6 @@ from stoker.coordination.history.records import Entry
 from stoker.errors import ConfigError, StateError
 from stoker.storage.recorded_versions import with_versions_of
 
-__all__ = ["Assignment", "Replay"]
-
 _VERSION: Final = 1
 
 

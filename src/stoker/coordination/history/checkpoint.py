@@ -18,8 +18,6 @@ from stoker.coordination.rules import log_entries, partial
 from stoker.errors import StateError
 from stoker.storage.recorded_versions import with_versions_of
 
-__all__ = ["differences", "restored", "take", "uncommitted"]
-
 _VERSION = 1
 
 

@@ -10,8 +10,6 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from stoker.coordination.history.records import Entry, Epoch, Lane, LogChunk, Record, Summary, WorkerRecord
 from stoker.errors import StateError
 
-__all__ = ["decode", "encode", "from_rows", "to_rows"]
-
 _VERSION: Final = 2
 
 

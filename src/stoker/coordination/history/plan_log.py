@@ -20,8 +20,6 @@ from typing import Any
 
 from stoker.errors import ConfigError, StateError
 
-__all__ = ["Generation", "PlanLog", "apportion"]
-
 
 def apportion(count: int, weights: Sequence[int]) -> list[int]:
     """Divide ``count`` in proportion to integer weights by largest remainder; ties go to the first.

@@ -15,22 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stoker.arguments import checked
 
-__all__ = [
-    "Entry",
-    "Epoch",
-    "Held",
-    "History",
-    "Lane",
-    "LogChunk",
-    "ReturnedRange",
-    "Process",
-    "Record",
-    "CoordinationSettings",
-    "SplitRecord",
-    "Summary",
-    "WorkerRecord",
-]
-
 
 @checked
 class CoordinationSettings(NamedTuple):

@@ -21,8 +21,6 @@ from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.segments import Segment, StreamBytes, assemble
 from stoker.generation.spec import DatasetSpec
 
-__all__ = ["HDF5Layout", "MegatronLayout", "NPYLayout", "NPZLayout"]
-
 _WIDE: Final = 1 << 32
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
 _CENTRAL: Final = struct.Struct("<4s6H3I5H2I")

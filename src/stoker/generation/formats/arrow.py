@@ -20,8 +20,6 @@ from stoker.generation.ragged import column_cells
 from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
 
-__all__ = ["ArrowLayout"]
-
 _BATCH: Final = 16 << 20
 _START: Final = b"ARROW1\0\0"
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"

@@ -11,8 +11,6 @@ from stoker.generation.ragged import image_versions
 from stoker.generation.segments import Segment
 from stoker.generation.spec import DatasetSpec
 
-__all__ = ["GeneratedLayout", "layout_of"]
-
 
 class GeneratedLayout(ABC):
     """The layout of a dataset's files. Threads share it.

@@ -9,8 +9,6 @@ from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.ragged import cells, sizes
 from stoker.generation.segments import Segment
 
-__all__ = ["FileLayout"]
-
 
 class FileLayout(GeneratedLayout):
     """The bytes of one value."""

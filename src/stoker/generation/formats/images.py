@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from stoker.errors import import_option
 from stoker.generation.noise import BLOCK, Noise, noise_of
 
-__all__ = ["Strips", "draws_per_image", "strips_of"]
-
 _ROWS: Final = 16
 _PICTURES: Final = 8
 _STREAM: Final = 255

@@ -12,8 +12,6 @@ from stoker.generation.formats.base import GeneratedLayout
 from stoker.generation.ragged import cells, sizes
 from stoker.generation.segments import Finish, Segment, StreamBytes, rows_of
 
-__all__ = ["CSVLayout", "JSONLayout"]
-
 _DIGITS: Final = Finish(table=bytes(ord("0") + byte % 10 for byte in range(256)))
 _BIT: Final = Finish(table=bytes(ord("0") + byte % 2 for byte in range(256)))
 

@@ -20,8 +20,6 @@ from stoker.generation.segments import Segment, rows_of
 from stoker.generation.spec import DatasetSpec
 from stoker.types import Ids
 
-__all__ = ["MDSLayout"]
-
 
 class MDSLayout(GeneratedLayout):
     """A shard; its index is written by :mod:`stoker.generation.index`."""

@@ -38,8 +38,6 @@ from stoker.generation.ragged import BATCH, column_sizes
 from stoker.generation.segments import Segment, gather
 from stoker.generation.spec import DatasetSpec
 
-__all__ = ["ParquetLayout"]
-
 _ROW_GROUP: Final = 64 << 20
 _MOST_PAGE: Final = (1 << 31) - (1 << 16)
 _CODECS: Final = {"snappy": 1, "gzip": 2, "zstd": 6, "lz4": 7}

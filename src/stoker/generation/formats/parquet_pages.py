@@ -17,18 +17,6 @@ from stoker.generation.segments import Finish, Segment, StreamBytes
 from stoker.generation.spec import DatasetSpec
 from stoker.integers import encode_varint
 
-__all__ = [
-    "PLAIN",
-    "RLE",
-    "arrow_schema",
-    "is_list",
-    "page_header",
-    "page_values",
-    "physical_type",
-    "row_width",
-    "schema_elements",
-]
-
 PLAIN, RLE = 0, 3
 """Encodings."""
 

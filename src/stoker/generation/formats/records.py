@@ -24,8 +24,6 @@ from stoker.generation.spec import DatasetSpec
 from stoker.integers import encode_varint
 from stoker.types import Ids
 
-__all__ = ["TFRecordLayout", "TarLayout"]
-
 _HEAD: Final = 12
 _FRAME: Final = 16
 _BLOCK: Final = 512

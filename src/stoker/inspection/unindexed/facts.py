@@ -19,8 +19,6 @@ from stoker.inspection.render import Shown
 from stoker.inspection.unindexed.files import SeparateFiles, disagreements
 from stoker.storage import ObjectInfo
 
-__all__ = ["inspect_unindexed"]
-
 
 def inspect_unindexed(
     source: FilesLocation, files: FileReader, name: str, settings: Mapping[str, Any], samples: int, *, count: bool

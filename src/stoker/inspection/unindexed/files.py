@@ -22,8 +22,6 @@ from stoker.inspection.read_files import FileReader
 from stoker.storage import ObjectInfo, is_local
 from stoker.types import Buffer
 
-__all__ = ["SeparateFiles", "disagreements"]
-
 # Of remote files, row groups that follow each other are fetched together until they have so many bytes.
 _TOGETHER: Final = 16 << 20
 

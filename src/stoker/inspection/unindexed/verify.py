@@ -16,8 +16,6 @@ from stoker.inspection.unindexed.files import SeparateFiles, disagreements
 from stoker.storage import ObjectInfo
 from stoker.types import Buffer
 
-__all__ = ["plan_unindexed"]
-
 
 def plan_unindexed(checker: Checker, source: FilesLocation, name: str, settings: Mapping[str, Any]) -> CheckPlan:
     """List the checks. A header is read when its file's turn comes.
