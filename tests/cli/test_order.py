@@ -221,7 +221,7 @@ def test_arguments_that_can_not_be_read_end_with_2(arguments: tuple[str, ...], m
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda data, tmp: [tmp / "nothing"], "index.json"),
+        (lambda data, tmp: [tmp / "nothing"], "nothing does not exist"),
         (lambda data, tmp: [data, "--split", "../train"], "may leave the place"),
         (lambda data, tmp: ["gopher://bucket/data"], "gopher"),
         (lambda data, tmp: [data / "train", "--resume", tmp / "none.json"], "none.json can not be read: No such file"),
