@@ -163,7 +163,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             fetch_threads=read.download_threads,
             counts=self._counts,
         )
-        self._builder = BlockBuilder(self._source, rows, threads)
+        self._builder = BlockBuilder(self._source, rows)
         chosen = (shard.seed if shard is not None else 42 if seed is None else seed) if shuffle else None
         self._sample_order: TokenSampleOrder = self._builder.sample_order(
             granularity, chosen, min(max(1, parse_count(shuffle_tokens)), 1 << 62), remainder

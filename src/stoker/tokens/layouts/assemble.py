@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,12 +120,25 @@ def assemble(
         if padding is not None:
             labels[padding] = settings.ignore_index
     numbers = spans.rows + first_document if isinstance(first_document, int) else first_document[spans.rows]
+    return make_batch(ids, labels, shape, settings, tokens, Extents(spans.starts, spans.lengths, numbers), cut)
+
+
+def make_batch(
+    ids: Array,
+    labels: Array | None,
+    shape: tuple[int, int],
+    settings: LMSettings,
+    tokens: int,
+    made: Extents | Callable[[], Extents],
+    cut: tuple[int, int] = (0, 0),
+) -> LMBatch:
+    """The batch of ids and labels that :func:`batch_arrays` gave and that were filled; see :class:`LMBatch`."""
     return LMBatch(
         ids.reshape(shape),
         None if labels is None else labels.reshape(shape),
         settings.labels,
         tokens,
-        Extents(spans.starts, spans.lengths, numbers),
+        made,
         settings.ignore_index,
         settings.reset_positions,
         *cut,

@@ -13,7 +13,6 @@ from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
 from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings
 from stoker.tokens.sources.block_buffer import Gathered
-from stoker.tokens.sources.memory import Memory
 from stoker.tokens.sources.source import TokenSource, describe_row
 
 # Tokens that lie ahead of the block that is decoded and are fetched meanwhile, where they come from afar.
@@ -26,15 +25,12 @@ class BlockBuilder:
     Args:
         source: the files.
         layout: how documents become rows.
-        threads: how many blocks are decoded at once.
     """
 
-    def __init__(self, source: TokenSource, layout: TokenLayout, threads: int) -> None:
+    def __init__(self, source: TokenSource, layout: TokenLayout) -> None:
         self.source = source
         self.settings = layout.settings
         self.layout = layout
-        # The block that is delivered, those that are decoded, and what one of these outgrew.
-        self._memory = Memory(threads + 2)
         self._cells = self._make_cells()
 
     def sample_order(
@@ -77,7 +73,7 @@ class BlockBuilder:
         self._fetch(order, sequence, block, last.get(sequence, way.blocks - 1))
         members = way.members(block)
         cells, groups = self._cells, self.source.groups
-        gathered = Gathered(int(cells.tokens[members].sum()), self.settings.limit, self._memory)
+        gathered = Gathered(int(cells.tokens[members].sum()), self.settings.limit)
         bounds = [0]
         for cell in members.tolist():
             for group in range(int(cells.bounds[cell]), int(cells.bounds[cell + 1])):

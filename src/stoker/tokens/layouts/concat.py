@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.integers import mix
 from stoker.tokens.batch import Extents, LMBatch
-from stoker.tokens.layouts.assemble import batch_arrays
+from stoker.tokens.layouts.assemble import batch_arrays, make_batch
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, RowMaker, TokenLayout, order_of
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.streaming_concat import Joiner
@@ -105,15 +105,7 @@ class ConcatLayout(TokenLayout):
             spans = self._fill_whole(block, at, ids, labels)
         else:
             spans = self._fill(block, at, ids, labels)
-        return LMBatch(
-            ids.reshape(shape),
-            None if labels is None else labels.reshape(shape),
-            settings.labels,
-            ids.size,
-            spans,
-            settings.ignore_index,
-            settings.reset_positions,
-        )
+        return make_batch(ids, labels, shape, settings, ids.size, spans)
 
     def _fill_whole(self, block: DocumentBlock, at: Ids, ids: Array, labels: Array | None) -> Callable[[], Extents]:
         """Fill rows that are a document each; returns what tells where they lie."""

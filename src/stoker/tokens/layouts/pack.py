@@ -18,7 +18,7 @@ from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.measure import packed_rows
 from stoker.tokens.sources.ragged import Ragged
 from stoker.tokens.sources.source import TokenSource
-from stoker.types import Array, Ids
+from stoker.types import Ids
 
 # Written into what is kept of packing; another number makes it be counted anew.
 _VERSION: Final = 1
@@ -95,14 +95,11 @@ def _concat(parts: Sequence[PackedRows], bounds: Ids) -> PackedRows:
     sizes = np.cumsum([0, *(part.documents.size for part in parts)]).tolist()
     ends = [part.bounds[1:] + size for part, size in zip(parts, sizes, strict=False)]
 
-    def together(arrays: Sequence[Array]) -> Ids:
-        return np.concatenate(arrays)
-
     return PackedRows(
-        together(documents),
-        together([part.firsts for part in parts]),
-        together([part.lengths for part in parts]),
-        together([part.columns for part in parts]),
-        together([np.zeros(1, dtype=np.int64), *ends]),
+        np.concatenate(documents),
+        np.concatenate([part.firsts for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.columns for part in parts]),
+        np.concatenate([np.zeros(1, dtype=np.int64), *ends]),
         (sum(part.cut[0] for part in parts), sum(part.cut[1] for part in parts)),
     )

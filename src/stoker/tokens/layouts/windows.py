@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.tokens.batch import Extents, LMBatch
-from stoker.tokens.layouts.assemble import batch_arrays, full_lengths
+from stoker.tokens.layouts.assemble import batch_arrays, full_lengths, make_batch
 from stoker.tokens.settings import LMSettings
 from stoker.tokens.sources.ragged import Ragged, copy_spans
 from stoker.types import Array, Ids
@@ -57,15 +57,8 @@ def windows(
         ids[tokens:] = settings.padding("a row that no tokens fill")
     if labels is not None:
         _label_stream(documents, starts, skip, ids[:tokens], labels, settings)
-    return LMBatch(
-        ids.reshape(count, size),
-        None if labels is None else labels.reshape(count, size),
-        settings.labels,
-        tokens,
-        partial(_window_extents, starts, skip, end, size, first_document),
-        settings.ignore_index,
-        settings.reset_positions,
-    )
+    extents = partial(_window_extents, starts, skip, end, size, first_document)
+    return make_batch(ids, labels, (count, size), settings, tokens, extents)
 
 
 def _label_stream(documents: Ragged, starts: Ids, skip: int, ids: Array, labels: Array, settings: LMSettings) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from stoker.errors import CorruptDataError
-from stoker.tokens.sources.memory import Memory
+from stoker.formats.common.reused_memory import empty
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array, Ids
 
@@ -24,14 +24,12 @@ class Gathered:
     Args:
         tokens: how many tokens will come.
         limit: one more than the largest id that is allowed.
-        memory: where they are kept.
     """
 
-    def __init__(self, tokens: int, limit: int, memory: Memory) -> None:
+    def __init__(self, tokens: int, limit: int) -> None:
         self._limit = limit
-        self._memory = memory
         self._kind = 0
-        self._values: Array = memory.empty(tokens, _KINDS[0])
+        self._values: Array = _memory(tokens, self._kind)
         self._used = 0
         self._ends: list[Ids] = []
         self._numbers: list[Ids] = []
@@ -101,6 +99,12 @@ class Gathered:
         self._counts = self._counts[0] + ends.size, self._counts[1] + size
 
     def _widen(self, kind: int) -> None:
-        wider: Array = self._memory.empty(self._values.size, _KINDS[kind])
+        wider: Array = _memory(self._values.size, kind)
         wider[: self._used] = self._values[: self._used]
         self._values, self._kind = wider, kind
+
+
+def _memory(tokens: int, kind: int) -> Array:
+    """Memory for so many tokens, which may have held others: new memory costs more than what is copied into it."""
+    memory: Array = empty(1, tokens * _KINDS[kind].itemsize)[0].view(_KINDS[kind])
+    return memory

@@ -75,13 +75,11 @@ class ParquetSource:
         }
 
     def where(self, group: int) -> str:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         detail = self._location.index.shards[group].detail
         assert isinstance(detail, RowGroup)  # the location is one of Parquet files
         return f"{self._name(detail.file.key)}: row group {detail.number}"
 
     def chunks(self, group: int) -> Iterator[Ragged]:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         reader: Any = self._pool.get(group)
         try:
             for chunk in decode_chunks(reader, self.column, self.where(group)):
@@ -92,12 +90,10 @@ class ParquetSource:
             self.done(group)
 
     def lengths(self, group: int) -> Ids:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         lengths = np.concatenate([chunk.lengths for chunk in self.chunks(group)])
         return lengths[lengths > 0]
 
     def fetch(self, groups: Iterable[int]) -> None:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         with self._guard():
             fresh = [group for group in groups if group not in self._coming]
             if fresh and not self._closed:  # a block that was being decoded when it was closed starts no threads again
@@ -107,7 +103,6 @@ class ParquetSource:
                 self._pool.prefetch(fresh)
 
     def done(self, group: int) -> None:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         with self._guard():
             if group in self._coming:
                 self._coming = self._coming - {group}
@@ -116,13 +111,11 @@ class ParquetSource:
             self._pool.done_with(group)
 
     def rest(self) -> None:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         with self._guard():
             self._coming, self._closed = frozenset(), False
             self._pool.expect(self._coming)
 
     def keep(self, kind: str, recipe: Mapping[str, Any], make: Callable[[], Ids]) -> Ids:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
 
         def write(sink: ArraySink) -> tuple[str, bytes]:
             sink.append(np.ascontiguousarray(make(), dtype=np.int64))
@@ -132,7 +125,6 @@ class ParquetSource:
         return found
 
     def close(self) -> None:
-        """See :class:`~stoker.tokens.sources.source.TokenSource`."""
         with self._guard():
             self._coming, self._closed = frozenset(), True
         self._pool.close()

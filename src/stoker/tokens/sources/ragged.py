@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, FormatError
+from stoker.formats.parquet.pages.values import flat_list, is_list
 from stoker.types import Array, Ids
 
 Where: TypeAlias = str | Callable[[int], str]
@@ -133,18 +134,12 @@ class Ragged:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         kind = array.type
-        if not (
-            pa.types.is_list(kind)
-            or pa.types.is_large_list(kind)
-            or pa.types.is_fixed_size_list(kind)
-            or pa.types.is_list_view(kind)
-            or pa.types.is_large_list_view(kind)
-        ):
+        if not (is_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)):
             hint = (
                 "make tokens of it with `stoker tokenize`" if "string" in str(kind) else "name the column of token ids"
             )
             raise FormatError(f"{here} holds {kind}, not lists of token ids: {hint}")
-        offsets, values = _flat_arrow(array)
+        values, offsets, _ = flat_list(array)
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if pa.types.is_null(values.type) and not len(values):
@@ -331,26 +326,6 @@ def _as_int64(array: Array, number: int, column: str, where: str) -> Array:
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise FormatError(f"{_column(column, where)}, row {number}: {int(array.max())} is no token id")
     return array.astype(np.int64)
-
-
-def _flat_arrow(array: Any) -> tuple[Ids, Any]:
-    """Offsets of rows, int64 from 0, and the Arrow array of all their tokens."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = array.type
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and len(array):
-        raw = array.offsets.to_numpy().astype(np.int64)
-        plain = not array.null_count
-        if not plain:
-            null = array.is_null().to_numpy(zero_copy_only=False)
-            plain = not (raw[1:] - raw[:-1])[null].any()
-        if plain:
-            return raw - raw[0], array.values.slice(int(raw[0]), int(raw[-1] - raw[0]))
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.zeros(len(array) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets, array.flatten()
 
 
 def copy_spans(values: Array, sources: Ids, lengths: Ids, out: Array, targets: Ids) -> None:

@@ -115,6 +115,17 @@ class _Mapped:
     skipped: Sequence[SkippedFile] = ()
     about: Mapping[str, Any]
 
+    def _open(self) -> None:
+        """Map the files, which are ``_files`` then."""
+        raise NotImplementedError
+
+    def chunks(self, group: int) -> Iterator[Ragged]:
+        raise NotImplementedError
+
+    def lengths(self, group: int) -> Ids:
+        (chunk,) = self.chunks(group)
+        return chunk.lengths[chunk.lengths > 0]
+
     def _tell(self, kind: str, paths: Sequence[str], facts: Iterable[bytes]) -> None:
         digest = xxhash.xxh3_128()
         states = [os.stat(path) for path in paths]
@@ -131,7 +142,6 @@ class _Mapped:
         }
 
     def where(self, group: int) -> str:
-        """See :class:`TokenSource`."""
         return f"{self.groups.files[self.groups.file[group]]}: group {group}"
 
     def fetch(self, groups: Iterable[int]) -> None:
@@ -149,6 +159,13 @@ class _Mapped:
 
     def close(self) -> None:
         """Maps go with the object."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
 
 
 class MegatronSource(_Mapped):
@@ -186,21 +203,8 @@ class MegatronSource(_Mapped):
         self._files = [MegatronFile(path) for path in self._paths]
 
     def chunks(self, group: int) -> Iterator[Ragged]:
-        """See :class:`TokenSource`."""
         file = self._files[int(self.groups.file[group])]
         yield file.documents(int(self._firsts[group]), int(self._stops[group]))
-
-    def lengths(self, group: int) -> Ids:
-        """See :class:`TokenSource`."""
-        (chunk,) = self.chunks(group)
-        return chunk.lengths[chunk.lengths > 0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
 
 
 class RawSource(_Mapped):
@@ -239,24 +243,11 @@ class RawSource(_Mapped):
         self._files = [RawTokens(path, self._dtype, header_bytes=self._header) for path in self._paths]
 
     def chunks(self, group: int) -> Iterator[Ragged]:
-        """See :class:`TokenSource`."""
         first, count = int(self._firsts[group]), int(self.groups.tokens[group])
         file = self._files[int(self.groups.file[group])]
         file.check()
         offsets = np.append(np.arange(0, count, self._row, dtype=np.int64), count)
         yield Ragged(file.tokens[first : first + count], offsets, where=file.path, rows=first // self._row)
-
-    def lengths(self, group: int) -> Ids:
-        """See :class:`TokenSource`."""
-        (chunk,) = self.chunks(group)
-        return chunk.lengths
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_files"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
 
 
 def _document_lengths(file: MegatronFile) -> Ids:
