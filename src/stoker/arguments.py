@@ -34,6 +34,7 @@ from typing import (
 
 import numpy as np
 
+from stoker.display import with_article
 from stoker.errors import ConfigError
 
 __all__ = ["check_argument", "checked", "nearest", "unknown_name", "unknown_operator"]
@@ -129,7 +130,7 @@ def check_argument(owner: str, name: str, hint: Any, value: Any, remedy: str = "
     try:
         accepted = _accept(hint, value)
     except _Unfit as unfit:
-        got = f"a {type(value).__name__}" if name == "storage_options" else _shown(unfit.value)
+        got = with_article(type(value).__name__) if name == "storage_options" else _shown(unfit.value)
         remedy = _remedy(unfit, name) or remedy
         raise ConfigError(
             f"{owner}: {name}{unfit.path} must be {_described(unfit.hint)}, got {got}{remedy and '; ' + remedy}"
@@ -444,7 +445,7 @@ def _described(hint: Any, *, several: bool = False) -> str:
     name = str(getattr(kind, "__name__", kind))
     if several:
         return f"{name} objects"
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return with_article(name)
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -457,7 +458,7 @@ def _shown(value: Any) -> str:
     try:
         text = shorten.repr(value)
     except Exception:  # noqa: BLE001 - a repr of someone else's
-        return f"a {type(value).__name__}"
+        return with_article(type(value).__name__)
     if value is None or isinstance(value, bool | type):
         return text
     return f"{text} ({type(value).__name__})"

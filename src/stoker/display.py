@@ -21,6 +21,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def with_article(noun: str) -> str:
+    """A noun, such as the name of a type, with its article.
+
+    >>> with_article("int"), with_article("str")
+    ('an int', 'a str')
+    """
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def escape(text: str, keep: str = "") -> str:
     """The text with escapes for what is not printable: control characters, overrides of direction, lone surrogates.
 

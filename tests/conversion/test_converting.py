@@ -446,7 +446,7 @@ def test_a_function_that_fails_names_the_sample(source: Path, tmp_path: Path) ->
         run(source, tmp_path / "out", transform=fail)
     with pytest.raises(EncodingError, match=r"sample 40 .*returned no 'b'; it returned 'a'"):
         run(source, tmp_path / "two", transform=lambda s: {"a": 1} if s["id"] == 40 else {"a": 1, "b": 2})
-    with pytest.raises(EncodingError, match="returned a int, not a sample"):
+    with pytest.raises(EncodingError, match="returned an int, not a sample"):
         run(source, tmp_path / "three", transform=lambda _: 7)
 
 

@@ -273,7 +273,7 @@ def test_an_error_skips_nothing(buffer: int, batch_size: int | None) -> None:
         ({}, "no columns"),
         ({"a": np.arange(3), "b": [1, 2]}, "'a' has 3, 'b' has 2"),
         ({"a": np.int64(3)}, "column 'a' is a"),
-        ({"a": 5}, "column 'a' is a int"),
+        ({"a": 5}, "column 'a' is an int"),
         ([1, 2], r"dataset\[0\] must be a Stream, got 1"),
     ],
 )

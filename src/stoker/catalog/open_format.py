@@ -45,15 +45,15 @@ def check_format(
     name = format_name(format)
     if name is not None and name not in format_names():
         raise ConfigError(
-            f"{where}: {unknown_name('format', format, (*format_names(), *aliases()))}, or none for an index.json"
+            f"{where}{unknown_name('format', format, (*format_names(), *aliases()))}, or none for an index.json"
         )
     if options and name in (None, _INDEXED):
-        raise ConfigError(f"{where}: format_options= go with a format= of files that are read as they are")
+        raise ConfigError(f"{where}format_options= go with a format= of files that are read as they are")
     if name == _MADE and remote is not None:
-        raise ConfigError(f"{where}: synthetic samples have no remote=")
+        raise ConfigError(f"{where}synthetic samples have no remote=")
     if name == _INDEXED and not (remote is None or isinstance(remote, str | os.PathLike)):
         refuse_shard_files(remote)
-        raise ConfigError(f"{where}: shards lie in one directory: a list of files needs another format=")
+        raise ConfigError(f"{where}shards lie in one directory: a list of files needs another format=")
 
 
 def is_made(format: str | None) -> bool:  # noqa: A002

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.types import Column
 
@@ -159,7 +160,7 @@ def _of_value(value: Any, name: str) -> ColumnType:
         return _of_list(value)
     if hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image of Pillow
         return ColumnType("jpeg" if getattr(value, "format", None) == "JPEG" else "png")
-    raise ConfigError(f"column {name!r} holds a {type(value).__name__}, which no encoding is made for")
+    raise ConfigError(f"column {name!r} holds {with_article(type(value).__name__)}, which no encoding is made for")
 
 
 def _of_list(value: Sequence[Any]) -> ColumnType:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from stoker.concurrency.user_code import pass_exits
+from stoker.display import with_article
 from stoker.errors import ConfigError, EncodingError, TransformError
 from stoker.types import Sample
 
@@ -38,7 +39,7 @@ def load_transform(given: Transform | str | None) -> Transform | None:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"transform={given!r} can not be imported: {error}") from error
     if not callable(found):
-        raise ConfigError(f"transform={given!r} is a {type(found).__name__}, not a function")
+        raise ConfigError(f"transform={given!r} is {with_article(type(found).__name__)}, not a function")
     made: Transform = found
     return made
 
@@ -79,6 +80,7 @@ def apply(transform: Transform, sample: Sample, where: Callable[[], str]) -> lis
     several = [made] if isinstance(made, Mapping) else made
     if not isinstance(several, list | tuple) or not all(isinstance(one, Mapping) for one in several):
         raise EncodingError(
-            f"{where()}: the transform returned a {type(made).__name__}, not a sample (a dict), a list of samples or None"
+            f"{where()}: the transform returned {with_article(type(made).__name__)}, not a sample (a dict), a list of "
+            "samples or None"
         )
     return list(several)

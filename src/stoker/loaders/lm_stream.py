@@ -15,6 +15,7 @@ from stoker.arguments import checked
 from stoker.cluster import LoaderWorker, World
 from stoker.concurrency.shared_counters import Counts
 from stoker.concurrency.user_code import pass_exits
+from stoker.display import with_article
 from stoker.errors import ConfigError, StateError, TransformError
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.protocol import CloseOnExit
@@ -373,7 +374,9 @@ def _tokenized(tokenize: Tokenize, texts: list[str], first: int) -> Sequence[Any
                 raise _tokenizer_error(alone, f"document {number}") from alone
         raise _tokenizer_error(error, f"documents {first} to {first + len(texts) - 1} together") from error
     if not hasattr(found, "__len__"):
-        raise ConfigError(f"the tokenizer returned a {type(found).__name__}: expected a list of ids for each text")
+        raise ConfigError(
+            f"the tokenizer returned {with_article(type(found).__name__)}: expected a list of ids for each text"
+        )
     if len(found) != len(texts):
         raise ConfigError(f"the tokenizer returned {len(found)} lists of ids for {len(texts)} texts")
     return found
@@ -393,6 +396,8 @@ def _function_of(tokenizer: Any) -> Tokenize:
     if hasattr(tokenizer, "encode_batch"):
         return partial(_encoded, tokenizer)
     if not callable(tokenizer):
-        raise ConfigError(f"tokenizer is a {type(tokenizer).__name__}: expected a function from texts to lists of ids")
+        raise ConfigError(
+            f"tokenizer is {with_article(type(tokenizer).__name__)}: expected a function from texts to lists of ids"
+        )
     call: Tokenize = tokenizer
     return call

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.display import with_article
 from stoker.errors import ConfigError, TransformError
 from stoker.pipeline.batch_ring import Region, Ring, RingBlock, receive
 from stoker.types import Array, Batch
@@ -47,7 +48,7 @@ def collate(samples: list[Any]) -> Any:
 def _unlike_samples(samples: list[Any]) -> TransformError:
     """The error of samples of which some are dicts and some are not, or that are ``None``."""
     number, found = next((i, sample) for i, sample in enumerate(samples) if not isinstance(sample, dict))
-    what = "None" if found is None else f"a {type(found).__name__}"
+    what = "None" if found is None else with_article(type(found).__name__)
     return TransformError(
         f"sample {number} of a batch of {len(samples)}: the transform returned {what}: return the sample, a dict of its "
         "columns, for every sample"

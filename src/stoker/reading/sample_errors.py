@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from stoker.concurrency.user_code import calls_user_code, pass_exits
+from stoker.display import with_article
 from stoker.errors import CorruptDataError, DecodeError, StokerError, TransformError
 from stoker.formats.registry import get_format
 from stoker.reading.shard_pool import ShardPool
@@ -118,7 +119,7 @@ def apply_override(
 
 def returned_error(made: object, origin: SampleLocation) -> TransformError:
     """The error of a transform that returned something else than a dict where a batch of columns is made."""
-    what = "None" if made is None else f"a {type(made).__name__}"
+    what = "None" if made is None else with_article(type(made).__name__)
     return transform_error(
         f"returned {what}: return the sample, a dict of its columns, of which a batch is made; "
         "or iterate over samples, which may be anything",

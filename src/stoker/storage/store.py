@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.display import with_article
 from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
 from stoker.storage.fork_proxy import fork
 from stoker.storage.local import LocalStore
@@ -75,7 +76,9 @@ class Store:
         self._location = parse_url(url)
         self.url = self._location.url
         if options is not None and not isinstance(options, Mapping):
-            raise ConfigError(f"storage_options is a {type(options).__name__}: expected a mapping of names to values.")
+            raise ConfigError(
+                f"storage_options is {with_article(type(options).__name__)}: expected a mapping of names to values."
+            )
         self._options: dict[str, Any] = dict(options or {})
         self._retry = retry or RetryPolicy()
         if not 0 < stall_timeout < float("inf"):

@@ -20,7 +20,7 @@ from stoker.cache.quota import divide_limit
 from stoker.catalog.location import DatasetLocation
 from stoker.catalog.open_format import check_format, is_made, open_format
 from stoker.catalog.unindexed.files_location import Files
-from stoker.display import redact_url
+from stoker.display import redact_url, with_article
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.index.concat_index import JoinedIndex
@@ -92,20 +92,20 @@ class Stream:
     format_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        where = "stream" if self.name is None else f"stream {self.name!r}"
+        where = "" if self.name is None else f"stream {self.name!r}: "
         if self.name is not None and not self.name:
             raise ConfigError("a stream's name must not be empty")
         if self.remote is None and self.local is None and not is_made(self.format):
             raise ConfigError(
-                f"{where}: give remote= (a URL or directory that holds an index.json), local= (a directory), or both"
+                f"{where}give remote= (a URL or directory that holds an index.json), local= (a directory), or both"
             )
         weights = [name for name in ("proportion", "repeat", "choose") if getattr(self, name) is not None]
         if len(weights) > 1:
-            raise ConfigError(f"{where} has one of proportion, repeat and choose, not {' and '.join(weights)}")
+            raise ConfigError(f"{where}give one of proportion, repeat and choose, not {' and '.join(weights)}")
         for name in weights:
             if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ConfigError(f"{where}: {name} must not be negative, got {value}")
-        _check_downloads(self, f"{where}: ")
+                raise ConfigError(f"{where}{name} must not be negative, got {value}")
+        _check_downloads(self, where)
         as_subsets(self.subset)
         check_format(self.format, self.remote, self.format_options, where)
 
@@ -281,7 +281,7 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
         raise ConfigError("streams is empty: give at least one")
     for stream in streams:
         if not isinstance(stream, Stream):
-            raise ConfigError(f"streams holds a {type(stream).__name__}: expected Stream objects")
+            raise ConfigError(f"streams holds {with_article(type(stream).__name__)}: expected Stream objects")
     names = stream_names(streams)
     defaults = defaults or StreamDefaults()
     openings = [_opening(one, defaults) for one in streams]

@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from stoker.concurrency.shared_counters import Counts
+from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.order.native import NativeOrder
 from stoker.order.partition.partition import Partition, Stratified
@@ -187,7 +188,7 @@ def _column(name: str, values: Any) -> Column:
         return _column(name, np.asarray(values))
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
-    raise ConfigError(f"column {name!r} is a {type(values).__name__}: an array or a list is needed")
+    raise ConfigError(f"column {name!r} is {with_article(type(values).__name__)}: an array or a list is needed")
 
 
 def array_order(arrays: ArraySource, partition: Partition, shuffle_seed: int | None, remainder: Any) -> NativeOrder:

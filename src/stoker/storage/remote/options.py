@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.storage.remote.profiles import read_profile
 from stoker.storage.remote.redirects import guarded, parse_hosts
@@ -200,7 +201,9 @@ def detect_cloud(dmi: Path = Path("/sys/class/dmi/id")) -> Cloud | None:
 def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the store and of its HTTP client; the latter may be nested in ``client_options`` or not."""
     if not isinstance(options, Mapping):
-        raise ConfigError(f"storage_options is a {type(options).__name__}: expected a mapping of names to values.")
+        raise ConfigError(
+            f"storage_options is {with_article(type(options).__name__)}: expected a mapping of names to values."
+        )
     config: dict[str, Any] = {}
     nested = options.get("client_options") or {}
     if not isinstance(nested, Mapping):
@@ -214,7 +217,9 @@ def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if name == "retry_config":
             raise ConfigError("storage_options['retry_config'] is not used: pass retry= (a RetryPolicy) instead.")
         if name not in _CLIENT_OPTIONS and not (isinstance(value, str | bool) or callable(value)):
-            raise ConfigError(f"storage_options[{name!r}] is a {type(value).__name__}: give a string, or True or False")
+            raise ConfigError(
+                f"storage_options[{name!r}] is {with_article(type(value).__name__)}: give a string, or True or False"
+            )
         (client if name in _CLIENT_OPTIONS else config)[name] = value
     return config, client
 

@@ -7,6 +7,7 @@ import os
 from stoker.catalog.unindexed.files_location import Files
 from stoker.catalog.unindexed.open_files import OnBadFiles
 from stoker.concurrency.shared_counters import Counts
+from stoker.display import with_article
 from stoker.errors import ConfigError
 from stoker.tokens.sources.parquet import open_files
 from stoker.tokens.sources.source import MegatronSource, TokenSource
@@ -34,7 +35,7 @@ def open_source(
     given = next((name for name, value in only_parquet.items() if value is not None), "cache" if in_memory else None)
     if not isinstance(source, str | os.PathLike | list | tuple):
         if not hasattr(source, "chunks"):
-            raise ConfigError(f"source is a {type(source).__name__}: expected files, or a TokenSource")
+            raise ConfigError(f"source is {with_article(type(source).__name__)}: expected files, or a TokenSource")
         _check_none(given, type(source).__name__)
         return source  # type: ignore[return-value]
     names = [os.fspath(one) for one in ([source] if isinstance(source, str | os.PathLike) else source)]
