@@ -212,7 +212,7 @@ def test_bad_files_are_an_error_or_are_counted(tmp_path: Path) -> None:
         ({"filters": [("id", "==", 1)]}, "no argument 'filters': .* format_options="),
         ({"format": "parquet", "format_options": {"filters": [3]}}, r"filters\[0\] must be .*such as"),
         ({"format": "parquet", "format_options": {"on_bad_files": "ignore"}}, "on_bad_files must be 'error' or 'skip'"),
-        ({"remote": ["a", "b"]}, "no name of its 2 files tells a format"),
+        ({"remote": ["a", "b"]}, "a list is of files of one dataset"),
         ({"format": "parquet", "columns": ["nothing"]}, "nothing"),
         ({"format": "parquet", "subset": KeepIds([5000])}, "id 5000 is not in this dataset"),
     ],
