@@ -15,9 +15,8 @@ from stoker.errors import ConfigError
 from stoker.order.global_batches import BatchPlan, DevicePlan, Remainder
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.interleave import Interleave
-from stoker.order.mixture.mixing import Mixing
+from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
-from stoker.order.mixture.stream_locator import NUMBER_BITS
 from stoker.types import Ids
 
 COUNTS = st.lists(st.integers(0, 120), min_size=1, max_size=5).filter(any)

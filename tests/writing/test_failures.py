@@ -17,7 +17,7 @@ import pytest
 
 from stoker import MDSWriter, StreamingDataset, rebuild_index
 from stoker.errors import EncodingError, ObjectNotFoundError, StorageError, StorageFullError
-from stoker.storage import Store
+from stoker.storage.local import LocalStore
 from stoker.storage.types import PutData
 from stoker.writing.destination import Destination
 
@@ -63,10 +63,10 @@ def test_a_refused_sample_that_nobody_catches_leaves_no_index(tmp_path: Path) ->
 def test_an_error_behind_the_caller_comes_out_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: Any
 ) -> None:
-    put = Store.put
+    put = LocalStore.put
     asked: list[str] = []
 
-    def fail(self: Store, key: str, data: PutData) -> None:
+    def fail(self: LocalStore, key: str, data: PutData) -> None:
         asked.append(key)
         if key == (f"shard.{failing:05}.mds" if isinstance(failing, int) else failing) or (
             failing == "last" and isinstance(data, list) and len(data[-1]) < 1500
@@ -74,7 +74,7 @@ def test_an_error_behind_the_caller_comes_out_as_it_is(
             raise StorageError(f"no more: {key}")
         put(self, key, data)
 
-    monkeypatch.setattr(Store, "put", fail)
+    monkeypatch.setattr(LocalStore, "put", fail)
     with pytest.raises(StorageError, match="no more"), MDSWriter(COLUMNS, tmp_path, size_limit=2000) as writer:
         fill(writer, samples())
     assert_unreadable(tmp_path)

@@ -194,7 +194,7 @@ def test_nothing_is_added_to_a_dataset_that_was_being_replaced(tmp_path: Path, m
     with MDSWriter({"x": "int"}, tmp_path) as writer:
         fill(writer, "tar", 20)
     with monkeypatch.context() as patch:
-        patch.setattr("stoker.storage.store.Store.delete", lambda *_: pytest.fail("killed"))
+        patch.setattr("stoker.storage.local.LocalStore.delete", lambda *_: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
             MDSWriter({"x": "int"}, tmp_path, exist_ok=True)
     assert len(StreamingDataset(tmp_path)) == 20

@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.eviction import EvictionPolicy, least_recently_opened
 from stoker.concurrency.shared_counters import Count, Counts
-from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StorageError
+from stoker.errors import ConfigError, CorruptDataError, DatasetChangedError, StokerError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.compression import parse_compression
 from stoker.formats.common.hashing import fastest_hash, hash_hex
@@ -20,15 +20,14 @@ from stoker.index.version import VersionWatch
 from stoker.storage import ObjectInfo, Store
 from stoker.types import Buffer, HeldBytes
 
-__all__ = ["CacheKind", "CacheSettings", "IfFull", "ShardCache"]
+__all__ = ["ATTEMPTS", "CacheKind", "CacheSettings", "IfFull", "ShardCache"]
 
-_T = TypeVar("_T")
 _B = TypeVar("_B", bytearray, HeldBytes)
 
 logger = logging.getLogger(__name__)
 
-# A corrupt download is fetched again this often before it is an error.
-_ATTEMPTS: Final = 2
+ATTEMPTS: Final = 2
+"""How often a shard is fetched before a corrupt one is an error."""
 
 CacheKind: TypeAlias = Literal["disk", "memory"]
 """Storage of a remote's shards: files that all processes of a node share, or memory of each process that reads them."""
@@ -165,21 +164,19 @@ class ShardCache(ABC):
         elif what is Count.BYTES_FETCHED:
             self.early.append(number)
 
-    def _again_if_corrupt(self, fetch: Callable[[], _T]) -> _T:
-        """Fetch a file and check it; fetch it once more where it is corrupt."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return fetch()
-            except DatasetChangedError:
-                raise
-            except (CorruptDataError, StorageError) as error:
-                if self.watch is not None:
-                    self.watch.explain(error)
-                if attempt == _ATTEMPTS or self.store is None or isinstance(error, StorageError):
-                    raise
-                self._count(Count.RETRIES, 1)
-                logger.warning("%s; fetching it again", error)
-        raise AssertionError("unreachable")
+    def _check_retry(self, error: StokerError, attempt: int) -> None:
+        """Let a fetch be tried again, once, whose checks on arrival found it corrupt; otherwise raise its error.
+
+        Raises:
+            DatasetChangedError: the dataset was written anew meanwhile.
+        """
+        if self.watch is not None:
+            self.watch.explain(error)
+        corrupt = isinstance(error, CorruptDataError) and not isinstance(error, DatasetChangedError)
+        if attempt == ATTEMPTS or self.store is None or not corrupt:
+            raise error
+        self._count(Count.RETRIES, 1)
+        logger.warning("%s; fetching it again", error)
 
     def _decompressed(
         self, info: ShardInfo, number: int, data: bytes, where: str | Path, memory: Callable[[int], _B]

@@ -23,10 +23,9 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-from stoker.cache.base import CacheSettings, IfFull, ShardCache
+from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
 from stoker.cache.decompress import unpack_file
 from stoker.cache.directory import CacheDirectory
 from stoker.cache.in_use import hold
@@ -40,6 +39,7 @@ from stoker.errors import (
     CorruptDataError,
     ObjectNotFoundError,
     StokerError,
+    StorageError,
     StorageFullError,
 )
 from stoker.formats.base import UNKNOWN, FileInfo, ShardInfo
@@ -156,7 +156,7 @@ class DiskCache(ShardCache):
         return all(self._fetch_file(info, k, wait=wait, if_full=if_full) for k in missing)
 
     def _fetch_file(self, info: ShardInfo, number: int, *, wait: bool, if_full: IfFull) -> bool:
-        """Fill the part file of a missing file, verify it, and rename it into place; or wait for the process that does."""
+        """Claim the part file of a missing file and fill it; or wait for the process that does."""
         file = info.raw[number]
         target = self.root / file.basename
         part = self._private / part_name(file.basename)
@@ -171,23 +171,7 @@ class DiskCache(ShardCache):
                 continue
             if held is not None:
                 self._watches.pop(part, None)
-                try:
-                    if self._present(file):
-                        _unlink(part)
-                        return True
-                    if not self._reserve(info, number, if_full):
-                        _unlink(part)
-                        return False
-                    fill = self._decompress if info.zip else self._download
-                    self._again_if_corrupt(partial(fill, info, number, part))
-                    with self._named_errors("write to"):
-                        os.rename(part, target)
-                    return True
-                except BaseException:
-                    _unlink(part)
-                    raise
-                finally:
-                    release(held)
+                return self._fill(info, number, part, held, if_full)
             if self._present(file):
                 self._watches.pop(part, None)
                 return True
@@ -195,6 +179,32 @@ class DiskCache(ShardCache):
                 return False
             time.sleep(delay)
             delay = min(delay * 1.5, 0.05)
+
+    def _fill(self, info: ShardInfo, number: int, part: Path, held: int, if_full: IfFull) -> bool:
+        """Fill a part file that we hold, and rename it into place; ``False`` where there is no space."""
+        file = info.raw[number]
+        fill = self._decompress if info.zip else self._download
+        try:
+            if self._present(file):
+                _unlink(part)
+                return True
+            if not self._reserve(info, number, if_full):
+                _unlink(part)
+                return False
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    fill(info, number, part)
+                    break
+                except (CorruptDataError, StorageError) as error:
+                    self._check_retry(error, attempt)
+            with self._named_errors("write to"):
+                os.rename(part, self.root / file.basename)
+            return True
+        except BaseException:
+            _unlink(part)
+            raise
+        finally:
+            release(held)
 
     def _reserve(self, info: ShardInfo, number: int, if_full: IfFull) -> bool:
         """Reserve space for a file whose part file we hold; ``False`` where it must not be fetched."""

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from stoker.cache.base import CacheSettings, IfFull, ShardCache
+from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
 from stoker.cache.range_fetch import fetch_part
 from stoker.concurrency.shared_counters import Count
+from stoker.errors import CorruptDataError, StorageError
 from stoker.formats.base import ShardInfo
 from stoker.formats.common.hashing import fastest_hash, new_hash
 from stoker.formats.common.reused_memory import LEAST, ReusedBlocks
@@ -103,7 +104,7 @@ class MemoryCache(ShardCache):
             return False
         try:
             if name not in self._shards:
-                data = self._again_if_corrupt(lambda: self._content(info, number))
+                data = self._content(info, number)
                 with self._lock:
                     self._shards[name] = self._fresh[name] = data
                     if info.raw[number].part is not None and number + 1 < len(info.raw):
@@ -119,7 +120,16 @@ class MemoryCache(ShardCache):
         return found.view(HeldBytes)
 
     def _content(self, info: ShardInfo, number: int) -> HeldBytes:
-        """The bytes of a raw file, fetched and checked."""
+        """The bytes of a raw file."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._fetched(info, number)
+            except (CorruptDataError, StorageError) as error:
+                self._check_retry(error, attempt)
+        raise AssertionError("unreachable")
+
+    def _fetched(self, info: ShardInfo, number: int) -> HeldBytes:
+        """The same, fetched and checked."""
         file, store = info.raw[number], self.store
         assert store is not None
         if info.zip:

@@ -28,7 +28,6 @@ from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.state.resume import ResumeState
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.tokens.batch import LMBatch
-from stoker.tokens.epoch_batches import epoch_batches
 from stoker.tokens.layouts.bin_packing import TooLong
 from stoker.tokens.layouts.block_builder import BlockBuilder
 from stoker.tokens.layouts.registry import LayoutName, make_layout
@@ -369,7 +368,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         delivery = self._resume.deliver(point, run.plan, begun)
         self._exhausted = None
         progress = self._progress = _EpochProgress(point, run.plan, begun)
-        batches = epoch_batches(self._builder, run, worker, begun, self.batch_size, self._threads)
+        batches = self._builder.batches(run, worker, begun, self.batch_size, self._threads)
         with closing(batches):
             for batch in batches:
                 delivery.batch()

@@ -19,10 +19,10 @@ import numpy as np
 from stoker.errors import ConfigError
 from stoker.integers import mix
 from stoker.order.global_batches import BatchPlan, DevicePlan
-from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
+from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.mixing import Mixing
 from stoker.order.mixture.stratified_batches import StratifiedPlan
-from stoker.order.mixture.stream_locator import StreamLocator
+from stoker.order.mixture.stream_locator import MixedOrder, StreamLocator
 from stoker.order.mixture.stream_quotas import TAG_MIXING, make_quotas, stream_shuffle
 from stoker.order.mixture.timeline import CountingOrigin, Timeline
 from stoker.order.mixture.weights import StreamWeight

@@ -19,11 +19,9 @@ from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.pipeline import Override, Pipeline
 from stoker.pipeline.reader_settings import EpochReaderSettings
-from stoker.pipeline.state.resume import ResumeState
+from stoker.pipeline.state.resume import Progress, ResumeState
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Transform
-
-__all__ = ["EpochReader"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,23 +60,7 @@ class EpochReader:
 
     def samples(self, batch_size: int, override: Override | None = None) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one."""
-        worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
-        point, begun = self._begin(worker, data_rank, overridden=override is not None)
-        if point.partial and worker.token is not None:
-            raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
-        run = self._run(point, data_rank)
-        skip = point.partial
-        threads = self._threads(worker)
-        delivery = self._resume.deliver(point, run.plan, begun)
-        pipeline = self.pipeline(
-            run,
-            worker,
-            sharers=self._sharers(worker),
-            threads=threads,
-            skip=begun,
-            one_by_one=not threads,
-            override=override,
-        )
+        skip, delivery, pipeline = self._start(batch_size, by_sample=True, override=override)
         for part in pipeline.sample_runs():
             delivery.enter(part)
             if skip:
@@ -97,14 +79,8 @@ class EpochReader:
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """This rank's (and loader worker's) batches of the next epoch, as dicts of columns."""
-        worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
-        point, begun = self._begin(worker, data_rank)
-        if point.partial:
-            raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
-        run = self._run(point, data_rank)
-        delivery = self._resume.deliver(point, run.plan, begun)
-        sharers, threads = self._sharers(worker), self._threads(worker)
-        for batch in self.pipeline(run, worker, sharers=sharers, threads=threads, skip=begun).batches():
+        _, delivery, pipeline = self._start(batch_size, by_sample=False)
+        for batch in pipeline.batches():
             delivery.batch()
             yield batch
             delivery.check()
@@ -122,15 +98,32 @@ class EpochReader:
         """This process's data rank."""
         return self._rank_finder.data_rank(batch_size)
 
-    def _begin(
-        self, worker: LoaderWorker, data_rank: DataRank, *, overridden: bool = False
-    ) -> tuple[EpochPosition, int]:
-        """Begin the next epoch: where, and how many batches of this worker were delivered before."""
+    def _start(
+        self, batch_size: int, *, by_sample: bool, override: Override | None = None
+    ) -> tuple[int, Progress, Pipeline]:
+        """Begin the next epoch: samples of its first batch that were delivered before, its progress, and what reads it."""
+        worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
+        threads = self._threads(worker)
         if worker.token is not None:
             speed_up_worker(self._ring)
-            if self.settings.transform is None and not overridden:
+            if self.settings.transform is None and override is None:
                 load_at_once()
-        return self._resume.begin(worker, data_rank)
+        point, begun = self._resume.begin(worker, data_rank)
+        if point.partial and not by_sample:
+            raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
+        if point.partial and worker.token is not None:
+            raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
+        run = self._run(point, data_rank)
+        pipeline = self.pipeline(
+            run,
+            worker,
+            sharers=self._sharers(worker),
+            threads=threads,
+            skip=begun,
+            one_by_one=by_sample and not threads,
+            override=override,
+        )
+        return point.partial, self._resume.deliver(point, run.plan, begun), pipeline
 
     def _run(self, point: EpochPosition, data_rank: DataRank) -> Run:
         run = self._resume.run(point, data_rank)

@@ -22,8 +22,6 @@ from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_sa
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids
 
-__all__ = ["Override", "Pipeline"]
-
 Override: TypeAlias = Callable[[Sequence[int], Iterator[Any]], Iterator[Any]]
 """A function from samples and their ids to samples, applied lazily."""
 
@@ -93,10 +91,12 @@ class Pipeline:
         return chain.from_iterable(self._chunks(self._read_batches))
 
     def _sample_run(self, chunk: _Chunk) -> SampleRun:
-        return self._overridden(chunk, self._transformed(chunk))
+        with self._pool.counted(chunk.shards, chunk.distinct):
+            return self._overridden(chunk, self._transformed(chunk))
 
     def _sample_list(self, chunk: _Chunk) -> SampleRun:
-        return self._overridden(chunk, SampleRun.of(list(self._transformed(chunk).samples)))
+        with self._pool.counted(chunk.shards, chunk.distinct):
+            return self._overridden(chunk, SampleRun.of(list(self._transformed(chunk).samples)))
 
     def _transformed(self, chunk: _Chunk) -> SampleRun:
         settings = self._settings
@@ -109,13 +109,13 @@ class Pipeline:
         return SampleRun(self._override(ids.tolist(), run.samples), run.remaining)
 
     def _read_batches(self, chunk: _Chunk) -> list[Batch]:
-        if self._settings.transform is not None:
-            batch = stack_samples(
-                list(self._transformed(chunk).samples), partial(location_at, self._pool, chunk.shards, chunk.rows)
-            )
-        else:
-            batch = read_samples(self._pool, chunk.shards, chunk.rows, self._settings.columns)
-        return split_batch(batch, chunk.lengths)
+        pool, shards, rows = self._pool, chunk.shards, chunk.rows
+        with pool.counted(shards, chunk.distinct):
+            if self._settings.transform is None:
+                batch = read_samples(pool, shards, rows, self._settings.columns)
+            else:
+                batch = stack_samples(list(self._transformed(chunk).samples), partial(location_at, pool, shards, rows))
+            return split_batch(batch, chunk.lengths)
 
     def _chunks(self, read: Callable[[_Chunk], _T]) -> Iterator[_T]:
         """All chunks in order, read by ``read`` in this thread, or in threads ahead of the consumer."""
@@ -129,7 +129,7 @@ class Pipeline:
         try:
             for chunk in chain(self._fetched_ahead(needed), repeat(None)):
                 if chunk is not None:
-                    work = partial(self._counted, read, chunk)
+                    work = partial(read, chunk)
                     running.append((chunk, work if threads is None else threads.submit(work).result))
                     if len(running) <= ahead:
                         continue
@@ -151,16 +151,6 @@ class Pipeline:
             if threads is not None:
                 threads.close(patience=0.0)
             self._pool.expect(())
-
-    def _counted(self, read: Callable[[_Chunk], _T], chunk: _Chunk) -> _T:
-        """Read a chunk, and count what that took."""
-        pool, begun = self._pool, time.perf_counter_ns()
-        ready = pool.ready(chunk.distinct)
-        found = read(chunk)
-        remote = 0 if pool.fetched is None else int(np.count_nonzero(pool.fetched[chunk.shards]))
-        took = time.perf_counter_ns() - begun
-        pool.counts.read_step(len(chunk.rows), remote, ready, len(chunk.distinct) - ready, took)
-        return found
 
     def _fetched_ahead(self, needed: dict[int, int]) -> Iterator[_Chunk]:
         """Chunks in order, while shards of the next ones are fetched; ``needed`` counts the chunks that need each."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from stoker.formats.registry import get_format
 from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
 from stoker.storage.files import MappedFile, check_mapped
+from stoker.types import Ids
 
 __all__ = ["ShardPool"]
 
@@ -161,6 +163,20 @@ class ShardPool:
     def ready(self, shards: Collection[int]) -> int:
         """The number of these shards that are open."""
         return len(self._open.keys() & shards)
+
+    @contextlib.contextmanager
+    def counted(self, shards: Ids, distinct: Collection[int]) -> Iterator[None]:
+        """Count what is read inside as one step.
+
+        Args:
+            shards: the shard of each sample that is read.
+            distinct: the different ones.
+        """
+        begun, ready = time.perf_counter_ns(), self.ready(distinct)
+        yield
+        remote = 0 if self.fetched is None else int(np.count_nonzero(self.fetched[shards]))
+        took = time.perf_counter_ns() - begun
+        self.counts.read_step(len(shards), remote, ready, len(distinct) - ready, took)
 
     def expect(self, shards: Collection[int]) -> None:
         """Say which shards are needed soon, as a collection that may go on changing: these are kept open longest."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from stoker.storage.open_store import open_store
 from stoker.storage.retry import RetryPolicy
-from stoker.storage.store import Store, open_store
+from stoker.storage.store import Store
 from stoker.storage.types import BufferLike, ObjectInfo, PutData
 from stoker.storage.url import check_key, is_local, join_url
 

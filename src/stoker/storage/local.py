@@ -11,18 +11,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stoker.errors import (
-    AccessDeniedError,
-    ObjectNotFoundError,
-    StokerError,
-    StorageError,
-    StorageFullError,
-    StorageTimeoutError,
-)
+from stoker.errors import ObjectNotFoundError, StorageError
 from stoker.storage.copying import copy_all, copy_hashed, copy_part, fill, write_all
+from stoker.storage.file_errors import file_errors, open_target
 from stoker.storage.files import open_regular, walk_files
+from stoker.storage.store import Store
 from stoker.storage.stream import Made
-from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
+from stoker.storage.types import (
+    BufferLike,
+    Chunks,
+    NewHash,
+    ObjectInfo,
+    PutData,
+    as_parts,
+    check_range,
+    check_ranges,
+    check_size,
+)
+from stoker.storage.url import check_key, check_prefix
 from stoker.storage.versions import local_version, same_version
 
 TEMPORARY = ".stoker-put-"
@@ -31,21 +37,21 @@ TEMPORARY = ".stoker-put-"
 _NO_TMPFILE = frozenset([errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS])
 
 
-class LocalStore:
+class LocalStore(Store):
     """The files under one folder. An object is a regular file; folders come and stay as needed."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-
-    def read(self, key: str, max_bytes: int) -> tuple[bytes, ObjectInfo]:
+    def read(self, key: str, *, max_bytes: int) -> tuple[bytes, ObjectInfo]:
         path = self._path(key)
         with file_errors(path), _open(path) as (fd, size):
             check_size(size, max_bytes, path)
             info = file_info(key, os.fstat(fd), path)
             return _read(fd, 0, size), info
 
-    def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
+    def get_ranges(
+        self, key: str, starts: Sequence[int], ends: Sequence[int], *, version: str = ""
+    ) -> list[BufferLike]:
         path = self._path(key)
+        check_ranges(starts, ends, path)
         with file_errors(path), _open(path) as (fd, size):
             for start, end in zip(starts, ends, strict=True):
                 check_range(start, end, size, path)
@@ -54,7 +60,13 @@ class LocalStore:
             return parts
 
     def read_into(
-        self, key: str, into: memoryview, start: int | None, version: str, new_hash: NewHash | None
+        self,
+        key: str,
+        into: memoryview,
+        *,
+        start: int | None = None,
+        version: str = "",
+        new_hash: NewHash | None = None,
     ) -> ObjectInfo:
         path = self._path(key)
         with file_errors(path), _open(path) as (fd, size):
@@ -67,7 +79,9 @@ class LocalStore:
             _check_version(fd, version, path)  # asked last, as the file may be written over meanwhile
             return file_info(key, os.fstat(fd), path).with_digest(digest)
 
-    def download(self, key: str, path: Path, max_bytes: int | None, new_hash: NewHash | None) -> ObjectInfo:
+    def download(
+        self, key: str, path: Path, *, max_bytes: int | None = None, new_hash: NewHash | None = None
+    ) -> ObjectInfo:
         source = self._path(key)
         with file_errors(source), _open(source) as (fd, size):
             check_size(size, max_bytes, source)
@@ -78,50 +92,54 @@ class LocalStore:
             # Asked last, as the file may be written over meanwhile.
             return replace(file_info(key, os.fstat(fd), source), size=done).with_digest(digest)
 
-    def download_range(self, key: str, path: Path, start: int, end: int, at: int, version: str) -> None:
+    def download_range(self, key: str, path: Path, start: int, end: int, *, at: int = 0, version: str = "") -> None:
         source = self._path(key)
+        check_ranges([start], [end], source)
         with file_errors(source), _open(source) as (fd, size):
             check_range(start, end, size, source)
             with open_target(path) as target:
                 copy_part(fd, target, start, end, at)
             _check_version(fd, version, source)  # asked last, as the file may be written over meanwhile
 
-    def put(self, key: str, parts: Sequence[memoryview]) -> None:
+    def put(self, key: str, data: PutData) -> None:
+        target, parts = self._path(key), as_parts(data)
+
         def write(fd: int) -> None:
             for part in parts:
                 write_all(fd, part)
 
-        self._appear(key, write)
+        _appear(target, write)
 
     def put_file(self, key: str, path: Path) -> None:
+        target = self._path(key)
         with file_errors(path), _open(str(path)) as (source, _):
 
             def write(fd: int) -> None:
                 copy_all(source, fd)
 
-            self._appear(key, write)
+            _appear(target, write)
 
     def put_stream(self, key: str, chunks: Chunks) -> None:
-        made = Made(chunks)
+        target, made = self._path(key), Made(chunks)
 
         def write(fd: int) -> None:
             for chunk in made:
                 write_all(fd, chunk)
 
         try:
-            self._appear(key, write)
+            _appear(target, write)
         except StorageError:
             if made.error is not None:  # an OSError of the caller's is none of this file's
                 raise made.error from None
             raise
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        root = self._path(prefix) if prefix else self._root
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        root = self._path(check_prefix(prefix)) if prefix else self.url
         found: list[ObjectInfo] = []
         with file_errors(root):
             for name, status in walk_files(root, lambda name: not name.startswith(TEMPORARY)):
-                found.append(file_info(os.path.relpath(f"{root}/{name}", self._root), status))
-        yield from sorted(found, key=lambda info: info.key)
+                found.append(file_info(os.path.relpath(f"{root}/{name}", self.url), status))
+        return iter(sorted(found, key=lambda info: info.key))
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
@@ -131,54 +149,20 @@ class LocalStore:
             raise _not_a_file(path)
         return file_info(key, status, path)
 
+    def exists(self, key: str) -> bool:
+        try:
+            self.head(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
     def delete(self, key: str) -> None:
         path = self._path(key)
         with file_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
     def _path(self, key: str) -> str:
-        return f"{self._root.rstrip('/')}/{key}"
-
-    def _appear(self, key: str, write: Callable[[int], None]) -> None:
-        """Give the object the bytes that ``write`` writes, at once and durably.
-
-        The file has no name while it is written, where the file system can do that, so that a process
-        killed in the middle leaves nothing; elsewhere it has a name that no listing shows.
-        """
-        path = self._path(key)
-        folder = os.path.dirname(path)
-        with file_errors(path):
-            if os.path.isdir(path):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            os.makedirs(folder, exist_ok=True)
-            temporary = f"{folder}/{TEMPORARY}{secrets.token_hex(8)}"
-            fd, named = _unnamed(folder), False
-            if fd is None:
-                fd, named = (
-                    os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666),
-                    True,
-                )
-            try:
-                write(fd)
-                os.fsync(fd)
-                if not named and not _link(fd, path):
-                    # linkat() can not replace a file, so there is a moment with a temporary name.
-                    _link(fd, temporary)
-                    named = True
-                if named:
-                    os.replace(temporary, path)
-                    named = False
-            finally:
-                os.close(fd)
-                if named:
-                    with contextlib.suppress(OSError):
-                        os.unlink(temporary)
-            folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                with contextlib.suppress(OSError):  # some network file systems can not
-                    os.fsync(folder_fd)
-            finally:
-                os.close(folder_fd)
+        return f"{self.url.rstrip('/')}/{check_key(key)}"
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -191,6 +175,47 @@ def remove_unfinished(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def _appear(path: str, write: Callable[[int], None]) -> None:
+    """Give a file the bytes that ``write`` writes, at once and durably.
+
+    The file has no name while it is written, where the file system can do that, so that a process
+    killed in the middle leaves nothing; elsewhere it has a name that no listing shows.
+    """
+    folder = os.path.dirname(path)
+    with file_errors(path):
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        os.makedirs(folder, exist_ok=True)
+        temporary = f"{folder}/{TEMPORARY}{secrets.token_hex(8)}"
+        fd, named = _unnamed(folder), False
+        if fd is None:
+            fd, named = (
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666),
+                True,
+            )
+        try:
+            write(fd)
+            os.fsync(fd)
+            if not named and not _link(fd, path):
+                # linkat() can not replace a file, so there is a moment with a temporary name.
+                _link(fd, temporary)
+                named = True
+            if named:
+                os.replace(temporary, path)
+                named = False
+        finally:
+            os.close(fd)
+            if named:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems can not
+                os.fsync(folder_fd)
+        finally:
+            os.close(folder_fd)
+
+
 def _link(fd: int, path: str) -> bool:
     """Give an unnamed file a name; ``False`` if there is such a file already."""
     try:
@@ -199,52 +224,6 @@ def _link(fd: int, path: str) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _file_error(error: OSError, path: str) -> StorageError:
-    """stoker's error for a failed operation on a local file."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    match error.errno:
-        case errno.ENOENT | errno.ENOTDIR:
-            return ObjectNotFoundError(f"{path}: no such file. Check the path.", url=path)
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return AccessDeniedError(f"{path}: {reason}. Check its permissions and those of its folder.", url=path)
-        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return StorageFullError(f"{path}: {reason}. Free some space there, or choose another place.", url=path)
-        case errno.ETIMEDOUT | errno.ESTALE:
-            return StorageTimeoutError(f"{path}: {reason}. The file system behind it fails.", url=path)
-    return StorageError(f"{path}: {reason}.", url=path)
-
-
-@contextlib.contextmanager
-def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn each ``OSError`` of the block into stoker's error for a file; stoker's own errors pass.
-
-    Args:
-        path: the file, or the directory that holds the files which the block uses.
-
-    Raises:
-        StorageError: the block failed on a file; names the file below ``path`` that the system names, else ``path``.
-    """
-    try:
-        yield
-    except StokerError:
-        raise
-    except OSError as error:
-        name, inner = os.fspath(path), error.filename
-        blamed = inner if isinstance(inner, str) and inner.startswith(f"{name}/") else name
-        raise _file_error(error, blamed) from error
-
-
-@contextlib.contextmanager
-def open_target(path: Path) -> Iterator[int]:
-    """Descriptor of a local file to be written, made if need be. Errors are those of :func:`file_errors`."""
-    with file_errors(path):
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            yield target
-        finally:
-            os.close(target)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from stoker.storage.local import TEMPORARY, file_errors
+from stoker.storage.file_errors import file_errors
+from stoker.storage.local import TEMPORARY
 from stoker.storage.store import Store
 from stoker.storage.url import is_local
 

@@ -1,4 +1,4 @@
-"""One class of store for every kind of URL."""
+"""The store of objects by key: the base of all, which asks an object store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.display import with_article
-from stoker.errors import ConfigError, ObjectNotFoundError, StorageError
+from stoker.errors import ConfigError, StorageError
 from stoker.storage.fork_proxy import fork
-from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
 from stoker.storage.types import Backend, BufferLike, Chunks, NewHash, ObjectInfo, PutData, as_parts, check_ranges
 from stoker.storage.url import check_key, check_prefix, parse_url
@@ -19,39 +18,11 @@ if TYPE_CHECKING:
     from stoker.types import StorageOptions
 
 
-def open_store(
-    url: str | os.PathLike[str],
-    options: StorageOptions | None = None,
-    *,
-    retry: RetryPolicy | None = None,
-    stall_timeout: float = 60.0,
-) -> Store:
-    """Open the store that ``url`` names; nothing is connected, or checked to exist, before the first use.
-
-    Args:
-        url: ``s3://``, ``gs://``, ``az://`` (``abfs://``), ``http(s)://`` (reading only), ``file://``,
-            ``memory://`` or a plain path.
-        options: credentials and settings by obstore's names (``access_key_id``, ``endpoint``, ``region``,
-            ...; ``client_options`` for those of the HTTP client). Each overrides the environment
-            (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole.
-        retry: when to try again; the default tries 6 times in at most 300 s.
-        stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
-            4 KiB/s on the whole; a listing, an upload of up to 1 MiB and other requests that carry little end within
-            five times as long.
-
-    Raises:
-        ConfigError: the URL or an argument makes no sense.
-
-    >>> store = open_store("memory://example")
-    >>> store.put("a/b", b"hello")
-    >>> store.get("a/b", max_bytes=100)
-    b'hello'
-    """
-    return Store(url, options, retry=retry, stall_timeout=stall_timeout)
-
-
 class Store:
-    """Objects under one root, by key: ``/``-separated paths relative to the root.
+    """Objects under one root, by key: ``/``-separated paths relative to the root. :func:`stoker.storage.open_store` opens it.
+
+    This class asks an object store, by a client that belongs to the process or, in a fork, by a helper process;
+    :class:`~stoker.storage.local.LocalStore` has the same methods for files.
 
     Thread-safe. Picklable: the copy connects anew, in its process. A store keeps working in a forked process.
 
@@ -92,8 +63,8 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.url!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.url, self._options, self._retry, self.stall_timeout, self._home)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
 
     def url_of(self, key: str) -> str:
         """The URL of an object, for messages; of the root for an empty key."""
@@ -202,15 +173,7 @@ class Store:
 
     def exists(self, key: str) -> bool:
         """Whether there is such an object; ``False`` also where there is no bucket."""
-        backend = self._backend()
-        ask = getattr(backend, "exists", None)
-        if ask is not None:
-            return bool(ask(check_key(key)))
-        try:
-            backend.head(check_key(key))
-        except ObjectNotFoundError:
-            return False
-        return True
+        return self._backend().exists(check_key(key))
 
     def endpoint(self) -> str:
         """The server or account, which tells this store from others of the same URL; empty for the provider's usual one.
@@ -241,10 +204,6 @@ class Store:
         return backend
 
     def _build(self) -> Backend:
-        if self._location.kind == "file":
-            if self._options:
-                raise ConfigError(f"{self.url}: storage_options {sorted(self._options)} mean nothing for local files.")
-            return LocalStore(self._location.prefix)
         if self._location.kind == "memory" and self._home != os.getpid():
             message = f"{self.url}: memory:// lives in one process ({self._home}). Use a path or an object store."
             raise StorageError(message, url=self.url)
@@ -261,9 +220,3 @@ class Store:
         from stoker.storage.remote.remote_store import RemoteStore
 
         return RemoteStore(self._location, self._options, self._retry, self.stall_timeout)
-
-
-def _restore(url: str, options: dict[str, Any], retry: RetryPolicy, stall_timeout: float, home: int) -> Store:
-    store = Store(url, options, retry=retry, stall_timeout=stall_timeout)
-    store._home = home
-    return store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, Unpack
 
 import numpy as np
@@ -122,7 +123,7 @@ class DatasetWriter(Writer):
             stop = int(np.searchsorted(costs, self._limit - self._used + before, side="right"))
             if stop <= start:
                 if self._ends:
-                    self._flush()
+                    self._end()
                     continue
                 stop = start + 1  # larger than the limit: a shard of its own
             done = int(ends[start - 1]) if start else 0
@@ -136,14 +137,9 @@ class DatasetWriter(Writer):
     def end_shard(self) -> None:
         if self._stopped:
             self._check_open()
-        if self._ends:
-            self._flush()
+        self._end()
 
     # -- how it works ----------------------------------------------------------------------------------------------
-
-    def _end(self) -> None:
-        if self._ends:
-            self._flush()
 
     def _index(self) -> bytes:
         return Index([*self._before, *self._shards.stored()], extra=self._begun.extra).to_json()
@@ -173,7 +169,7 @@ class DatasetWriter(Writer):
         if size + self._overhead > self._encoder.largest:
             raise self._too_large(size, self.samples_written)
         if self._ends and self._used + size + self._sample_cost > self._limit:
-            self._flush()
+            self._end()
         capacity = len(self._buffer_of(self._at + size))
         self._bound = min(capacity, self._limit - self._used - self._sample_cost + self._at)
         return self._at
@@ -193,10 +189,11 @@ class DatasetWriter(Writer):
             self._view = larger.data
         return self._buffer
 
-    def _flush(self) -> None:
-        """Hand the shard to the threads and begin the next."""
-        assert self._buffer is not None
-        self._shards.submit(self._number, self._buffer, self._at, self._ends)
+    def _end(self) -> None:
+        """Hand the shard, if it has samples, to the threads and begin the next."""
+        if self._buffer is None or not self._ends:
+            return
+        self._uploads.submit(partial(self._shards.store, self._number, self._buffer, self._at, self._ends))
         self._written += len(self._ends)
         self._number += 1
         self._reset()

@@ -23,7 +23,8 @@ from stoker.errors import ConfigError, FormatError, ObjectNotFoundError, StokerE
 from stoker.formats.common.checks import check_basename
 from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
-from stoker.storage.local import file_errors, remove_unfinished
+from stoker.storage.file_errors import file_errors
+from stoker.storage.local import remove_unfinished
 from stoker.storage.staged_file import StagedFile
 from stoker.storage.types import PutData
 from stoker.storage.unfinished import MARK, STAGE, UnfinishedOutput, read_mark

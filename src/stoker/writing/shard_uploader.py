@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,10 +63,6 @@ class ShardUploader:
         self._uploads.check()
         return self._spare.pop() if self._spare else np.empty(self._capacity, np.uint8)
 
-    def submit(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
-        """Have a shard stored: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
-        self._uploads.submit(partial(self._store, number, buffer, used, ends))
-
     def stored(self) -> list[ShardInfo]:
         """The shards that are stored, in order."""
         return [info for _, info in sorted(self._stored.items())]
@@ -76,7 +71,8 @@ class ShardUploader:
         """Free the buffers."""
         self._spare.clear()
 
-    def _store(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
+    def store(self, number: int, buffer: NDArray[np.uint8], used: int, ends: list[int]) -> None:
+        """Store a shard: the first ``used`` bytes of the buffer, with records that end at ``ends``."""
         encoder = self._encoder
         entry: dict[str, Any] = {**encoder.settings, "samples": len(ends)}
         files = encoder.files(buffer.data[:used], np.array(ends, np.int64))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError
 from stoker.order.mixture.epoch_mixture import EpochMixture
 from stoker.order.mixture.interleave import Interleave
-from stoker.order.mixture.mixing import Mixing
-from stoker.order.mixture.stream_locator import NUMBER_BITS
+from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
 from stoker.types import Ids
 
 MANY = st.lists(st.integers(0, 300), min_size=1, max_size=12).filter(any)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.order.global_batches import BatchPlan
-from stoker.order.mixture.epoch_mixture import EpochMixture, MixedOrder
-from stoker.order.mixture.mixing import Mixing
-from stoker.order.mixture.stream_locator import NUMBER_BITS, NumberedStream, StreamLocator
+from stoker.order.mixture.epoch_mixture import EpochMixture
+from stoker.order.mixture.mixing import NUMBER_BITS, Mixing
+from stoker.order.mixture.stream_locator import MixedOrder, NumberedStream, StreamLocator
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.order.shuffle.shuffle import ShuffledStream, ShuffleSettings
 from stoker.types import Ids

@@ -29,7 +29,8 @@ from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.replicas import Replicas
 from stoker.pipeline.workers.sample_source import PoolSource, in_order
 from stoker.reading.shard_pool import ShardPool
-from stoker.storage import ObjectInfo, Store
+from stoker.storage import ObjectInfo
+from stoker.storage.local import LocalStore
 from support import make_dataset
 
 SAMPLES = 600
@@ -39,7 +40,7 @@ LEASED = Adaptive(Contiguous())
 pytestmark = pytest.mark.timeout(60)
 
 
-class HoldingStore(Store):
+class HoldingStore(LocalStore):
     """A store that holds back one file until it is told to go on."""
 
     def __init__(self, url: str, held: str) -> None:

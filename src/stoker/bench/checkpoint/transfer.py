@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stoker.bench.checkpoint.content import PART, CheckpointContent
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import Store, is_local
-from stoker.storage.local import file_errors
+from stoker.storage.file_errors import file_errors
 
 _ALIGNED: Final = 4096
 """O_DIRECT wants addresses, offsets and lengths that are multiples of the device's block."""

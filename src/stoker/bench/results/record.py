@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker.bench.measure.steps import Steps
-from stoker.storage.local import file_errors
+from stoker.storage.file_errors import file_errors
 from stoker.storage.types import BufferLike
 
 

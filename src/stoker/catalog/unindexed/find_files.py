@@ -20,8 +20,9 @@ from stoker.formats.common.checks import check_basename
 from stoker.formats.format import Format
 from stoker.index.index import INDEX_NAME
 from stoker.storage import ObjectInfo, Store, is_local
+from stoker.storage.file_errors import file_errors
 from stoker.storage.files import check_regular, walk_files
-from stoker.storage.local import file_errors, file_info
+from stoker.storage.local import file_info
 from stoker.storage.unfinished import MARK, counted_files, is_hidden
 
 __all__ = ["SourceFiles", "find_files", "read_listed", "side_by_side"]

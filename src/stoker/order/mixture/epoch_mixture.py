@@ -1,4 +1,4 @@
-"""An epoch put together from mixings: positions to codes, and to shards and rows."""
+"""An epoch put together from mixings: positions to codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.order.mixture.mixing import Mixing
-from stoker.order.mixture.stream_locator import StreamLocator
 from stoker.types import Ids
 
 
@@ -66,20 +65,3 @@ class EpochMixture:
     def _inside(self, positions: Ids, number: int) -> Ids:
         shift = int(self._offsets[number] - self._firsts[number])
         return positions + shift if shift else positions
-
-
-class MixedOrder:
-    """The order of an epoch that is of several streams.
-
-    Args:
-        locator: where the samples lie.
-        mixture: which sample comes at which position.
-    """
-
-    def __init__(self, locator: StreamLocator, mixture: EpochMixture) -> None:
-        self.locator = locator
-        self.mixture = mixture
-
-    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
-        """Shard number and row at each position of the epoch; two int64 arrays of the shape of ``positions``."""
-        return self.locator.locate(self.mixture.codes(positions))

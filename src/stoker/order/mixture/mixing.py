@@ -29,9 +29,11 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.integers import mix, mix_array
 from stoker.order.mixture.interleave import Interleave
-from stoker.order.mixture.stream_locator import NUMBER_BITS
 from stoker.order.shuffle.bijection import Domain, permute, split_keys
 from stoker.types import Ids
+
+NUMBER_BITS: Final = 42
+"""Bits of a code that hold the number. 21 are left for the stream: 16,384 parts of 128 streams."""
 
 WINDOW: Final = 1024
 """Units in a window that a node's units are scrambled in: enough to be irregular, few enough to keep shares steady."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from stoker.integers import mix, mix_array
 from stoker.order.global_batches import BatchPlan
-from stoker.order.mixture.stream_locator import NUMBER_BITS
+from stoker.order.mixture.mixing import NUMBER_BITS
 from stoker.order.shuffle.bijection import permute
 from stoker.types import Ids
 

@@ -12,10 +12,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from stoker.order.mixture.epoch_mixture import EpochMixture
+from stoker.order.mixture.mixing import NUMBER_BITS
 from stoker.types import Ids
-
-NUMBER_BITS: Final = 42
-"""Bits of a code that hold the number. 21 are left for the stream: 16,384 parts of 128 streams."""
 
 _NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 _KEPT: Final = 64
@@ -87,3 +86,20 @@ class StreamLocator:
         else:
             self._made.move_to_end(number)
         return stream, int(self._offsets[number % self._offsets.size])
+
+
+class MixedOrder:
+    """The order of an epoch that is of several streams.
+
+    Args:
+        locator: where the samples lie.
+        mixture: which sample comes at which position.
+    """
+
+    def __init__(self, locator: StreamLocator, mixture: EpochMixture) -> None:
+        self.locator = locator
+        self.mixture = mixture
+
+    def locate(self, positions: Ids) -> tuple[Ids, Ids]:
+        """Shard number and row at each position of the epoch; two int64 arrays of the shape of ``positions``."""
+        return self.locator.locate(self.mixture.codes(positions))

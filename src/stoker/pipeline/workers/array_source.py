@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from stoker.order.settings import NativeSettings, StreamSource
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.columns import stack_samples
 from stoker.pipeline.order_sources import nulls_of
+from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.reading.sample_errors import SampleLocation, apply_transform
 from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
@@ -33,7 +34,7 @@ _HASHED_CHUNKS: Final = 64
 _HASHED_BYTES: Final = 1 << 16
 
 
-class ArraySource:
+class ArraySource(SampleSource):
     """Samples of arrays: row i of each. All of them count as one shard.
 
     Args:
@@ -54,17 +55,9 @@ class ArraySource:
             raise ConfigError(f"all columns need the same number of rows: {said}")
         self.total = next(iter(lengths.values()))
         self.counts = Counts()
+        self.columns = tuple(self._columns)
+        self.shards = 1
         self._transform = transform
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(self._columns)
-
-    @property
-    def shards(self) -> int:
-        """One."""
-        return 1
 
     @property
     def fingerprint(self) -> str:
@@ -82,7 +75,6 @@ class ArraySource:
         return digest.hexdigest()
 
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:  # noqa: ARG002 - there is one shard
-        """The samples in these rows, as dicts, transformed."""
         begun = time.perf_counter_ns()
         values = [self._take(column, rows) for column in self._columns.values()]
         names = tuple(self._columns)
@@ -94,7 +86,6 @@ class ArraySource:
         return found
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
-        """The same, as columns."""
         if self._transform is not None:
             return stack_samples(self.samples(shards, rows), partial(_origin, rows))
         begun = time.perf_counter_ns()
@@ -103,7 +94,6 @@ class ArraySource:
         return found
 
     def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
-        """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
         for positions in run.plan.chunks(_CHUNK):
             shards, rows = run.order.locate(np.concatenate(positions))
             for start in range(0, len(rows), most):
@@ -113,20 +103,12 @@ class ArraySource:
             skip = max(0, skip - len(rows))
 
     def batches(self, run: Run) -> Iterator[Batch]:
-        """All batches of a run."""
         for positions in run.plan.chunks(_CHUNK):
             for some in positions:
                 yield self.batch(*run.order.locate(some))
 
     def chunk(self, batch_size: int) -> int:
-        """About how many samples are best read in one step."""
         return max(batch_size, _CHUNK // 16)
-
-    def expect(self, shards: Iterable[int]) -> None:
-        """Nothing: all is in memory."""
-
-    def close(self) -> None:
-        """Nothing: the arrays are the caller's."""
 
     def labels(self, partition: Partition) -> Array | None:
         """A number for each sample, where a partition needs them.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,54 +34,47 @@ def in_order(shards: Ids) -> list[int]:
     return found
 
 
-class SampleSource(Protocol):
-    """Gives samples by shard and row."""
+class SampleSource(ABC):
+    """Gives samples by shard and row.
 
-    @property
-    def counts(self) -> Counts:
-        """The counts of what was read."""
-        ...
+    Attributes:
+        counts: the counts of what was read.
+        columns: names of the columns.
+        shards: number of shards.
+    """
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        ...
+    counts: Counts
+    columns: tuple[str, ...]
+    shards: int
 
-    @property
-    def shards(self) -> int:
-        """Number of shards."""
-        ...
-
+    @abstractmethod
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        """The samples at these shards and rows."""
-        ...
+        """The samples at these shards and rows, transformed."""
 
+    @abstractmethod
     def batch(self, shards: Ids, rows: Ids) -> Batch:
         """The same, as columns."""
-        ...
 
+    @abstractmethod
     def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
         """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
-        ...
 
+    @abstractmethod
     def batches(self, run: Run) -> Iterator[Batch]:
         """All batches of a run."""
-        ...
 
+    @abstractmethod
     def chunk(self, batch_size: int) -> int:
         """About how many samples are best read in one step."""
-        ...
 
-    def expect(self, shards: Iterable[int]) -> None:
+    def expect(self, shards: Iterable[int]) -> None:  # noqa: B027 - where all is in memory
         """Begin to fetch shards, and keep them; those that were expected before and are not among these may go."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Close all files."""
-        ...
 
 
-class PoolSource:
+class PoolSource(SampleSource):
     """Samples of shards.
 
     Args:
@@ -89,48 +84,26 @@ class PoolSource:
 
     def __init__(self, reader: EpochReader, sharers: int = 1) -> None:
         self.pool = reader.pool
+        self.counts = self.pool.counts
+        self.shards = len(self.pool.index)
+        self.columns = tuple(reader.settings.columns or self.pool.index.columns)
         self._reader = reader
         self._sharers = sharers
         self._settings = replace(reader.settings, sharers=sharers)
         self._expected: dict[int, None] = {}
 
-    @property
-    def counts(self) -> Counts:
-        """The counts of what was read."""
-        return self.pool.counts
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        chosen = self._settings.columns
-        return tuple(self.pool.index.columns if chosen is None else chosen)
-
-    @property
-    def shards(self) -> int:
-        """Number of shards."""
-        return len(self.pool.index)
-
     def samples(self, shards: Ids, rows: Ids) -> list[Any]:
-        """The samples at these shards and rows, transformed."""
-        begun = time.perf_counter_ns()
-        numbers, ready = self._ready(shards)
         settings = self._settings
-        found = list(iterate_samples(self.pool, shards, rows, settings.columns, settings.transform).samples)
-        self._count(shards, len(numbers), ready, begun)
-        return found
+        with self._counted(shards):
+            return list(iterate_samples(self.pool, shards, rows, settings.columns, settings.transform).samples)
 
     def batch(self, shards: Ids, rows: Ids) -> Batch:
-        """The same, as columns."""
         if self._settings.transform is not None:
             return stack_samples(self.samples(shards, rows), partial(location_at, self.pool, shards, rows))
-        begun = time.perf_counter_ns()
-        numbers, ready = self._ready(shards)
-        found = read_samples(self.pool, shards, rows, self._settings.columns)
-        self._count(shards, len(numbers), ready, begun)
-        return found
+        with self._counted(shards):
+            return read_samples(self.pool, shards, rows, self._settings.columns)
 
     def chunks(self, run: Run, skip: int, most: int) -> Iterator[list[Any]]:
-        """All samples of a run but the first ``skip``, in lists of ``most`` or fewer."""
         for part in self._pipeline(run, one_by_one=True).sample_runs():
             while True:
                 found = list(islice(part.samples, most))
@@ -142,15 +115,12 @@ class PoolSource:
                     yield found
 
     def batches(self, run: Run) -> Iterator[Batch]:
-        """All batches of a run."""
         return self._pipeline(run, one_by_one=False).batches()
 
     def chunk(self, batch_size: int) -> int:
-        """About how many samples are best read in one step."""
         return self._settings.chunk(batch_size, one_by_one=False)
 
     def expect(self, shards: Iterable[int]) -> None:
-        """Begin to fetch shards, and keep them; those that were expected before and are not among these may go."""
         before, self._expected = self._expected, dict.fromkeys(shards)
         self.pool.expect(self._expected.keys() or ())
         for shard in before:
@@ -159,7 +129,6 @@ class PoolSource:
         self.pool.prefetch(list(self._expected)[: self._settings.most_shards])
 
     def close(self) -> None:
-        """Close all files."""
         self.pool.close()
 
     def _pipeline(self, run: Run, *, one_by_one: bool) -> Pipeline:
@@ -173,13 +142,9 @@ class PoolSource:
             run, worker, sharers=self._sharers, threads=threads, one_by_one=one_by_one and not threads
         )
 
-    def _ready(self, shards: Ids) -> tuple[Sequence[int], int]:
-        numbers = distinct(shards, self.shards)[0].tolist()
-        return numbers, self.pool.ready(numbers)
-
-    def _count(self, shards: Ids, distinct_shards: int, ready: int, begun: int) -> None:
-        fetched = self.pool.fetched
-        remote = 0 if fetched is None else int(np.count_nonzero(fetched[shards]))
-        took = time.perf_counter_ns() - begun
-        self.counts.read_step(len(shards), remote, ready, distinct_shards - ready, took)
-        self.counts.waited(took)
+    @contextmanager
+    def _counted(self, shards: Ids) -> Iterator[None]:
+        begun = time.perf_counter_ns()
+        with self.pool.counted(shards, distinct(shards, self.shards)[0].tolist()):
+            yield
+        self.counts.waited(time.perf_counter_ns() - begun)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.errors import ConfigError, ObjectNotFoundError, StokerError, StorageError
 from stoker.storage.copying import write_all
+from stoker.storage.file_errors import file_errors, open_target
 from stoker.storage.files import open_regular
-from stoker.storage.local import file_errors, open_target
 from stoker.storage.remote.clients import build_client
 from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
 from stoker.storage.remote.options import client_spec, detect_cloud, milliseconds

@@ -1,17 +1,23 @@
-"""From token files and a layout to a sample order, and from the blocks of the order to documents in memory."""
+"""From token files and a layout to a sample order, and from a rank's part of the order to batches, a block at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Final
 
 import numpy as np
 
+from stoker.cluster import LoaderWorker
 from stoker.order.global_batches import Remainder
+from stoker.order.partition.part_plan import PartPlan
+from stoker.order.protocols import Plan
+from stoker.order.sample_order import Run
+from stoker.tokens.batch import LMBatch
 from stoker.tokens.layouts.base import BlockInput, DocumentBlock, TokenLayout
 from stoker.tokens.order.division import Granularity, RowGroupRuns, join_groups
-from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings
+from stoker.tokens.order.prefetch import join_steps, read_ahead
+from stoker.tokens.order.token_order import TokenOrder, TokenSampleOrder, TokenSettings, block_spans
 from stoker.tokens.sources.block_buffer import Gathered
 from stoker.tokens.sources.source import TokenSource, describe_row
 
@@ -20,7 +26,7 @@ _FETCH_TOKENS: Final = 1 << 26
 
 
 class BlockBuilder:
-    """Makes blocks of documents out of groups of files.
+    """Makes blocks of documents out of groups of files, and batches of the blocks.
 
     Args:
         source: the files.
@@ -56,6 +62,32 @@ class BlockBuilder:
             ),
             self.source.url,
         )
+
+    def batches(
+        self, run: Run, worker: LoaderWorker, begun: int, batch_size: int, threads: int
+    ) -> Generator[LMBatch, None, None]:
+        """Read what is left of an epoch: blocks are decoded ahead, their rows made into batches.
+
+        Args:
+            run: order and plan of this rank, which a :class:`~stoker.tokens.order.token_order.TokenSampleOrder` made.
+            worker: this DataLoader worker, which reads every ``worker.count``-th batch.
+            begun: batches of this worker that were delivered before.
+            batch_size: rows in a batch; the last of a block may have fewer.
+            threads: blocks that are decoded at once.
+        """
+        order, layout, settings = run.order, self.layout, self.settings
+        assert isinstance(order, TokenOrder)
+        steps = block_spans(order, run.plan, worker.number, worker.count, begun)
+        if layout.parts:
+            row_bytes = settings.seq_len * settings.output.itemsize * (1 if settings.labels == "none" else 2)
+            steps = join_steps(steps, batch_size, order.settings.step, row_bytes)
+        load = partial(self.load, order, _last_blocks(order, run.plan))
+        self.source.rest()
+        try:
+            for parts in read_ahead(steps, load, layout.batch, threads):
+                yield from LMBatch.concat(parts).split(batch_size)
+        finally:
+            self.source.rest()
 
     def load(self, order: TokenOrder, last: Mapping[int, int], sequence: int, block: int) -> DocumentBlock:
         """Decode a block.
@@ -115,3 +147,15 @@ class BlockBuilder:
         rows = np.add.reduceat(groups.rows, bounds[:-1])
         amounts = layout.amounts(self.source, bounds, tokens, rows)
         return RowGroupRuns(bounds, groups.file[bounds[:-1]], tokens, amounts)
+
+
+def _last_blocks(order: TokenOrder, plan: Plan) -> Mapping[int, int]:
+    """Sequence number to the last block of it that this rank reads, where it reads one alone."""
+    if not isinstance(plan, PartPlan):
+        return {}
+    size = plan.rounds.size(plan.rank)
+    if not size:
+        return {}
+    position = np.array([order.part_position(plan.rank, size - 1)], dtype=np.int64)
+    sequence, block = order.split(order.last_block(position))
+    return {int(sequence[0]): int(block[0])}

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from stoker.concurrency.threads import Threads
@@ -80,35 +81,23 @@ def read_ahead(
     """
     blocks = _Blocks(load, threads)
     window: deque[list[BlockSpan]] = deque()
+    ahead: Iterator[list[BlockSpan] | None] = chain(steps, [None])
     try:
-        for step in _first_of(window, steps, blocks):
-            blocks.turn_to(step)
-            while blocks.has_space():
-                if blocks.begin_next():
-                    continue
-                later = next(steps, None)
-                if later is None:
-                    break
+        for later in ahead:
+            if later is not None:
                 window.append(later)
                 blocks.note(later)
-            yield [make(blocks.of(span), span.inside, span.rows) for span in step]
+            while window:
+                step = window[0]
+                blocks.turn_to(step)
+                while blocks.has_space() and blocks.begin_next():
+                    pass
+                if later is not None and blocks.has_space():
+                    break  # and look further ahead
+                yield [make(blocks.of(span), span.inside, span.rows) for span in step]
+                blocks.passed(window.popleft())
     finally:
         blocks.close()
-
-
-def _first_of(
-    window: deque[list[BlockSpan]], steps: Iterator[list[BlockSpan]], blocks: _Blocks[_Block]
-) -> Iterator[list[BlockSpan]]:
-    """Each batch in turn, from those that were looked at ahead, or the next."""
-    while True:
-        if not window:
-            step = next(steps, None)
-            if step is None:
-                return
-            window.append(step)
-            blocks.note(step)
-        yield window[0]
-        blocks.passed(window.popleft())
 
 
 class _Blocks(Generic[_Block]):

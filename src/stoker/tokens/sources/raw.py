@@ -10,8 +10,8 @@ from numpy.typing import DTypeLike
 
 from stoker.errors import ConfigError, CorruptDataError
 from stoker.storage import files
+from stoker.storage.file_errors import file_errors
 from stoker.storage.files import MappedFile, check_mapped
-from stoker.storage.local import file_errors
 from stoker.tokens.sources.ragged import Ragged
 from stoker.types import Array
 

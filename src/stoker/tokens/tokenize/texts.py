@@ -17,9 +17,9 @@ from stoker.catalog.unindexed.files_location import check_exists
 from stoker.errors import ConfigError, CorruptDataError, FormatError, ObjectNotFoundError
 from stoker.formats.text.json import lines_remedy
 from stoker.index.index import INDEX_NAME
+from stoker.storage.file_errors import file_errors
 from stoker.storage.files import is_in_cache, open_regular, read_regular, walk_files
 from stoker.storage.job_record import file_version
-from stoker.storage.local import file_errors
 from stoker.storage.versions import local_version
 
 Kind = Literal["parquet", "jsonl", "text"]

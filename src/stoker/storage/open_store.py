@@ -1,0 +1,51 @@
+"""Opens the store that a URL names."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from stoker.errors import ConfigError
+from stoker.storage.local import LocalStore
+from stoker.storage.retry import RetryPolicy
+from stoker.storage.store import Store
+from stoker.storage.url import is_local
+
+if TYPE_CHECKING:
+    from stoker.types import StorageOptions
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    options: StorageOptions | None = None,
+    *,
+    retry: RetryPolicy | None = None,
+    stall_timeout: float = 60.0,
+) -> Store:
+    """Open the store that ``url`` names; nothing is connected, or checked to exist, before the first use.
+
+    Args:
+        url: ``s3://``, ``gs://``, ``az://`` (``abfs://``), ``http(s)://`` (reading only), ``file://``,
+            ``memory://`` or a plain path.
+        options: credentials and settings by obstore's names (``access_key_id``, ``endpoint``, ``region``,
+            ...; ``client_options`` for those of the HTTP client). Each overrides the environment
+            (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole.
+        retry: when to try again; the default tries 6 times in at most 300 s.
+        stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
+            4 KiB/s on the whole; a listing, an upload of up to 1 MiB and other requests that carry little end within
+            five times as long.
+
+    Raises:
+        ConfigError: the URL or an argument makes no sense.
+
+    >>> store = open_store("memory://example")
+    >>> store.put("a/b", b"hello")
+    >>> store.get("a/b", max_bytes=100)
+    b'hello'
+    """
+    if is_local(url) is None:
+        return Store(url, options, retry=retry, stall_timeout=stall_timeout)
+    store = LocalStore(url, options, retry=retry, stall_timeout=stall_timeout)
+    if options:
+        raise ConfigError(f"{store.url}: storage_options {sorted(options)} mean nothing for local files.")
+    return store
