@@ -49,7 +49,11 @@ class Trainer:
     refuses: str = ""
 
 
-TRAINERS: Final[tuple[Trainer, ...]] = (Trainer("accelerate, DataLoader", "pytorch", "accelerate_run.py"),)
+TRAINERS: Final[tuple[Trainer, ...]] = (
+    Trainer("accelerate, DataLoader", "pytorch", "accelerate_run.py"),
+    Trainer("accelerate, DataLoader, dispatch_batches=False", "pytorch", "accelerate_run.py", "shard", fills=8),
+    Trainer("accelerate, StreamingDataLoader", "pytorch", "accelerate_run.py", "loader"),
+)
 
 CELLS: Final = (
     ("1 rank, workers 0", 1, 0, None),

@@ -294,6 +294,13 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._stream.load_state_dict(state)
         self._interleaved = False
 
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration deliver this epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""
+        upcoming = self._stream.upcoming()
+        self._stream.set_epoch(epoch)
+        if self._stream.upcoming() != upcoming:
+            self._pass, self._interleaved = None, False
+
 
 @dataclass(slots=True)
 class _Pass:
@@ -360,3 +367,6 @@ class _Columns(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         return self._dataset.batches()
+
+    def set_epoch(self, epoch: int) -> None:
+        self._dataset.set_epoch(epoch)

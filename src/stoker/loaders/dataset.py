@@ -540,6 +540,22 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         """
         self._epoch_reader.load(state, self.batch_size, change_streams=change_streams)
 
+    @checked
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration deliver this epoch, from its beginning. Not needed: each iteration is the next epoch.
+
+        Trainers call it with a count of their own, which begins at 0 in each process. A state that was loaded is not undone
+        by that: the first call after :meth:`load_state_dict` says how the caller counts the epoch that the state is in, and
+        later calls count on from there. Where the two numbers differ, that is logged.
+
+        Args:
+            epoch: its number, from 0.
+
+        Raises:
+            ConfigError: there is no such epoch.
+        """
+        self._epoch_reader.set_epoch(epoch)
+
     # -- how it goes -----------------------------------------------------------------------------------------------
 
     def stats(self) -> StreamStats:
@@ -580,8 +596,6 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         self._epoch_reader.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The child process may not be able to find out its world (a process group does not survive a spawn).
-        self._rank_finder.settle()
         return {**self.__dict__, "_at_hand": {}}
 
     def __repr__(self) -> str:

@@ -295,6 +295,18 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._go_to(EpochPosition(epoch))
 
     @checked
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration deliver this epoch, as trainers say; see :meth:`stoker.StreamingDataset.set_epoch`.
+
+        Unlike :meth:`reset_epoch` it does not undo a state that was loaded.
+        """
+        self._rank_finder.division()  # a wrapper that can not work with this loader says so here, before it iterates
+        upcoming = self._resume.upcoming()
+        self._resume.set_epoch(epoch)
+        if self._resume.upcoming() != upcoming:
+            self._reset()
+
+    @checked
     def resume_from(self, file_index: int) -> None:
         """Go on in the current epoch where :attr:`current_file_index` was ``file_index``, to the batch.
 
@@ -381,6 +393,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             self._exhausted = point.epoch
 
     def _data_rank(self) -> DataRank:
+        if self._rank_finder.division() is not None:
+            return DataRank(batch_size=self.batch_size)  # a wrapper divides whole batches
         return self._rank_finder.data_rank(self.batch_size)
 
     def _division(self) -> TokenDivision:
@@ -441,8 +455,6 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The child process may not be able to find out its world.
-        self._rank_finder.settle()
         return {**self.__dict__, "_running": None, "_progress": None}
 
     def __repr__(self) -> str:

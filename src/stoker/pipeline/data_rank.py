@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
+from stoker.cluster.outer_division import OuterDivision, outer_division
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank
 
@@ -33,18 +34,34 @@ class DataRankFinder:
         self._replication = replication if isinstance(replication, int) else 1
         mesh = None if isinstance(replication, int) else replication
         self._mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh.of(mesh)
+        self._division: OuterDivision | None = None
 
     @property
     def world(self) -> World:
         """This process among all processes."""
         return self._given or World.detect()
 
-    def data_rank(self, batch_size: int) -> DataRank:
-        """This process's data rank.
+    def division(self) -> OuterDivision | None:
+        """The wrapper that divides what is delivered now, if any; in a spawned worker, the one around its main process.
+
+        Raises:
+            ConfigError: see :func:`~stoker.cluster.outer_division.outer_division`.
+        """
+        return outer_division() or self._division
+
+    def data_rank(self, batch_size: int, division: OuterDivision | None = None) -> DataRank:
+        """This process's data rank; beneath a wrapper that divides, the only one, with the global batch.
+
+        Args:
+            batch_size: samples a batch of one rank.
+            division: of the wrapper; default: of the one that is found.
 
         Raises:
             ConfigError: the world can not be divided so, or the mesh is not of its size.
         """
+        division = division or self.division()
+        if division is not None:
+            return DataRank(batch_size=division.batch_size or batch_size * division.ranks)
         world = self.world
         if self._mesh is not None:
             readers = self._mesh.data_world(world)
@@ -52,6 +69,6 @@ class DataRankFinder:
         readers = world if self._replication == 1 else world.replicate(self._replication)
         return DataRank(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
 
-    def settle(self) -> None:
-        """Keep the world that is found now, for a copy in a process that may not find it."""
-        self._given = self.world
+    def __getstate__(self) -> dict[str, Any]:
+        # The child process may not be able to find out its world (a process group does not survive a spawn), nor who divides.
+        return {**self.__dict__, "_given": self.world, "_division": self.division()}

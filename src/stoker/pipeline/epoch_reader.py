@@ -6,17 +6,19 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from stoker.cluster import LoaderWorker
-from stoker.errors import ConfigError
+from stoker.cluster.outer_division import REMEDY, OuterDivision, called_from
+from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
 from stoker.order.protocols import Plan
 from stoker.order.sample_order import DataRank, EpochPosition, Run, SampleOrder
 from stoker.pipeline.batch_ring import Ring
 from stoker.pipeline.collate import speed_up_worker
 from stoker.pipeline.data_rank import DataRankFinder
+from stoker.pipeline.outer_plan import OuterPlan, OuterRun, deliver_kept, repeated_by_wrapper
 from stoker.pipeline.pipeline import Override, Pipeline
 from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.state.resume import Progress, ResumeState
@@ -48,6 +50,7 @@ class EpochReader:
         self._rank_finder = rank_finder
         self._resume = ResumeState(sample_order)
         self._ring = Ring()
+        self._division: OuterDivision | None = None
         # Readers opened by random access must not pin more of a size-limited cache than iteration may.
         pool.most_open = min(pool.most_open, replace(settings, sharers=self._sharers(LoaderWorker())).most_shards)
 
@@ -61,6 +64,10 @@ class EpochReader:
     def samples(self, batch_size: int, override: Override | None = None) -> Iterator[Any]:
         """This rank's (and loader worker's) samples of the next epoch, changed by ``override`` where there is one."""
         skip, delivery, pipeline = self._start(batch_size, by_sample=True, override=override)
+        if self._division is not None and self._division.kept is not None:
+            samples = chain.from_iterable(part.samples for part in pipeline.sample_runs())
+            yield from deliver_kept(samples, delivery.plan, self._division, LoaderWorker.detect())
+            return
         for part in pipeline.sample_runs():
             delivery.enter(part)
             if skip:
@@ -102,7 +109,12 @@ class EpochReader:
         self, batch_size: int, *, by_sample: bool, override: Override | None = None
     ) -> tuple[int, Progress, Pipeline]:
         """Begin the next epoch: samples of its first batch that were delivered before, its progress, and what reads it."""
-        worker, data_rank = LoaderWorker.detect(), self.data_rank(batch_size)
+        worker, division = LoaderWorker.detect(), self._rank_finder.division()
+        if division is not None and not by_sample:
+            # What the wrapper divides are batches of this size, not samples.
+            division = replace(division, batch_size=None, requests=division.ranks, kept=None)
+        self._division = division
+        data_rank = self._rank_finder.data_rank(batch_size, division)
         threads = self._threads(worker)
         if worker.token is not None:
             speed_up_worker(self._ring)
@@ -111,11 +123,11 @@ class EpochReader:
         point, begun = self._resume.begin(worker, data_rank)
         if point.partial and not by_sample:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
-        if point.partial and worker.token is not None:
+        if point.partial and (worker.token is not None or division is not None):
             raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
-        run = self._run(point, data_rank)
+        run = self._run(point, data_rank, division)
         pipeline = self.pipeline(
-            run,
+            run if division is None else OuterRun(run.order, OuterPlan(run.plan, division)),
             worker,
             sharers=self._sharers(worker),
             threads=threads,
@@ -125,8 +137,19 @@ class EpochReader:
         )
         return point.partial, self._resume.deliver(point, run.plan, begun), pipeline
 
-    def _run(self, point: EpochPosition, data_rank: DataRank) -> Run:
+    def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
+        if division is not None:
+            self._check_division(division)
         run = self._resume.run(point, data_rank)
+        again = 0 if division is None or self._rank_finder.world.rank else repeated_by_wrapper(run.plan, division)
+        if again and division is not None:
+            logger.warning(
+                "epoch %d: %s of accelerate repeats %d samples to fill its last batch (drop_last=True of the loader, or "
+                'remainder="drop" of the dataset, repeats none)',
+                point.epoch,
+                division.wrapper,
+                again,
+            )
         if run.plan.padding and run.plan.rank == 0:
             native = "like" not in self.sample_order.as_dict()["order"]  # mosaicml orders always repeat some
             logger.warning(
@@ -138,6 +161,24 @@ class EpochReader:
             )
         return run
 
+    def _check_division(self, division: OuterDivision) -> None:
+        """See that the order leaves it to a wrapper which rank gets which samples of a global batch.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        order = self.sample_order.as_dict()["order"]
+        partition = order.get("partition")
+        if isinstance(partition, Mapping) and partition.get("name") != "elastic":
+            said = f"partition={partition.get('name')!r}"
+        elif order.get("batching_method") == "device_per_stream":
+            said = "batching_method='device_per_stream'"
+        else:
+            return
+        raise ConfigError(
+            f"{said} says which rank gets which samples, and {division.wrapper} divides them itself: {REMEDY}"
+        )
+
     def _threads(self, worker: LoaderWorker) -> int:
         if self.settings.read_threads is not None:
             return self.settings.read_threads
@@ -146,7 +187,7 @@ class EpochReader:
 
     def pipeline(
         self,
-        run: Run,
+        run: Run | OuterRun,
         worker: LoaderWorker,
         *,
         sharers: int,
@@ -196,6 +237,12 @@ class EpochReader:
         data_rank = self.data_rank(batch_size)
         if worker.token is not None:
             return self._resume.worker_state(worker, data_rank)
+        # torchdata's loader asks for the state between its own batches, and knows which of them training has had.
+        if samples is None and self._division is not None and not called_from("torchdata.stateful_dataloader"):
+            raise StateError(
+                f"{self._division.wrapper} of accelerate reads ahead of training, which is not known here: say how many "
+                "samples of the epoch all ranks together have had: state_dict(num_samples=...)"
+            )
         if samples is None:
             return self._resume.state(self._resume.here(), data_rank)
         return self._resume.state(self._resume.after(samples, data_rank, from_beginning=from_beginning), data_rank)
@@ -208,11 +255,18 @@ class EpochReader:
 
     def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
         """Make the next iteration resume where ``state`` was taken, or begin a new epoch with other streams."""
+        self._division = None
         if change_streams:
             self._resume.change(state)
         else:
             known = batch_size is not None
             self._resume.load(state, LoaderWorker.detect(), self.data_rank(batch_size or 1), check=known)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""
+        # A wrapper calls it at the start of each epoch, on ranks too that are only sent their samples.
+        self._division = self._rank_finder.division()
+        self._resume.set_epoch(epoch)
 
     def close(self) -> None:
         """Stop fetching and close all files."""

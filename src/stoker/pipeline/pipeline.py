@@ -16,6 +16,7 @@ from stoker.cluster import LoaderWorker
 from stoker.concurrency.threads import Threads
 from stoker.order.sample_order import Run
 from stoker.pipeline.columns import split_batch, stack_samples
+from stoker.pipeline.outer_plan import OuterRun
 from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import SampleRun, distinct, iterate_samples, read_samples
@@ -62,7 +63,7 @@ class Pipeline:
     def __init__(
         self,
         pool: ShardPool,
-        run: Run,
+        run: Run | OuterRun,
         settings: EpochReaderSettings,
         worker: LoaderWorker,
         skip: int = 0,

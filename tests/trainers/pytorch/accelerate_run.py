@@ -1,7 +1,8 @@
 """Trains for an epoch under accelerate; see ``trainers.launch``.
 
 ``--variant`` has words: ``loader`` (StreamingDataLoader, else torch's DataLoader), ``columnar``, ``shard`` (each rank reads,
-else rank 0 dispatches), ``split`` (``split_batches``), ``stateful``, ``drop_last``, ``spawn``.
+else rank 0 dispatches), ``split`` (``split_batches``), ``own``
+(divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from stoker import StreamingDataLoader, StreamingDataset
@@ -37,7 +39,20 @@ def main() -> None:
     else:
         loader = DataLoader(dataset, batch_size=batch_size, **how)
     model = torch.nn.Linear(8, 1)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    if "own" in words:
+        # Each rank reads its own part, which is accelerate's way for a loader that is divided already.
+        loader = prepare_data_loader(
+            loader,
+            accelerator.device,
+            num_processes=1,
+            process_index=0,
+            put_on_device=True,
+            dispatch_batches=False,
+            use_stateful_dataloader="stateful" in words,
+        )
+    else:
+        loader = accelerator.prepare(loader)
     checkpoint = Path(options.checkpoint or ".")
     batches = loader
     if options.resume:

@@ -24,8 +24,9 @@ from stoker.order.sample_order import EpochPosition
 __all__ = ["EpochClock"]
 
 # Indices of the shared int64 numbers: the next epoch, how many records were made, how many epochs were begun, how many states
-# were loaded, and the process that loaded the last.
-_NEXT, _RECORDS, _BEGINNINGS, _LOADS, _LOADER = 0, 1, 2, 3, 4
+# were loaded, and the process that loaded the last; whether a state was loaded since the caller last named an epoch, and how
+# far our epochs are ahead of the caller's.
+_NEXT, _RECORDS, _BEGINNINGS, _LOADS, _LOADER, _RESUMED, _AHEAD = 0, 1, 2, 3, 4, 5, 6
 # Then a slot with the position that a state was loaded at, and records, the newest written over the oldest: which pass of
 # which workers began which epoch where, and a bit for each worker that has begun it. A slot is a position as pickle writes
 # it, behind its length; only processes that share this memory read it.
@@ -100,6 +101,7 @@ class EpochClock:
             if token is not None:
                 self._count_pass(token)
             shared[_NEXT] = max(int(shared[_NEXT]), epoch + 1)
+            shared[_RESUMED] = 1
             self._count_beginning(shared)
 
     @property
@@ -168,6 +170,7 @@ class EpochClock:
             shared[_LOADER] = os.getpid()
             shared[_LOADS] += 1
             _put(shared[_LOADED:_FIRST_RECORD], point)
+            shared[_RESUMED] = 1
             self._seen = int(shared[_BEGINNINGS])
 
     @property
@@ -175,6 +178,27 @@ class EpochClock:
         """A number that rises when the parent of this process loads a state. Nobody waits for a lock here."""
         parent = parent_process()
         return int(self._shared[_LOADS]) if parent is not None and self._shared[_LOADER] == parent.pid else 0
+
+    def name_epoch(self, epoch: int) -> int:
+        """Make the next iteration the epoch that the caller counts as ``epoch``; after a load, give it that number.
+
+        Returns:
+            How far our epochs are ahead of the caller's.
+        """
+        with self._locked() as shared:
+            upcoming = int(shared[_NEXT])
+            if shared[_RESUMED]:
+                shared[_RESUMED], shared[_AHEAD] = 0, upcoming - epoch
+            ahead = int(shared[_AHEAD])
+            if epoch + ahead < 0:
+                raise ConfigError(
+                    f"set_epoch({epoch}): epoch {-ahead} of this count was the first, see the loaded state"
+                )
+            if epoch + ahead != upcoming:
+                start = self._point(shared, upcoming).start
+                shared[_NEXT] = epoch + ahead
+                _put(shared[_LOADED:_FIRST_RECORD], EpochPosition(epoch + ahead, start=start))
+            return ahead
 
     @contextmanager
     def _locked(self) -> Iterator[NDArray[np.int64]]:

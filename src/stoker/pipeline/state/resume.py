@@ -188,6 +188,7 @@ class ResumeState:
         # Iterations that were left for a later one, and how many samples of each had been delivered by then.
         self._left: list[tuple[weakref.ref[Progress], int]] = []
         self._resumed: tuple[EpochPosition, int] | None = None
+        self._named = False
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
@@ -388,6 +389,27 @@ class ResumeState:
         point, self.sample_order = read_changed(state, self.sample_order)
         self._clock.load(point)
         self._forget()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`.
+
+        Raises:
+            ConfigError: there is no such epoch.
+        """
+        if epoch < 0:
+            raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
+        before = self._clock.peek()
+        ahead = self._clock.name_epoch(epoch)
+        if self._clock.peek() != before:
+            self._forget()
+        elif ahead and not self._named:
+            logger.warning(
+                "set_epoch(%d) after a state of epoch %d was loaded: the state holds, and epochs of this count are %d later",
+                epoch,
+                before.epoch,
+                ahead,
+            )
+        self._named = True
 
     def _forget(self) -> None:
         """End all iterations that run; the next one begins where a state says."""

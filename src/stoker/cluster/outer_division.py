@@ -1,0 +1,149 @@
+"""Who divides? A wrapper around a loader may divide among the ranks what a dataset delivers, so that the dataset must not.
+
+accelerate, and transformers with it, put such wrappers around every ``IterableDataset``: ``IterableDatasetShard``, with which
+each rank reads all and keeps its slice, and ``DataLoaderDispatcher``, with which rank 0 reads all and sends slices. A dataset
+is not told. But when it is asked for samples or for its length, the wrapper's method is on the call stack: it calls the
+loader that calls the dataset. That holds in forked workers too, as a fork keeps the stack.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from stoker.concurrency.user_code import in_user_code
+from stoker.errors import ConfigError
+
+__all__ = ["REMEDY", "OuterDivision", "called_from", "outer_division"]
+
+REMEDY: Final = (
+    "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
+    "num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False) instead of accelerator.prepare(loader)"
+)
+"""How accelerate is told not to divide, for errors."""
+
+_ACCELERATE: Final = "accelerate.data_loader"
+# transformers has an IterableDatasetShard of its own, with the same attributes.
+_SHARDS: Final = ((_ACCELERATE, "IterableDatasetShard"), ("transformers.trainer_pt_utils", "IterableDatasetShard"))
+
+
+@dataclass(frozen=True, slots=True)
+class OuterDivision:
+    """The way in which a wrapper divides what a dataset delivers.
+
+    Attributes:
+        wrapper: name of its class, for messages.
+        ranks: number of ranks among which it divides.
+        batch_size: samples of a global batch, over all ranks; ``None``: it takes whole batches of the dataset's size, as
+            many as there are ranks.
+        requests: batches in which the loader asks for a global batch.
+        kept: the rank whose slice of each global batch is kept, all else that is delivered in this process being thrown
+            away; ``None``: all is used, or what is thrown away is not known.
+        sends: whether one rank reads for all and sends them their slices; else each rank reads all and keeps its own.
+        fills: whether the wrapper repeats samples where a last batch can not be divided equally.
+    """
+
+    wrapper: str
+    ranks: int
+    batch_size: int | None
+    requests: int = 1
+    kept: int | None = None
+    sends: bool = False
+    fills: bool = True
+
+
+def outer_division() -> OuterDivision | None:
+    """The division by a wrapper that calls this process now; ``None``: there is none, and the dataset divides.
+
+    Raises:
+        ConfigError: there are two wrappers, one in the other, or one that would divide single batches of a dataset.
+    """
+    if _ACCELERATE not in sys.modules and _SHARDS[1][0] not in sys.modules:
+        return None
+    if in_user_code():
+        return None  # a dataset that a transform reads: its samples are for the transform, not for the wrapper
+    found: Any = None
+    division: OuterDivision | None = None
+    direct = True
+    for frame in _frames():
+        module = str(frame.f_globals.get("__name__"))
+        ours = module.partition(".")[0] == "stoker"
+        one = _wrapper(module, frame)
+        if one is not None and one is not found:
+            if found is not None:
+                raise ConfigError(
+                    f"{type(found).__name__} in {type(one).__name__}: samples would be divided among the ranks twice. "
+                    "Prepare the loader once"
+                )
+            described = _describe(one, frame, direct=direct)
+            if described is not None:
+                found, division = one, described
+        direct = direct and ours
+    return division if division is not None and division.ranks > 1 else None
+
+
+def called_from(package: str) -> bool:
+    """Whether a function of this package is on the call stack."""
+    names = (str(frame.f_globals.get("__name__")) for frame in _frames())
+    return any(name == package or name.startswith(f"{package}.") for name in names)
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _wrapper(module: str, frame: FrameType) -> Any:
+    """The wrapper whose method a frame runs, if it is one that divides."""
+    if module != _ACCELERATE and module != _SHARDS[1][0]:
+        return None
+    one = frame.f_locals.get("self")
+    return one if isinstance(one, _shards()) or _is_dispatcher(one) else None
+
+
+def _shards() -> tuple[type, ...]:
+    classes = (getattr(sys.modules.get(module), name, None) for module, name in _SHARDS)
+    return tuple(one for one in classes if isinstance(one, type))
+
+
+def _is_dispatcher(one: Any) -> bool:
+    dispatcher = getattr(sys.modules.get(_ACCELERATE), "DataLoaderDispatcher", None)
+    return dispatcher is not None and isinstance(one, dispatcher)
+
+
+def _describe(one: Any, frame: FrameType, *, direct: bool) -> OuterDivision | None:
+    """The division of a wrapper whose method runs; ``None`` where only a method further out tells.
+
+    Args:
+        one: the wrapper.
+        frame: of its method.
+        direct: whether it takes the samples from the dataset's own iterator.
+    """
+    if _is_dispatcher(one):
+        return _describe_dispatcher(one, vars(one), frame)
+    name, ranks = type(one).__name__, int(one.num_processes)
+    if one.batch_size is None:
+        raise ConfigError(
+            f"{name} divides single samples, and this loader, with batch_size=None, has whole batches: {REMEDY}"
+        )
+    size = int(one.batch_size) * (1 if getattr(one, "split_batches", False) else ranks)
+    kept = int(one.process_index) if direct else None
+    return OuterDivision(name, ranks, size, kept=kept, fills=not one.drop_last)
+
+
+def _describe_dispatcher(one: Any, made: Mapping[str, Any], frame: FrameType) -> OuterDivision | None:
+    # While it is made it already asks a torchdata loader for its first state, which starts the workers.
+    split = made.get("split_batches", frame.f_locals.get("split_batches"))
+    if split is None:
+        return None
+    ranks = int((made.get("state") or sys.modules["accelerate.state"].PartialState()).num_processes)
+    if ranks > 1 and made.get("submesh_tp") is not None:
+        return OuterDivision(type(one).__name__, 1, None)  # all ranks get the same batches
+    size, requests = one.batch_size, 1 if split else ranks
+    together = None if size is None else size * requests
+    return OuterDivision(type(one).__name__, ranks, together, requests, sends=True, fills=not one.drop_last)

@@ -1,0 +1,203 @@
+"""Who divides: the dataset, or a wrapper around its loader. The wrappers here have accelerate's names and attributes;
+``tests/trainers`` has the real ones.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker import StreamingDataset, World, errors
+from stoker.cluster.outer_division import called_from, outer_division
+from stoker.order.partition.partition import RoundRobin
+from stoker.pipeline.data_rank import DataRankFinder
+from support import make_dataset
+
+SOURCE = """
+class IterableDatasetShard:
+    def __init__(self, dataset, batch_size, num_processes, process_index, split_batches=False, drop_last=False):
+        self.dataset, self.batch_size, self.num_processes = dataset, batch_size, num_processes
+        self.process_index, self.split_batches, self.drop_last = process_index, split_batches, drop_last
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __iter__(self):
+        size = self.batch_size if self.split_batches else self.batch_size * self.num_processes
+        each = size // self.num_processes
+        first, batch = None, []
+        for element in self.dataset:
+            batch.append(element)
+            if len(batch) == size:
+                yield from batch[self.process_index * each : (self.process_index + 1) * each]
+                first, batch = first or batch, []
+        if batch and not self.drop_last:
+            first = first or list(batch)
+            while len(batch) < size:
+                batch += first
+            yield from batch[self.process_index * each : (self.process_index + 1) * each]
+
+    def ask(self, function):
+        return function()
+
+
+class DataLoaderDispatcher:
+    submesh_tp = None
+
+    def __init__(self, batch_size, state, split_batches=False, drop_last=False):
+        self.batch_size, self.state, self.split_batches, self.drop_last = batch_size, state, split_batches, drop_last
+
+    def ask(self, function):
+        return function()
+"""
+
+
+@pytest.fixture
+def accelerate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module with accelerate's name."""
+    module = ModuleType("accelerate.data_loader")
+    exec(SOURCE, module.__dict__)
+    monkeypatch.setitem(sys.modules, "accelerate.data_loader", module)
+    return module
+
+
+@pytest.fixture
+def dataset(tmp_path: Any) -> StreamingDataset:
+    """100 samples, shuffled, in a world of two ranks of which this is the second."""
+    make_dataset(tmp_path, 100)
+    return StreamingDataset(str(tmp_path), shuffle=True, batch_size=4, num_canonical_nodes=2, world=World(1, 2))
+
+
+def ids(samples: Any) -> list[int]:
+    return [int(sample["id"]) for sample in samples]
+
+
+def test_without_a_wrapper_the_dataset_divides(accelerate: Any, dataset: StreamingDataset) -> None:
+    assert outer_division() is None
+    assert len(dataset) == 50
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_shard_gets_all_samples_and_keeps_what_the_rank_would_get(
+    accelerate: Any, dataset: StreamingDataset, split: bool
+) -> None:
+    native = ids(dataset)
+    dataset.set_epoch(0)
+    shard = accelerate.IterableDatasetShard(dataset, 8 if split else 4, 2, 1, split)
+    kept = ids(shard)
+    assert kept[:48] == native[:48]
+    assert len(shard) == 100
+    both = kept + ids(accelerate.IterableDatasetShard(dataset_of_epoch(dataset, 0), 8 if split else 4, 2, 0, split))
+    assert sorted(set(both)) == list(range(100))
+
+
+def dataset_of_epoch(dataset: StreamingDataset, epoch: int) -> StreamingDataset:
+    dataset.set_epoch(epoch)
+    return dataset
+
+
+def test_a_shard_reads_only_its_rank_s_samples_but_for_the_first_and_the_last_batch(
+    accelerate: Any, tmp_path: Any
+) -> None:
+    make_dataset(tmp_path, 1000)
+    read: list[int] = []
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        read.append(sample["id"])
+        return sample
+
+    dataset = StreamingDataset(str(tmp_path), batch_size=4, transform=transform, world=World(1, 8))
+    shards = accelerate.IterableDatasetShard(dataset, 4, 8, 1)
+    kept = ids(shards)
+    assert len(kept) == 128
+    assert len(read) == 32 + 30 * 4 + 8  # 31 full global batches of 32 and one of 8
+
+
+def test_a_shard_around_another_iterable_gets_all_samples(accelerate: Any, dataset: StreamingDataset) -> None:
+    class Wrapped:
+        def __iter__(self) -> Iterator[int]:
+            for sample in dataset:
+                yield int(sample["id"])
+
+    shard = accelerate.IterableDatasetShard(Wrapped(), 4, 2, 0)
+    assert len(set(shard)) == 52
+
+
+@pytest.mark.parametrize(("split", "size", "requests"), [(False, 8, 2), (True, 4, 1)])
+def test_a_dispatcher_gets_global_batches(
+    accelerate: Any, dataset: StreamingDataset, split: bool, size: int, requests: int
+) -> None:
+    dispatcher = accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=2), split)
+    division = dispatcher.ask(outer_division)
+    assert (division.batch_size, division.requests, division.kept) == (size, requests, None)
+    assert sorted(dispatcher.ask(lambda: ids(dataset))) == list(range(100))
+    assert dispatcher.ask(lambda: len(dataset)) == 100
+    dataset.set_epoch(0)
+    assert [len(batch["id"]) for batch in dispatcher.ask(lambda: list(dataset.batches()))] == [4] * 25
+
+
+def test_one_rank_divides_nothing(accelerate: Any) -> None:
+    assert accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=1)).ask(outer_division) is None
+
+
+def test_a_copy_for_a_spawned_worker_knows_who_divides(accelerate: Any) -> None:
+    finder = DataRankFinder(World(1, 2))
+    dispatcher = accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=2))
+    copy = pickle.loads(dispatcher.ask(lambda: pickle.dumps(finder)))
+    assert copy.data_rank(4).batch_size == 8
+    assert copy.data_rank(4).world_size == 1
+    assert finder.data_rank(4).world_size == 2
+
+
+def test_a_dataset_that_a_transform_reads_is_not_divided(
+    accelerate: Any, dataset: StreamingDataset, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    make_dataset(other, 10)
+    inner = StreamingDataset(str(other), world=World(0, 1))
+    counts: list[int] = []
+
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        counts.append(len(list(inner)))
+        return sample
+
+    outer = StreamingDataset(str(other), batch_size=2, transform=transform, world=World(0, 2))
+    assert len(ids(accelerate.IterableDatasetShard(outer, 2, 2, 0))) == 6
+    assert set(counts) == {10}
+
+
+def test_what_a_wrapper_can_not_divide_is_refused(accelerate: Any, dataset: StreamingDataset, tmp_path: Any) -> None:
+    with pytest.raises(errors.ConfigError, match=r"whole batches.*num_processes=1"):
+        accelerate.IterableDatasetShard(dataset, None, 2, 0).ask(lambda: dataset.set_epoch(0))
+    inner = accelerate.IterableDatasetShard(dataset, 4, 2, 0)
+    with pytest.raises(errors.ConfigError, match="twice"):
+        list(accelerate.IterableDatasetShard(inner, 4, 2, 0))
+    static = StreamingDataset(str(tmp_path), batch_size=4, partition=RoundRobin(), world=World(0, 2))
+    with pytest.raises(errors.ConfigError, match=r"'round_robin' says which rank.*num_processes=1"):
+        list(accelerate.IterableDatasetShard(static, 4, 2, 0))
+
+
+def test_a_state_beneath_a_wrapper_needs_the_samples_of_all_ranks(
+    accelerate: Any, dataset: StreamingDataset, tmp_path: Any
+) -> None:
+    native = ids(dataset)
+    dataset.set_epoch(0)
+    kept = iter(accelerate.IterableDatasetShard(dataset, 4, 2, 1))
+    seen = [int(next(kept)["id"]) for _ in range(8)]
+    with pytest.raises(errors.StateError, match=r"reads ahead of training.*num_samples"):
+        dataset.state_dict()
+    state = dataset.state_dict(num_samples=16)
+    rest = StreamingDataset(str(tmp_path), shuffle=True, batch_size=4, num_canonical_nodes=2, world=World(1, 2))
+    rest.load_state_dict(state)
+    assert seen + ids(rest) == native
+
+
+def test_a_package_is_found_on_the_stack(accelerate: Any) -> None:
+    shard = accelerate.IterableDatasetShard([], 4, 2, 1)
+    assert shard.ask(lambda: called_from("accelerate"))
+    assert not called_from("accelerate")
