@@ -20,8 +20,6 @@ from stoker.index.version import VersionWatch
 from stoker.storage import ObjectInfo, Store
 from stoker.types import Buffer, HeldBytes
 
-__all__ = ["ATTEMPTS", "CacheKind", "CacheSettings", "IfFull", "ShardCache"]
-
 _B = TypeVar("_B", bytearray, HeldBytes)
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,6 @@ from stoker.storage.files import open_own
 if TYPE_CHECKING:
     from stoker.storage import Store
 
-__all__ = ["unpack_file"]
-
 _CODECS: Final = {"gz": "gzip", "zstd": "zstd"}
 _CHUNK: Final = 4 << 20
 _STRETCH: Final = 32 << 20

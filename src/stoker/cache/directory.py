@@ -24,8 +24,6 @@ from stoker.errors import ConfigError
 from stoker.index.index import INDEX_NAME
 from stoker.storage.files import CACHE_NAME, REMOVED_CACHE, make_own_directory
 
-__all__ = ["CacheDirectory", "is_cache_directory", "latest_version", "refuse_dataset", "remove_directory"]
-
 _TRIES: Final = 200
 
 

@@ -50,8 +50,6 @@ from stoker.storage.files import MappedFile, make_own_directory, map_open_file, 
 from stoker.storage.local import file_info
 from stoker.types import Buffer
 
-__all__ = ["DiskCache"]
-
 logger = logging.getLogger(__name__)
 
 # Assumed ratio of decompressed to compressed bytes where it is not known: text gives three to five.

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["CachedFile", "EvictionPolicy", "least_recently_opened"]
-
 
 class CachedFile(NamedTuple):
     """A whole file of a cache.

@@ -22,8 +22,6 @@ from typing import Final, Self
 from stoker.concurrency.byte_locks import is_byte_locked, lock_byte, unlock_byte
 from stoker.storage.files import PRIVATE, MappedFile
 
-__all__ = ["Users", "hold"]
-
 _NAME: Final = "in_use"
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 

@@ -22,8 +22,6 @@ from stoker.index.version import VersionWatch
 from stoker.storage import Store
 from stoker.types import Buffer, HeldBytes
 
-__all__ = ["MemoryCache"]
-
 # Memory of shards that were let go, kept for those to come, of this dataset or the next: no more than was in use at once.
 _BLOCKS: Final = ReusedBlocks(1 << 30)
 # From this size on, an object's own size is asked for first.

@@ -14,8 +14,6 @@ from stoker.errors import ConfigError
 from stoker.index.version import VersionWatch
 from stoker.storage import Store
 
-__all__ = ["check_memory", "make_cache", "uses_memory"]
-
 
 def make_cache(
     root: Path | CacheDirectory,

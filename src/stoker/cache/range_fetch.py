@@ -24,8 +24,6 @@ from stoker.storage import Store, is_local
 from stoker.storage.files import open_own
 from stoker.storage.versions import local_version, same_version
 
-__all__ = ["check_file", "fetch_part", "plan_requests"]
-
 # Bytes between ranges are fetched and thrown away where that saves a request: at most so many in a row, and at most this
 # part of what is needed.
 _WIDEST_GAP: Final = 1 << 20

@@ -24,17 +24,6 @@ from stoker.storage import ObjectInfo, Store, is_local, open_store
 from stoker.storage.unfinished import is_hidden
 from stoker.types import StorageOptions
 
-__all__ = [
-    "Detected",
-    "dataset_url",
-    "detect",
-    "detect_listed",
-    "detect_named",
-    "detect_object",
-    "refuse_shard_files",
-    "suffixes_of_formats",
-]
-
 logger = logging.getLogger(__name__)
 
 # Shards, indexes below and labels are looked for among so many names; formats are counted in all.

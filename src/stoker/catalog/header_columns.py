@@ -10,8 +10,6 @@ from stoker.index.version import LoadedIndex, read_index, version_of_listing
 from stoker.storage import Store
 from stoker.storage.unfinished import MARK, counted_files
 
-__all__ = ["index_or_headers"]
-
 
 def index_or_headers(store: Store) -> LoadedIndex:
     """A dataset's index; where there is none, what its shards say of themselves, in the order of their names.

@@ -24,8 +24,6 @@ from stoker.storage.files import read_regular
 from stoker.storage.recorded_versions import describe_version
 from stoker.types import StorageOptions
 
-__all__ = ["SourceLocation", "DatasetLocation", "locate", "caches_home", "default_cache", "open_indexed", "origin_of"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from stoker.storage import ObjectInfo, Store, is_local, join_url, open_store
 from stoker.storage.unfinished import MARK, counted_files, is_hidden
 from stoker.types import StorageOptions
 
-__all__ = ["format_instead", "split_explained"]
-
 _PEEK: Final = 5000
 _MOST_NAMED: Final = 5
 

@@ -25,8 +25,6 @@ from stoker.types import StorageOptions
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["check_format", "is_made", "open_format"]
-
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
 

@@ -12,8 +12,6 @@ from stoker.errors import ConfigError
 from stoker.storage import is_local, join_url
 from stoker.types import StorageOptions
 
-__all__ = ["files_location", "files_directory", "side_directories"]
-
 
 def files_location(
     remote: Files | None, local: str | os.PathLike[str] | None, split: str | None

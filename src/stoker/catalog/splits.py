@@ -13,8 +13,6 @@ from typing import Final
 
 from stoker.errors import ConfigError
 
-__all__ = ["files_of_split", "refuse_splits"]
-
 _SPLIT_OF: Final[Mapping[str, str]] = {
     "train": "train",
     "training": "train",

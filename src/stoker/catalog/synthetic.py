@@ -17,8 +17,6 @@ from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.synthetic import SETTINGS, row_bytes, synthetic_spec
 from stoker.index.index import Index
 
-__all__ = ["open_synthetic"]
-
 _SHARD_BYTES: Final = 1 << 26
 _MOST_SHARDS: Final = 1 << 20
 _NAME: Final = "synthetic"

@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 
 from stoker.concurrency.shared_file import SharedFile, spawning
 
-__all__ = ["RingBlock", "Region", "Ring", "receive"]
-
 _REGIONS: Final = 128
 _REGION_BYTES: Final = 512 << 20
 _BLOCKS: Final = 64

@@ -20,8 +20,6 @@ from stoker.pipeline.order_sources import make_sources
 from stoker.streams.streams import Streams
 from stoker.streams.subsets import Subset
 
-__all__ = ["OrderOptions", "make_order"]
-
 
 @dataclass(frozen=True, slots=True)
 class OrderOptions(OrderChoices):

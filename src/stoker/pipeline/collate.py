@@ -18,8 +18,6 @@ from stoker.errors import ConfigError, TransformError
 from stoker.pipeline.batch_ring import Region, Ring, RingBlock, receive
 from stoker.types import Array, Batch
 
-__all__ = ["as_tensors", "collate", "speed_up_worker"]
-
 
 def collate(samples: list[Any]) -> Any:
     """Collate as torch's ``default_collate`` does, several times as fast for dicts of NumPy arrays.

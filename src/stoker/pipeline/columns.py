@@ -10,8 +10,6 @@ import numpy as np
 from stoker.reading.sample_errors import SampleLocation, returned_error, transform_error
 from stoker.types import Batch, Column
 
-__all__ = ["split_batch", "stack_samples"]
-
 
 def split_batch(batch: Batch, lengths: Sequence[int]) -> list[Batch]:
     """Cut a batch into consecutive batches of the given lengths. Arrays are views."""

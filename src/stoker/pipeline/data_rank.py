@@ -10,8 +10,6 @@ from stoker.cluster.outer_division import OuterDivision, outer_division
 from stoker.errors import ConfigError
 from stoker.order.sample_order import DataRank
 
-__all__ = ["DataRankFinder", "Replication"]
-
 Replication: TypeAlias = int | Mesh | DeviceMesh
 """The ranks that read the same samples: so many consecutive ones, or those that a mesh says."""
 

@@ -22,8 +22,6 @@ from stoker.streams.streams import Streams
 from stoker.streams.subsets import HashSplit, KeepIds, SkipIds, Subset
 from stoker.types import Ids, Nulls
 
-__all__ = ["make_sources", "needed_columns", "nulls_of"]
-
 
 def needed_columns(
     columns: Sequence[str] | None, subsets: Sequence[Subset], partition: Partition | None

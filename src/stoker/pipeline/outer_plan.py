@@ -13,8 +13,6 @@ from stoker.errors import ConfigError
 from stoker.order.protocols import Order, Plan
 from stoker.types import Ids
 
-__all__ = ["OtherRanksSample", "OuterPlan", "OuterRun", "deliver_kept", "repeated_by_wrapper"]
-
 
 @dataclass(frozen=True, slots=True)
 class OuterPlan:

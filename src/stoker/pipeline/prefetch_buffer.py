@@ -13,8 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from stoker.concurrency.shared_counters import Count, Counts
 
-__all__ = ["END", "PrefetchBuffer", "NothingYet"]
-
 END: Final = object()
 """Returned by a worker's ``next`` at the end of an epoch. ``None`` may be a sample: a transform may return it."""
 _T = TypeVar("_T")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from stoker.types import Transform
 
-__all__ = ["EpochReaderSettings"]
-
 # Bytes and samples that are read in one step: enough that NumPy's per-call costs vanish, few enough to stay in the
 # processor's cache.
 _CHUNK_BYTES = 2 << 20

@@ -20,17 +20,6 @@ from stoker.formats.registry import get_format
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Ids, Sample, Transform
 
-__all__ = [
-    "SampleLocation",
-    "apply_override",
-    "apply_transform",
-    "decode_error",
-    "location_at",
-    "location_of",
-    "returned_error",
-    "transform_error",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SampleLocation:

@@ -17,8 +17,6 @@ from stoker.reading.sample_errors import apply_transform, decode_error, location
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch, Ids, Sample, Transform
 
-__all__ = ["SampleRun", "distinct", "iterate_samples", "read_sample", "read_samples"]
-
 # Up to so many shards a table of them is cheaper than sorting.
 _TABLE = 1 << 16
 

@@ -27,8 +27,6 @@ from stoker.index.index import Index
 from stoker.storage.files import MappedFile, check_mapped
 from stoker.types import Ids
 
-__all__ = ["ShardPool"]
-
 logger = logging.getLogger(__name__)
 
 # Seconds for which a mapped file that was found whole is taken to be so.

@@ -10,8 +10,6 @@ from stoker.errors import ConfigError
 from stoker.formats.kinds import ColumnKind, column_kinds
 from stoker.streams.streams import Streams
 
-__all__ = ["check_agreement"]
-
 _MOST_TOLD = 5
 
 

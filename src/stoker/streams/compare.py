@@ -22,8 +22,6 @@ from stoker.errors import ConfigError
 from stoker.types import Array, Column
 from stoker.units import as_decimal
 
-__all__ = ["OPERATORS", "compare", "null_mask", "plain_operand", "without_nulls"]
-
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "==": operator.eq,
     "!=": operator.ne,

@@ -30,8 +30,6 @@ from stoker.streams.function_hash import hash_function
 from stoker.streams.scan import check_column, scan
 from stoker.types import Batch, Ids
 
-__all__ = ["Condition", "Where", "WhereFunction", "chosen_ids"]
-
 logger = logging.getLogger(__name__)
 
 Mask: TypeAlias = NDArray[np.bool_]

@@ -34,8 +34,6 @@ from stoker.storage.files import PRIVATE, open_regular
 from stoker.storage.versions import stable_version
 from stoker.types import Array
 
-__all__ = ["DerivedArray", "ArraySink", "derived_array"]
-
 _MAGIC: Final = b"stoker\0\1"
 _HEADER: Final = 512
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

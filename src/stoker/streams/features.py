@@ -26,8 +26,6 @@ from stoker.storage import Store, is_local, open_store
 from stoker.streams.streams import Streams
 from stoker.types import Sample, StorageOptions
 
-__all__ = ["DecodeImages", "class_names", "warn_of_stored_files"]
-
 logger = logging.getLogger(__name__)
 
 _INFO: Final = "dataset_info.json"

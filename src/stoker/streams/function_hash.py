@@ -15,8 +15,6 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-__all__ = ["hash_function"]
-
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.generic, np.dtype)
 # Globals that are looked into; modules and other objects tell nothing.
 _NAMED = (*_PLAIN, tuple, list, set, frozenset, dict, np.ndarray, FunctionType, functools.partial)

@@ -26,8 +26,6 @@ from stoker.streams.derived_arrays import ArraySink, DerivedArray, derived_array
 from stoker.streams.scan import check_column, scan
 from stoker.types import Array, Column, Ids, Nulls
 
-__all__ = ["MOST_CLASSES", "LabelKind", "column_labels", "hash_column", "hash_values", "label_values", "null_error"]
-
 logger = logging.getLogger(__name__)
 
 LabelKind = Literal["classes", "hashes"]

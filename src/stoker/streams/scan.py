@@ -14,8 +14,6 @@ from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.types import Batch
 
-__all__ = ["check_column", "scan"]
-
 # Samples are read in chunks of about so many bytes, all columns counted, and at most so many rows.
 _CHUNK_BYTES: Final = 16 << 20
 _CHUNK_ROWS: Final = 1 << 16

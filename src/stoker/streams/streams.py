@@ -30,8 +30,6 @@ from stoker.storage import RetryPolicy
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Ids, StorageOptions
 
-__all__ = ["MOVED", "Stream", "StreamDefaults", "Streams", "open_streams"]
-
 _THREADS: Final = 16
 _INHERITED: Final = ("download_retry", "download_timeout", "validate_hash", "keep_zip", "storage_options")
 MOVED: Final[Mapping[str, str]] = {

@@ -23,8 +23,6 @@ from stoker.storage.files import open_regular, read_regular
 from stoker.streams.conditions import Condition
 from stoker.types import Ids
 
-__all__ = ["HashSplit", "KeepIds", "SkipIds", "Subset", "as_subsets", "train_validation_split"]
-
 _CHUNK: Final = 1 << 20
 _ID: Final = re.compile(r"-?[0-9]{1,18}")
 

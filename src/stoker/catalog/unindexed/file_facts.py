@@ -29,8 +29,6 @@ from stoker.storage import ObjectInfo
 from stoker.storage.files import PRIVATE, open_own, read_regular
 from stoker.types import Array
 
-__all__ = ["load_facts", "parse_facts", "save_facts"]
-
 logger = logging.getLogger(__name__)
 
 # 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others. 6 knows encodings of Parquet's columns.

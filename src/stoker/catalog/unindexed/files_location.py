@@ -14,17 +14,6 @@ from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
 from stoker.storage.unfinished import is_hidden
 
-__all__ = [
-    "Files",
-    "FilesLocation",
-    "check_exists",
-    "expand_braces",
-    "is_pattern",
-    "no_files",
-    "no_match",
-    "source_of",
-]
-
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory or URL prefix, a file, a pattern, or a list of files."""
 

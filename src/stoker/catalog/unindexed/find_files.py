@@ -25,8 +25,6 @@ from stoker.storage.files import check_regular, walk_files
 from stoker.storage.local import file_info
 from stoker.storage.unfinished import MARK, counted_files, is_hidden
 
-__all__ = ["SourceFiles", "find_files", "read_listed", "side_by_side"]
-
 _T = TypeVar("_T")
 _THREADS: Final = 16
 _LINE_SHARD: Final = re.compile(r"(?P<name>(?:.*/)?shard\.[0-9]{5,10}\.(?:csv|tsv|xsv))(?P<packed>\.gz)?")

@@ -13,8 +13,6 @@ from typing import Final
 from stoker.formats.common.byte_source import check_range
 from stoker.storage import Store
 
-__all__ = ["ShortStepsError", "HeaderWalk"]
-
 # What a request brings: a head, and small members behind it. See benchmarks/header_bytes.py.
 _BLOCK: Final = 1 << 14
 # Steps are to be longer than this, so that at most a quarter of the bytes is fetched.

@@ -10,8 +10,6 @@ from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
 from stoker.formats.common.checks import check_basename
 from stoker.storage import Store
 
-__all__ = ["DICT_NAME", "STATE_NAME", "refuse_dict", "saved_files", "state_files"]
-
 DICT_NAME: Final = "dataset_dict.json"
 """File that lists the splits of a saved ``DatasetDict``."""
 STATE_NAME: Final = "state.json"

@@ -27,8 +27,6 @@ from stoker.formats.format import Format
 from stoker.storage import ObjectInfo, Store
 from stoker.types import Ids
 
-__all__ = ["BadFile", "FetchedFiles", "HeaderReader", "StoreSource", "span_array"]
-
 logger = logging.getLogger(__name__)
 
 _BLOCK: Final = 1 << 16

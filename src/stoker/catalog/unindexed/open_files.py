@@ -41,8 +41,6 @@ from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
 from stoker.storage.recorded_versions import version_of_files
 from stoker.types import StorageOptions
 
-__all__ = ["OnBadFiles", "open_unindexed", "unindexed_format"]
-
 logger = logging.getLogger(__name__)
 
 OnBadFiles: TypeAlias = Literal["error", "skip"]

@@ -10,8 +10,6 @@ from urllib.parse import unquote
 from stoker.errors import IndexFileError
 from stoker.formats.common.inspect_header import Partition
 
-__all__ = ["kinds_of", "partitions_of"]
-
 # How Hive spells a null in a directory's name.
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")

@@ -18,8 +18,6 @@ from stoker.errors import FormatError, StateError, StokerError
 from stoker.storage import Store, open_store
 from stoker.types import StorageOptions
 
-__all__ = ["Checkpoint", "CheckpointFolder", "CheckpointKind"]
-
 logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1

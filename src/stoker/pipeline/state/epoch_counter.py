@@ -21,8 +21,6 @@ from stoker.concurrency.shared_file import SharedFile, spawning
 from stoker.errors import ConfigError
 from stoker.order.sample_order import EpochPosition
 
-__all__ = ["EpochClock"]
-
 # Indices of the shared int64 numbers: the next epoch, how many records were made, how many epochs were begun, how many states
 # were loaded, and the process that loaded the last; whether a state was loaded since the caller last named an epoch, and how
 # far our epochs are ahead of the caller's.

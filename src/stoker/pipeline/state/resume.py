@@ -19,16 +19,6 @@ from stoker.pipeline.state.epoch_counter import EpochClock
 from stoker.pipeline.state.state import make_state, read_changed, read_state
 from stoker.reading.samples import SampleRun
 
-__all__ = [
-    "Progress",
-    "ResumeState",
-    "check_not_empty",
-    "others_have_more",
-    "resume_point",
-    "run_from",
-    "superseded_error",
-]
-
 logger = logging.getLogger(__name__)
 
 _ALL_ENDED: Final = "ask the dataset for state_dict(num_samples=dataset.epoch_size)"

@@ -23,8 +23,6 @@ from stoker.order.capabilities import (
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.storage.recorded_versions import VERSIONS, check_versions, is_rewritten
 
-__all__ = ["STATE_VERSION", "check_same_order", "make_state", "read_changed", "read_state"]
-
 logger = logging.getLogger(__name__)
 
 STATE_VERSION: Final = 2

@@ -13,8 +13,6 @@ from typing import Any
 from stoker.errors import MissingPackageError
 from stoker.pipeline.stats.stats import METRIC_PREFIX, METRICS, PERCENTILES, READ_TIME, READ_TIME_ABOUT, StreamStats
 
-__all__ = ["observe_with_opentelemetry", "register_with_prometheus"]
-
 
 def register_with_prometheus(
     stats: Callable[[], StreamStats], labels: Mapping[str, str] | None = None, registry: Any = None

@@ -12,17 +12,6 @@ from numpy.typing import NDArray
 from stoker.concurrency.shared_counters import BUCKETS, Count, Counts, bucket_start
 from stoker.errors import ConfigError
 
-__all__ = [
-    "METRICS",
-    "METRIC_PREFIX",
-    "PERCENTILES",
-    "READ_TIME",
-    "READ_TIME_ABOUT",
-    "Metric",
-    "StreamStats",
-    "prometheus_text",
-]
-
 PERCENTILES: Final = (50, 90, 99)
 _OF_BUFFER: Final = (Count.BUFFER_HITS, Count.BUFFER_MISSES, Count.BUFFER_WAIT)
 _OF_SHARDS: Final = (Count.SHARDS_READY, Count.SHARDS_AWAITED, Count.WAIT_TIME)

@@ -24,8 +24,6 @@ from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
 from stoker.types import Ids
 
-__all__ = ["Adaptive", "Splits", "adaptive_order", "planned_order"]
-
 _THRESHOLD: Final = 0.2
 
 

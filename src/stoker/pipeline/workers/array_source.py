@@ -27,8 +27,6 @@ from stoker.streams.compare import null_mask, without_nulls
 from stoker.streams.labels import hash_column, null_error
 from stoker.types import Array, Batch, Column, Ids, Transform
 
-__all__ = ["ArraySource", "array_order"]
-
 _CHUNK: Final = 4096
 _HASHED_CHUNKS: Final = 64
 _HASHED_BYTES: Final = 1 << 16

@@ -17,8 +17,6 @@ from stoker.order.partition.partition import Elastic, Partition
 from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.types import StorageOptions
 
-__all__ = ["CommitWhen", "StreamingConfig"]
-
 CommitWhen = Literal["next", "explicit"]
 
 

@@ -9,8 +9,6 @@ from typing import Final
 from stoker.concurrency.shared_counters import Count, Counts
 from stoker.coordination import LeasedSplit, LeaseLostError
 
-__all__ = ["Ledger"]
-
 _log = logging.getLogger(__name__)
 
 # Commits are asked for so often, in seconds; each wakes a thread.

@@ -23,8 +23,6 @@ from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.pipeline.workers.split_reader import SplitReader
 from stoker.storage.recorded_versions import check_versions, host_versions
 
-__all__ = ["LeasedSource"]
-
 logger = logging.getLogger(__name__)
 
 

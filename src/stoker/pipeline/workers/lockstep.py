@@ -21,8 +21,6 @@ from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, Sa
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.types import Batch
 
-__all__ = ["FILLER", "LockstepSource"]
-
 FILLER: Final = "_filler"
 """Column of batches of ``remainder="join"``: bool, shape ``(n,)``; true where the samples only keep a rank in step."""
 

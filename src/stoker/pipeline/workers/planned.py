@@ -28,8 +28,6 @@ from stoker.pipeline.workers.range_source import (
 )
 from stoker.pipeline.workers.sample_source import SampleSource
 
-__all__ = ["PlannedSource"]
-
 
 @dataclass
 class _CurrentPlan:

@@ -18,8 +18,6 @@ from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.sample_source import SampleSource, in_order
 
-__all__ = ["SampleChunk", "WorkerProgress", "RangeReader", "RangeSource", "RestoreRequest"]
-
 # Samples that are read in one step, where they are delivered one by one.
 _CHUNK: Final = 64
 # So many steps ahead of the one that is read, shards are fetched.

@@ -18,8 +18,6 @@ from stoker.pipeline.workers.range_source import RangeReader, RangeSource, Resto
 from stoker.pipeline.workers.sample_source import SampleSource
 from stoker.storage.recorded_versions import check_versions, host_versions
 
-__all__ = ["ReplayedSource"]
-
 
 class ReplayedSource(RangeSource):
     """One rank's samples of a recorded assignment, numbered in its order.

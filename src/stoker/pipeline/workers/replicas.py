@@ -17,8 +17,6 @@ from stoker.pipeline.workers.adaptive import Splits
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.sample_source import PoolSource, SampleSource, in_order
 
-__all__ = ["Replicas", "lanes_held"]
-
 logger = logging.getLogger(__name__)
 
 _CHUNK: Final = 1 << 16

@@ -24,8 +24,6 @@ from stoker.reading.sample_errors import location_at
 from stoker.reading.samples import distinct, iterate_samples, read_samples
 from stoker.types import Batch, Ids
 
-__all__ = ["PoolSource", "SampleSource", "in_order"]
-
 
 def in_order(shards: Ids) -> list[int]:
     """The different shards, in the order in which they first come."""

@@ -13,8 +13,6 @@ from stoker.coordination import Coordination, LeasedSplit, WaitTimeoutError
 from stoker.pipeline.workers.range_source import RangeReader, SampleChunk
 from stoker.pipeline.workers.replicas import Replicas
 
-__all__ = ["SplitReader"]
-
 _LOOK: Final = 0.25
 
 

@@ -12,8 +12,6 @@ from stoker.pipeline.workers.adaptive import Adaptive
 from stoker.pipeline.workers.array_source import ArraySource, array_order
 from stoker.pipeline.workers.config import StreamingConfig
 
-__all__ = ["changed_order", "order_of_arrays"]
-
 
 def changed_order(sample_order: SampleOrder, config: StreamingConfig) -> SampleOrder:
     """A dataset's sample order, with what the config says instead.

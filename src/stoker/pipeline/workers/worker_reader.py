@@ -14,8 +14,6 @@ from stoker.pipeline.state.checkpoint import Checkpoint
 from stoker.pipeline.workers.config import StreamingConfig
 from stoker.pipeline.workers.range_source import RangeSource, RestoreRequest, SampleChunk
 
-__all__ = ["WorkerReader"]
-
 _LOOK: Final = 0.25
 
 
