@@ -74,6 +74,16 @@ def merge(urls: list[str] | None, out: str) -> None:
         merge_index(urls, out)
 
 
+def pattern(name: str, local: str, options: dict[str, Any]) -> list[list[Any]]:
+    """What a subclass of the StreamingDataset gives in its first epochs, in words."""
+    from streaming import StreamingDataset
+
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "loaders"))
+    import subclass_patterns
+
+    return subclass_patterns.epochs(StreamingDataset, name, local, options)
+
+
 def receive(stream: BinaryIO) -> Any:
     """One message, or EOFError."""
     head = stream.read(8)
@@ -93,7 +103,7 @@ def main() -> None:
     """Serve until the pipe closes."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the peer prints is not an answer
-    calls: dict[str, Any] = {"write": write, "read": read, "merge": merge}
+    calls: dict[str, Any] = {"write": write, "read": read, "merge": merge, "pattern": pattern}
     while True:
         try:
             name, arguments = receive(sys.stdin.buffer)

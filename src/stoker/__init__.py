@@ -7,6 +7,7 @@ docs/api.md has the signature of each.
 Loaders, which all follow the protocol ``Loader``:
     StreamingDataset        samples, or batches of columns, of any dataset in one order
     StreamingDataLoader     torch's ``DataLoader`` over a dataset, with a state
+    LocalDataset            samples of a directory by id, for torch's samplers
     StreamingShardLoader    one worker's samples: in step, by a plan, or leased
     StreamingParquetLoader  batches for language models from token files
     LMStream                batches for language models from any dataset
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from stoker.loaders.dataloader import StreamingDataLoader
     from stoker.loaders.dataset import StreamingDataset
     from stoker.loaders.lm_stream import LMStream
+    from stoker.loaders.local import LocalDataset
     from stoker.loaders.parquet_loader import StreamingParquetLoader
     from stoker.loaders.protocol import Loader
     from stoker.loaders.shard_loader import StreamingShardLoader
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
         "LMBatch",
         "LMStream",
         "Loader",
+        "LocalDataset",
         "MDSWriter",
         "Mesh",
         "ReadOptions",
@@ -134,6 +137,7 @@ _MODULES: Final = {
     "LMBatch": "stoker.tokens.batch",
     "LMStream": "stoker.loaders.lm_stream",
     "Loader": "stoker.loaders.protocol",
+    "LocalDataset": "stoker.loaders.local",
     "MDSWriter": "stoker.writing.shard_formats",
     "Mesh": "stoker.cluster.mesh",
     "ReadOptions": "stoker.formats.base",
@@ -161,7 +165,7 @@ _MODULES: Final = {
     "verify": "stoker.inspection",
 }
 
-_SUBMODULES: Final = ("errors", "partitions", "testing", "tokens", "writers")
+_SUBMODULES: Final = ("errors", "partitions", "testing", "tokens", "util", "writers")
 
 _MOVED: Final = {
     **dict.fromkeys(

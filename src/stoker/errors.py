@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import traceback
+from json import JSONDecodeError
 from types import ModuleType
 from typing import Any
 
@@ -19,9 +20,11 @@ __all__ = [
     "CorruptDataError",
     "DatasetChangedError",
     "DecodeError",
+    "DestinationExistsError",
     "EncodingError",
     "FormatError",
     "IndexFileError",
+    "IndexSyntaxError",
     "MissingPackageError",
     "ObjectNotFoundError",
     "SampleError",
@@ -44,6 +47,13 @@ class ConfigError(StokerError, ValueError):
     """An argument, environment variable or combination of them makes no sense."""
 
 
+class DestinationExistsError(ConfigError, FileExistsError):
+    """What is at a writer's destination is in the way; says how to replace it, or to add to it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 class SourceChangedError(ConfigError):
     """Files that a job reads were changed since it began; what it has made of them is not of one source."""
 
@@ -62,6 +72,10 @@ class FormatError(StokerError, ValueError):
 
 class IndexFileError(FormatError):
     """An ``index.json`` that is missing pieces, contradictory, unsafe or of another version."""
+
+
+class IndexSyntaxError(IndexFileError, JSONDecodeError):
+    """An ``index.json`` that is no JSON; has the attributes of the standard library's error."""
 
 
 class CorruptDataError(FormatError):

@@ -127,7 +127,7 @@ def test_an_epoch_has_of_each_stream_what_its_weight_says(data: Path, weights: s
         batch_size=32,
         sampling_method=sampling,
     )
-    assert dataset.streams == ("web", "books", "notes")
+    assert dataset.stream_names == ("web", "books", "notes")
     assert len(dataset) == dataset.epoch_size == sum(COUNTS[weights].values())
     epochs = [Counter(flat(read(dataset))) for _ in range(3)]
     seen: Counter[int] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
@@ -117,6 +117,10 @@ class ShardCache(ABC):
     @abstractmethod
     def discard(self, info: ShardInfo) -> bool:
         """Remove a shard's raw files, which turned out to be corrupt. ``False`` where that would lose the only copy."""
+
+    @abstractmethod
+    def used(self, shards: Iterable[ShardInfo]) -> int:
+        """Bytes that copies of these shards' raw files take here; 0 where they are read where they lie."""
 
     # -- fetching --------------------------------------------------------------------------------------------------
 

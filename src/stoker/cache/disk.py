@@ -22,7 +22,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stoker.cache.base import ATTEMPTS, CacheSettings, IfFull, ShardCache
@@ -143,6 +143,13 @@ class DiskCache(ShardCache):
             with self._named_errors("remove a corrupt shard from"), contextlib.suppress(FileNotFoundError):
                 os.unlink(self.root / file.basename)
         return True
+
+    def used(self, shards: Iterable[ShardInfo]) -> int:
+        found = 0
+        for name in {file.basename for info in shards for file in info.raw} if self.store is not None else ():
+            with contextlib.suppress(OSError):
+                found += (self.root / name).stat().st_size
+        return found
 
     # -- fetching --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -85,6 +85,11 @@ class MemoryCache(ShardCache):
                 self._fresh.pop(file.basename, None)
                 self._heads.pop(file.basename, None)
         return True
+
+    def used(self, shards: Iterable[ShardInfo]) -> int:
+        names = {file.basename for info in shards for file in info.raw}
+        with self._lock:
+            return sum(held.nbytes for name, held in self._shards.items() if name in names)
 
     # -- fetching --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.errors import IndexFileError
+from stoker.errors import IndexFileError, IndexSyntaxError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import check_empty, column_names, entry_of, identity_of
 from stoker.formats.common.hashing import fastest_hash
@@ -213,6 +213,9 @@ def load_index(store: Store, key: str = INDEX_NAME) -> Index:
 def _parse_json(data: bytes, where: str) -> dict[str, Any]:
     try:
         obj = json.loads(data)
+    except json.JSONDecodeError as error:
+        text = f"{where}: not an index, for it is not JSON: {error.msg}"
+        raise IndexSyntaxError(text, error.doc, error.pos) from None
     except (ValueError, RecursionError) as error:
         raise IndexFileError(f"{where}: not an index, for it is not JSON: {error}") from None
     if not isinstance(obj, dict):

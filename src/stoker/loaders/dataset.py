@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from stoker.cluster import World
 from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
+from stoker.loaders.attributes import DatasetAttributes
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
     SAMPLE_METHODS,
@@ -37,7 +39,7 @@ from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
 from stoker.order.sample_order import EpochPosition
 from stoker.order.shuffle.shard_table import ShardTable
-from stoker.pipeline.build_order import OrderOptions, make_order
+from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
 from stoker.pipeline.data_rank import DataRankFinder, Replication
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.pipeline.order_sources import needed_columns
@@ -47,6 +49,7 @@ from stoker.reading.sample_errors import apply_override
 from stoker.reading.samples import iterate_samples, read_sample, read_samples
 from stoker.streams.agreement import check_agreement
 from stoker.streams.features import warn_of_stored_files
+from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Batch, Ids, StorageOptions, Transform
@@ -60,7 +63,7 @@ _HELD_BYTES: Final = 8 << 30
 _ABSENT: Final = object()
 
 
-class StreamingDataset(CloseOnExit, TorchIterable[Any]):
+class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
@@ -75,8 +78,8 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
             files. ``None``: ``local`` holds it.
         local: directory for the cache of ``remote``. ``None``: a directory is read in place, and the cache of anything else
             is below ``$STOKER_CACHE`` or ``~/.cache/stoker``. Without ``remote``, the directory that holds the dataset.
-        split: sub-directory of both, such as ``"train"``.
-        streams: several :class:`~stoker.streams.streams.Stream` objects instead of ``remote``, ``local`` and ``split``.
+        split: sub-directory of both, such as ``"train"``; with ``streams``, of those that have none.
+        streams: several :class:`~stoker.streams.streams.Stream` objects instead of ``remote`` and ``local``.
         format: ``None``: shards with an index.json, and where there is none, files of the format that their names tell.
             ``"parquet"``: Parquet files as they are; rows are samples, row groups
             shards. Other names (``"npy"``, ``"tar"``, ``"jsonl"``, ...): files as they are, too; see docs/formats.md.
@@ -108,7 +111,8 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         epoch_size: samples an epoch, over all ranks; an int or a string such as ``"10k"``. Default: all, once.
         shuffle: a new order every epoch, or id order.
         shuffle_algo: ``"block"``, ``"global"`` or ``"shard"``, see docs/order/shuffles.md; or ``"naive"``, ``"py1s"``,
-            ``"py2s"``, ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample.
+            ``"py2s"``, ``"py1br"``, ``"py1e"``: the orders of mosaicml-streaming 0.13.0, sample for sample, without
+            shuffling, too.
         shuffle_seed: any integer; the same on all ranks.
         shuffle_block_size: samples in a shuffle block. Default: those of two average shards.
         num_canonical_nodes: see :mod:`stoker.order.shuffle.shuffle`. For each shard to be fetched by one node, a multiple
@@ -132,6 +136,8 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
             time iteration starts.
         remainder: what becomes of the last, partial global batch, see :class:`~stoker.order.global_batches.BatchPlan`, and of
             parts of a partition that do not end together, see :class:`~stoker.order.partition.part_plan.PartPlan`.
+        stream_name: class of the only stream, by its name in ``stoker.streams.registry.streams_registry``.
+        stream_config: arguments of that class, next to ``remote``, ``local`` and ``split``.
 
     Raises:
         ConfigError: arguments that make no sense.
@@ -188,6 +194,8 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         replication: Replication | None = None,
         world: World | None = None,
         remainder: Remainder = "pad",
+        stream_name: str = "stream",
+        stream_config: Mapping[str, Any] | None = None,
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("predownload", predownload, 0)):
             if value is not None and value < least:
@@ -195,10 +203,23 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         length = None if epoch_size is None else parse_count(epoch_size)
         if length == 0:
             raise ConfigError(f"epoch_size must be at least 1 sample, got {epoch_size!r}")
+        if predownload is not None and batch_size is not None and predownload < batch_size:
+            warnings.warn(
+                f"predownload={predownload} is less than batch_size={batch_size}: each batch waits for its shards. Leave "
+                "predownload out, or give at least the batch size",
+                stacklevel=3,
+            )
         if streams is None:
-            streams = [Stream(remote, local, split, format=format, format_options=format_options)]
-        elif any(given is not None for given in (remote, local, split, format, format_options)):
-            raise ConfigError("give streams=, or remote=, local=, split= and format= for a single one, not both")
+            single = {
+                "remote": remote,
+                "local": local,
+                "split": split,
+                "format": format,
+                "format_options": format_options,
+            }
+            streams = [make_stream(stream_name, stream_config, single)]
+        elif any(given is not None for given in (remote, local, format, format_options, stream_config)):
+            raise ConfigError("give streams=, or remote=, local= and format= for a single one, not both")
         options = replace(read, allow_unsafe_types=allow_unsafe_types or read.allow_unsafe_types)
         subsets = as_subsets(subset)
         needed = needed_columns(columns, [*subsets, *(part for one in streams for part in one.subsets)], partition)
@@ -207,7 +228,15 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
         self._streams = open_streams(
             streams,
             StreamDefaults(
-                download_retry, download_timeout, validate_hash, keep_zip, storage_options, needed, in_memory, limit
+                download_retry,
+                download_timeout,
+                validate_hash,
+                keep_zip,
+                storage_options,
+                needed,
+                in_memory,
+                limit,
+                split,
             ),
         )
         # Samples that iteration has read, for a subclass's method that is about to ask for them, by id.
@@ -260,28 +289,32 @@ class StreamingDataset(CloseOnExit, TorchIterable[Any]):
             self._rank_finder,
         )
         self._check_limit(limit, total_bytes)
+        set_weights(self._streams, sample_order)
+        self._given: dict[str, Any] = {
+            "allow_unsafe_types": allow_unsafe_types,
+            "batch_size": batch_size,
+            "batching_method": batching_method,
+            "cache_limit": cache_limit,
+            "epoch_size": epoch_size,
+            "num_canonical_nodes": num_canonical_nodes,
+            "partition_algo": partition_algo,
+            "predownload": predownload,
+            "replication": replication,
+            "sampling_granularity": sampling_granularity,
+            "sampling_method": sampling_method,
+            "shuffle": shuffle,
+            "shuffle_algo": shuffle_algo,
+            "shuffle_block_size": shuffle_block_size,
+            "shuffle_seed": shuffle_seed,
+            "streams": streams,
+        }
 
-    # -- size and place --------------------------------------------------------------------------------------------
-
-    @property
-    def size(self) -> int:
-        """Number of samples in the dataset, all streams together, subsets not considered."""
-        return self._table.total
+    # -- what is open ----------------------------------------------------------------------------------------------
 
     @property
     def epoch_reader(self) -> EpochReader:
         """The open streams and their reader, for stoker's other loaders."""
         return self._epoch_reader
-
-    @property
-    def epoch_size(self) -> int:
-        """Number of samples in an epoch, over all ranks."""
-        return self._epoch_reader.sample_order.epoch_size
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Names of the streams."""
-        return self._streams.names
 
     @property
     def columns(self) -> tuple[str, ...] | None:

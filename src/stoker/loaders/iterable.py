@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 __all__ = ["TorchIterable"]
 
@@ -12,19 +13,44 @@ if TYPE_CHECKING:
 else:
     _Item = TypeVar("_Item")
 
-    class TorchIterable(Generic[_Item]):
-        """Base of what counts as an ``IterableDataset`` wherever torch is installed; type checkers see torch's own."""
+    class _WithoutTorch(Generic[_Item]):
+        """What stands in the place of torch's class until torch is imported."""
+
+    class TorchIterable(_WithoutTorch[_Item]):
+        """Base of what is an ``IterableDataset`` wherever torch is imported; type checkers see torch's own.
+
+        As soon as torch is imported, before or after stoker, torch's class becomes the base of this one. A base that is
+        torch's from the beginning would make `import stoker` import torch.
+        """
+
+        def __init_subclass__(cls, **options: Any) -> None:
+            _adopt()
+            super().__init_subclass__(**options)
+
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            _adopt()
+            return super().__new__(cls)
 
         @property
         def __class__(self):
-            # isinstance() asks for this. It is the one moment at which torch, imported before or after stoker or not at all,
-            # must learn that this is an IterableDataset; a base class would make `import stoker` import torch.
-            kind = type(self)
-            iterable = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
-            if iterable is not None and kind not in _registered:
-                _registered.add(kind)
-                iterable.register(kind)
-            return kind
+            # isinstance() asks for this where the class alone does not tell. If torch was imported since this object was
+            # made, the answer is torch's class, once; from then on the class tells.
+            return _adopt() or type(self)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            _adopt()
+            return super().__reduce_ex__(protocol)
+
+    def _adopt() -> type | None:
+        """Make torch's class the base, if it is imported and not yet the base; it, or ``None`` where nothing was done."""
+        found = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
+        if found is None or found in _adopted:
+            return None
+        _adopted.append(found)
+        found.register(TorchIterable)  # what DataLoader asks for, wherever Python can not change a class's bases
+        with contextlib.suppress(TypeError):
+            TorchIterable.__bases__ = (found,)
+        return found
 
 
-_registered: set[type] = set()
+_adopted: list[type] = []

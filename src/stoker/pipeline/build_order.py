@@ -8,7 +8,7 @@ from typing import Any
 from stoker.arguments import unknown_name
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.order.mixture.weights import Mixture, StreamWeight
+from stoker.order.mixture.weights import Mixture
 from stoker.order.mosaicml.sample_order import MosaicmlOrder
 from stoker.order.mosaicml.shuffles import MOSAICML_SHUFFLES
 from stoker.order.native import NativeOrder
@@ -38,7 +38,7 @@ class OrderOptions(OrderChoices):
     @property
     def foreign(self) -> bool:
         """Whether the order is mosaicml-streaming's."""
-        return self.shuffle in MOSAICML_SHUFFLES or self.partition_algo is not None
+        return self.partition_algo is not None or not {self.shuffle, self.shuffle_algo}.isdisjoint(MOSAICML_SHUFFLES)
 
 
 def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
@@ -54,7 +54,24 @@ def make_order(streams: Streams, options: OrderOptions) -> SampleOrder:
     return NativeOrder(sources, NativeSettings(**chosen))
 
 
+def set_weights(streams: Streams, sample_order: SampleOrder) -> None:
+    """Tell streams their part in an epoch, as the order has it; not where a schedule changes it."""
+    known = sample_order.as_dict()["streams"]
+    if not all("choose" in known[name] for name in streams.names):
+        return
+    counts = [int(known[name]["choose"]) for name in streams.names]
+    given = [stream.weight.proportion for stream in streams.streams]
+    shares = [count if one is None else one for one, count in zip(given, counts, strict=True)]
+    for stream, location, count, share in zip(streams.streams, streams.locations, counts, shares, strict=True):
+        stream.opened_as(share / (sum(shares) or 1), count, location.index.samples)
+
+
 def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
+    chosen = (
+        f"partition_algo={options.partition_algo!r}"
+        if options.partition_algo is not None
+        else f"shuffle_algo={options.shuffle_algo or options.shuffle!r}"
+    )
     subsets = options.subsets or any(stream.subsets for stream in streams.streams)
     for name, given in (
         ("partition", options.partition != Elastic()),
@@ -64,10 +81,10 @@ def _mosaicml(streams: Streams, options: OrderOptions) -> MosaicmlOrder:
     ):
         if given:
             raise ConfigError(
-                f"{name}= does not go with shuffle_algo={options.shuffle!r}, an order of mosaicml-streaming, which has no "
-                'such thing: use shuffle_algo="block"'
+                f"{name}= does not go with {chosen}, which chooses an order of mosaicml-streaming, that has no such thing: "
+                'use shuffle_algo="block" without partition_algo='
             )
-    weights = [StreamWeight(stream.proportion, stream.repeat, stream.choose) for stream in streams.streams]
+    weights = [stream.weight for stream in streams.streams]
     mixture = Mixture.resolve(
         [location.index.sizes for location in streams.locations], weights, options.epoch_size, options.seed
     )

@@ -11,7 +11,6 @@ import numpy as np
 from stoker.catalog.location import DatasetLocation
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
-from stoker.order.mixture.weights import StreamWeight
 from stoker.order.partition.partition import HashBased, Partition, Stratified
 from stoker.order.selection.selection import Everything, Listed, Selection, Split, Without
 from stoker.order.settings import StreamSource
@@ -72,7 +71,7 @@ def make_sources(
                 name=name,
                 table=table,
                 selection=_selection(table, location, chosen, name, options),
-                weight=StreamWeight(stream.proportion, stream.repeat, stream.choose),
+                weight=stream.weight,
                 about=about,
                 labels=_labels(location, partition, options),
                 url=location.url,

@@ -188,13 +188,18 @@ class ShardPool:
                     if not self.cache_of(shard).keeps:
                         self._close(shard)
 
-    def done_with(self, shard: int) -> None:
-        """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go."""
+    def done_with(self, shard: int, *, close: bool = False) -> None:
+        """Say that a shard is not needed soon. Where the cache is limited, or memory, its file may then go.
+
+        Args:
+            shard: its number.
+            close: let go of it in any case.
+        """
         future = self._coming.pop(shard, None)
         if future is not None:
             future.cancel()
         cache = self.cache_of(shard)
-        if cache.settings.limit is not None or not cache.keeps:
+        if close or cache.settings.limit is not None or not cache.keeps:
             self._close(shard)
 
     def check(self, shard: int) -> None:

@@ -25,12 +25,25 @@ from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.index.concat_index import JoinedIndex
 from stoker.index.index import Index
+from stoker.order.mixture.weights import StreamWeight
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import RetryPolicy
 from stoker.streams.subsets import Subset, as_subsets
 from stoker.types import Ids, StorageOptions
 
 _THREADS: Final = 16
+_WEIGHTS: Final = ("proportion", "repeat", "choose")
+# Methods by which subclasses of mosaicml-streaming's Stream fetch and open shards.
+_NEVER_CALLED: Final = (
+    "_decompress_shard_part",
+    "_download_file",
+    "_prepare_shard_part",
+    "apply_default",
+    "get_index_size",
+    "get_shards",
+    "prepare_shard",
+    "set_up_local",
+)
 _INHERITED: Final = ("download_retry", "download_timeout", "validate_hash", "keep_zip", "storage_options")
 MOVED: Final[Mapping[str, str]] = {
     "source": "it is called remote=, and may be the first argument without a name",
@@ -44,9 +57,12 @@ MOVED: Final[Mapping[str, str]] = {
     subset="conditions are written Where('column', '>', 3), functions Where.function('column', function, name)",
     **MOVED,
 )
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class Stream:
     """One of the streams of a dataset. ``None`` stands for the dataset's own setting.
+
+    Subclasses may have arguments and attributes of their own. A dataset that opens a stream sets its ``proportion``,
+    ``repeat`` and ``choose`` to what they are among its streams, unless a schedule decides.
 
     >>> Stream("s3://bucket/web", proportion=0.7)
     Stream(remote='s3://bucket/web', proportion=0.7)
@@ -88,6 +104,8 @@ class Stream:
     format: str | None = None
     subset: Subset | Sequence[Subset] | None = None
     format_options: Mapping[str, Any] | None = None
+    # The weight that was given, and what a dataset made of it.
+    _derived: tuple[StreamWeight, tuple[float, float, int]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = "" if self.name is None else f"stream {self.name!r}: "
@@ -97,7 +115,7 @@ class Stream:
             raise ConfigError(
                 f"{where}give remote= (a URL or directory that holds an index.json), local= (a directory), or both"
             )
-        weights = [name for name in ("proportion", "repeat", "choose") if getattr(self, name) is not None]
+        weights = [name for name in _WEIGHTS if getattr(self, name) is not None]
         if len(weights) > 1:
             raise ConfigError(f"{where}give one of proportion, repeat and choose, not {' and '.join(weights)}")
         for name in weights:
@@ -109,11 +127,36 @@ class Stream:
 
     def __repr__(self) -> str:
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.repr and one.name != "_"}
+        given |= {name: getattr(self.weight, name) for name in _WEIGHTS}
         if isinstance(self.remote, str):  # it may hold a password or a signature; opening refuses such URLs
             given["remote"] = redact_url(self.remote)
         elif isinstance(self.remote, Sequence):
             given["remote"] = [redact_url(os.fspath(one)) for one in self.remote]
-        return f"Stream({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"{type(self).__name__}({shown})"
+
+    @property
+    def weight(self) -> StreamWeight:
+        """The weight that was given: to the constructor, or set since then."""
+        found = {"proportion": self.proportion, "repeat": self.repeat, "choose": self.choose}
+        if self._derived is None:
+            return StreamWeight(**found)  # type: ignore[arg-type]
+        given, derived = self._derived
+        changed = {name: value for (name, value), old in zip(found.items(), derived, strict=True) if value != old}
+        return StreamWeight(**changed) if changed else given  # type: ignore[arg-type]
+
+    def opened_as(self, proportion: float, choose: int, samples: int) -> None:
+        """Set the weights that the stream has in a dataset.
+
+        Args:
+            proportion: its part of an epoch.
+            choose: samples of it in an epoch.
+            samples: samples that there are.
+        """
+        given = self.weight
+        derived = proportion, choose / max(1, samples), choose
+        self.proportion, self.repeat, self.choose = derived
+        self._derived = given, derived
 
     @property
     def subsets(self) -> tuple[Subset, ...]:
@@ -132,6 +175,7 @@ class StreamDefaults:
         in_memory: shards of a remote are held in memory.
         cache_limit: bytes that all streams' caches together may take. It is divided among the cache directories: see
             :func:`~stoker.cache.quota.divide_limit`. Streams that are read where they lie take none of it.
+        split: sub-directory of streams that have none.
 
     Raises:
         ConfigError: a number out of range.
@@ -145,6 +189,7 @@ class StreamDefaults:
     columns: tuple[str, ...] | None = None
     in_memory: bool = False
     cache_limit: int | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
         _check_downloads(self, "")
@@ -280,6 +325,13 @@ def open_streams(streams: Sequence[Stream], defaults: StreamDefaults | None = No
     for stream in streams:
         if not isinstance(stream, Stream):
             raise ConfigError(f"streams holds {with_article(type(stream).__name__)}: expected Stream objects")
+        for name in _NEVER_CALLED:
+            if hasattr(stream, name):
+                raise ConfigError(
+                    f"{type(stream).__name__}.{name}() would never be called: shards are fetched by the store of their URL, "
+                    "see docs/storage.md. Leave it out, and give what it needs by storage_options=, or have it done before "
+                    "the dataset is opened"
+                )
     names = stream_names(streams)
     defaults = defaults or StreamDefaults()
     openings = [_opening(one, defaults) for one in streams]
@@ -307,7 +359,7 @@ def _opening(one: Stream, defaults: StreamDefaults) -> dict[str, Any]:
         "format": one.format,
         "remote": one.remote,
         "local": None if one.local is None else os.fspath(one.local),
-        "split": one.split,
+        "split": one.split or defaults.split,
         "columns": defaults.columns,
         "options": one.format_options,
         "cache_limit": defaults.cache_limit,

@@ -169,6 +169,10 @@ class Writer(ABC):
     def end_shard(self) -> None:
         """End the shard, or the file, with the last sample that was added: the next one begins another."""
 
+    def flush_shard(self) -> None:
+        """The same as :meth:`end_shard`."""
+        self.end_shard()
+
     @abstractmethod
     def _end(self) -> None:
         """Hand what waits to the uploads."""

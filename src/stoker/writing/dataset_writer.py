@@ -139,6 +139,10 @@ class DatasetWriter(Writer):
             self._check_open()
         self._end()
 
+    def get_config(self) -> dict[str, Any]:
+        """What all shards' entries in the index have in common: format, compression, hashes, columns."""
+        return dict(self._encoder.settings)
+
     # -- how it works ----------------------------------------------------------------------------------------------
 
     def _index(self) -> bytes:

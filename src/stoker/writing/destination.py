@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from stoker.errors import ConfigError, FormatError, ObjectNotFoundError, StokerError
+from stoker.errors import ConfigError, DestinationExistsError, FormatError, ObjectNotFoundError, StokerError
 from stoker.formats.common.checks import check_basename
 from stoker.index.index import INDEX_NAME, Index, load_index
 from stoker.storage import ObjectInfo, RetryPolicy, Store, is_local, open_store
@@ -171,7 +171,7 @@ class Destination:
         for store in self.stores:
             if store.exists(INDEX_NAME):
                 added = ", or append=True to add to it" if files.indexed and self.appends else ""
-                raise ConfigError(
+                raise DestinationExistsError(
                     f"{store.url_of(INDEX_NAME)} exists: write elsewhere, or pass exist_ok=True to replace the dataset{added}"
                 )
             found = files.find(self._listing(store), store)
@@ -180,7 +180,7 @@ class Destination:
             if files.indexed or store.exists(MARK):
                 raise _unfinished(store, files)
             added = ", or append=True to add to them" if self.appends else ""
-            raise ConfigError(
+            raise DestinationExistsError(
                 f"{store.url} holds such files: write elsewhere, pass exist_ok=True to replace them{added}"
             )
 
@@ -189,7 +189,7 @@ class Destination:
         main = self.main
         mark = read_mark(main)
         if not files.indexed and main.exists(INDEX_NAME):
-            raise ConfigError(
+            raise DestinationExistsError(
                 f"{main.url_of(INDEX_NAME)} exists, and files that it does not name are not read: write elsewhere, or pass "
                 "exist_ok=True to replace the dataset"
             )

@@ -1,0 +1,309 @@
+"""What may be read of an open dataset and its streams, by the names that mosaicml-streaming's users know."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import LocalDataset, MDSWriter, Schedule, Stream, StreamingDataset
+from stoker.errors import ConfigError, DestinationExistsError, FormatError, IndexFileError
+from stoker.streams.registry import streams_registry
+from stoker.util import clean_stale_shared_memory, merge_index
+
+SIZES = {"a": 100, "b": 60}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data")
+    for name, size in SIZES.items():
+        for split in ("train", "val"):
+            with MDSWriter({"id": "int"}, out / name / split, size_limit=200) as writer:
+                writer.write_batch({"id": np.arange(size if split == "train" else 5)})
+    return out
+
+
+def both(root: Path, **options: Any) -> StreamingDataset:
+    streams = [Stream(str(root / name)) for name in SIZES]
+    return StreamingDataset(streams=streams, split="train", **options)
+
+
+def test_samples_and_shards(root: Path) -> None:
+    dataset = both(root, batch_size=8)
+    assert (dataset.num_samples, dataset.size, dataset.length, dataset.epoch_size) == (160, 160, 160, 160)
+    assert dataset.num_streams == len(dataset.streams) == 2
+    assert dataset.stream_names == ("a", "b")
+    assert dataset.num_shards == len(dataset.shards) == len(dataset.samples_per_shard)
+    assert [shard.samples for shard in dataset.shards] == dataset.samples_per_shard.tolist()
+    assert dataset.samples_per_stream.tolist() == [100, 60]
+    assert dataset.sample_offset_per_stream.tolist() == [0, 100]
+    first = int(dataset.shard_offset_per_stream[1])
+    assert dataset.shards_per_stream.tolist() == [first, dataset.num_shards - first]
+    assert dataset.sample_offset_per_shard[first] == 100
+    assert np.bincount(dataset.stream_per_shard).tolist() == dataset.shards_per_stream.tolist()
+
+
+def test_a_split_of_the_dataset_is_for_streams_without_one(root: Path) -> None:
+    streams = [Stream(str(root / "a")), Stream(str(root / "b"), split="val")]
+    assert StreamingDataset(streams=streams, split="train").samples_per_stream.tolist() == [100, 5]
+
+
+def test_arguments_are_attributes_that_can_not_be_changed(root: Path) -> None:
+    given: dict[str, Any] = {
+        "allow_unsafe_types": True,
+        "batch_size": 4,
+        "batching_method": "stratified",
+        "num_canonical_nodes": 2,
+        "predownload": 16,
+        "replication": 1,
+        "sampling_granularity": 2,
+        "sampling_method": "fixed",
+        "shuffle": True,
+        "shuffle_algo": "global",
+        "shuffle_block_size": 50,
+        "shuffle_seed": 5,
+    }
+    dataset = both(root, **given)
+    assert {name: getattr(dataset, name) for name in given} == given
+    assert (dataset.partition_algo, dataset.cache_limit) == (None, None)
+    dataset.shuffle_seed = 5  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"shuffle_seed tells of the open dataset.*give it to the constructor"):
+        dataset.shuffle_seed = 6  # type: ignore[misc]
+    with pytest.raises(
+        ConfigError, match=r"columns tells of the open dataset.*call an attribute of your own otherwise"
+    ):
+        dataset.columns = ("mine",)  # type: ignore[misc]
+
+
+class Noted(StreamingDataset):
+    """Sets attributes before and after the dataset is open."""
+
+    def __init__(self, *, note: str, shuffle: bool, **options: Any) -> None:
+        self.shuffle = not shuffle  # type: ignore[misc]
+        self.note = note
+        super().__init__(shuffle=shuffle, **options)
+        self.shuffle = shuffle  # type: ignore[misc]
+
+
+def test_a_subclass_may_set_what_it_gave_to_the_constructor(root: Path) -> None:
+    dataset = Noted(note="mine", shuffle=True, local=root / "a", split="train")
+    assert (dataset.note, dataset.shuffle) == ("mine", True)
+    with pytest.raises(ConfigError, match="unknown"):
+        Noted(note="mine", shuffle=True, local=root / "a", bach_size=3)
+
+
+def test_shards_are_fetched_and_evicted_by_number(root: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(str(root / "a"), local=tmp_path / "cache", split="train")
+    assert dataset.cache_usage == 0
+    dataset.prepare_shard(1)
+    used = dataset.cache_usage
+    assert used == dataset.shards[1].size
+    dataset.prepare_shard(0)
+    assert dataset.cache_usage == used + dataset.shards[0].size
+    dataset.evict_shard(1)
+    assert dataset.cache_usage == dataset.shards[0].size
+    assert [sample["id"] for sample in dataset] == list(range(100))
+    for number in (-1, dataset.num_shards):
+        with pytest.raises(IndexError):
+            dataset.prepare_shard(number)
+    here = StreamingDataset(local=root / "a", split="train")
+    assert here.cache_usage == 0
+    with pytest.raises(ConfigError, match="nothing to evict"):
+        here.evict_shard(0)
+
+
+# -- streams -------------------------------------------------------------------------------------------------------------
+
+
+def weights(dataset: StreamingDataset) -> list[tuple[Any, Any, Any]]:
+    return [(stream.proportion, stream.repeat, stream.choose) for stream in dataset.streams]
+
+
+def test_a_streams_weights_can_be_read_once_it_is_open(root: Path) -> None:
+    streams = [
+        Stream(str(root / "a"), split="train", proportion=3),
+        Stream(str(root / "b"), split="train", proportion=1),
+    ]
+    assert (streams[0].proportion, streams[0].repeat) == (3, None)
+    dataset = StreamingDataset(streams=streams, epoch_size=80)
+    assert dataset.streams == tuple(streams)
+    assert weights(dataset) == [(0.75, 0.6, 60), (0.25, 20 / 60, 20)]
+    assert weights(StreamingDataset(streams=streams, epoch_size=40)) == [(0.75, 0.3, 30), (0.25, 10 / 60, 10)]
+    streams[1].proportion = 3
+    assert [choose for _, _, choose in weights(StreamingDataset(streams=streams, epoch_size=80))] == [40, 40]
+    assert "proportion=3" in repr(streams[1])
+    assert "choose" not in repr(streams[1])
+    assert weights(both(root)) == [(100 / 160, 1.0, 100), (60 / 160, 1.0, 60)]
+    mosaicml = [Stream(str(root / "a"), split="train", choose=50), Stream(str(root / "b"), split="train", repeat=0.5)]
+    opened = StreamingDataset(streams=mosaicml, shuffle_algo="py1e", batch_size=4)
+    assert weights(opened) == [(50 / 80, 0.5, 50), (30 / 80, 0.5, 30)]
+
+
+def test_a_schedule_leaves_streams_without_weights(root: Path) -> None:
+    dataset = both(root, epoch_size=40, schedule=Schedule(((0, (("a", 1), ("b", 1))),)))
+    assert weights(dataset) == [(None, None, None)] * 2
+
+
+class Counting(Stream):
+    """Has an argument and a state of its own."""
+
+    def __init__(self, *, start: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.count = start
+
+
+def test_subclasses_of_stream_keep_what_is_theirs(root: Path) -> None:
+    stream = Counting(start=3, remote=str(root / "a"), split="train", choose=10)
+    dataset = StreamingDataset(streams=[stream])
+    assert dataset.streams[0] is stream
+    stream.count += 1
+    copied = pickle.loads(pickle.dumps(dataset)).streams[0]
+    assert (type(copied), copied.count, copied.choose) == (Counting, 4, 10)
+    assert repr(stream).startswith("Counting(remote=")
+    with pytest.raises(ConfigError, match="unknown"):
+        Counting(remot="x")
+
+
+def test_a_stream_whose_methods_would_fetch_shards_is_refused(root: Path) -> None:
+    class Fetching(Stream):
+        def prepare_shard(self, shard: Any) -> int:
+            return 0
+
+    with pytest.raises(ConfigError, match=r"Fetching\.prepare_shard\(\) would never be called"):
+        StreamingDataset(streams=[Fetching(str(root / "a"), split="train")])
+
+
+def test_a_streams_class_is_chosen_by_name(root: Path) -> None:
+    streams_registry.register("counting", func=Counting)
+    options: dict[str, Any] = {"remote": str(root / "a"), "split": "train"}
+    dataset = StreamingDataset(stream_name="counting", stream_config={"start": 7}, **options)
+    assert isinstance(dataset.streams[0], Counting)
+    assert dataset.streams[0].count == 7
+    assert StreamingDataset(stream_config={"repeat": 2.0}, **options).epoch_size == 200
+    assert StreamingDataset(stream_config=None, **options).epoch_size == 100
+    with pytest.raises(ConfigError, match="stream_name 'countin' is unknown; did you mean 'counting'"):
+        StreamingDataset(stream_name="countin", **options)
+    with pytest.raises(ConfigError, match="remote= is in stream_config= and an argument"):
+        StreamingDataset(stream_config={"remote": "x"}, **options)
+    with pytest.raises(ConfigError, match="give streams=, or"):
+        StreamingDataset(streams=[Stream(**options)], stream_config={"repeat": 2.0})
+    with pytest.raises(ConfigError, match="must be a subclass"):
+        streams_registry.register("none", func=dict)  # type: ignore[arg-type]
+
+
+# -- order, warnings, errors -----------------------------------------------------------------------------------------------
+
+
+def test_an_order_of_mosaicml_streaming_is_its_own_without_shuffling_too(root: Path) -> None:
+    dataset = both(root, shuffle_algo="py1e", batch_size=4)
+    assert dataset.order["like"] == "mosaicml-streaming"
+    assert "like" not in both(root, batch_size=4).order
+    with pytest.raises(ConfigError, match="remainder= does not go with shuffle_algo='py1e'"):
+        both(root, shuffle_algo="py1e", remainder="drop")
+
+
+def test_a_lookahead_of_less_than_a_batch_is_said(root: Path) -> None:
+    with pytest.warns(UserWarning, match="predownload=4 is less than batch_size=8") as found:
+        both(root, batch_size=8, predownload=4)
+    assert found[0].filename == __file__
+
+
+def test_errors_are_those_that_callers_wait_for(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match="exist_ok=True") as raised:
+        MDSWriter({"id": "int"}, root / "a" / "train")
+    assert isinstance(raised.value, DestinationExistsError)
+    assert isinstance(raised.value, ValueError)
+    (tmp_path / "index.json").write_text('{"version": 2,')
+    with pytest.raises(json.JSONDecodeError, match="not JSON") as broken:
+        StreamingDataset(local=tmp_path)
+    assert isinstance(broken.value, IndexFileError)
+    assert isinstance(broken.value, FormatError)
+    copied = pickle.loads(pickle.dumps(broken.value))
+    assert (str(copied), copied.pos) == (str(broken.value), broken.value.pos)
+
+
+def test_a_writer_tells_its_settings_and_ends_a_shard(tmp_path: Path) -> None:
+    with MDSWriter({"id": "int"}, tmp_path, compression="zstd", hashes=["sha1"], size_limit="1kb") as writer:
+        config = writer.get_config()
+        writer.write({"id": 1})
+        writer.flush_shard()
+        writer.write({"id": 2})
+    assert config == {
+        "version": 2,
+        "format": "mds",
+        "compression": "zstd",
+        "hashes": ["sha1"],
+        "size_limit": 1024,
+        "column_names": ["id"],
+        "column_encodings": ["int"],
+        "column_sizes": [8],
+    }
+    assert StreamingDataset(local=tmp_path).num_shards == 2
+
+
+def test_a_local_dataset_is_read_by_id(root: Path) -> None:
+    dataset = LocalDataset(root / "a", split="train")
+    assert len(dataset) == dataset.size == dataset.num_samples == 100
+    assert sum(shard.samples for shard in dataset.shards) == 100
+    assert dataset[7] == dataset[np.int64(7)] == dataset[-93] == {"id": 7}
+    assert [sample["id"] for sample in dataset[3:6]] == [3, 4, 5]
+    assert [sample["id"] for sample in dataset[np.array([4, 2])]] == [4, 2]
+    with pytest.raises(IndexError):
+        dataset[100]
+
+    class Negative(LocalDataset):
+        def get_item(self, sample_id: int) -> Any:
+            return -super().get_item(sample_id)["id"]
+
+    assert Negative(str(root / "a"), "train")[[1, 2]] == [-1, -2]
+
+
+def test_shared_memory_needs_no_cleaning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "stoker.util"):
+        clean_stale_shared_memory()
+    assert "does nothing" in caplog.text
+    assert merge_index.__module__ == "stoker.index.merge"
+
+
+# -- torch -----------------------------------------------------------------------------------------------------------------
+
+TORCH = """
+import sys
+{before}
+from stoker import MDSWriter, StreamingDataset
+class Mine(StreamingDataset): pass
+with MDSWriter({{"id": "int"}}, "data") as out: out.write({{"id": 1}})
+datasets = [StreamingDataset(local="data"), Mine(local="data")]
+{after}
+import pickle
+from torch.utils.data import Dataset, IterableDataset, DataLoader
+for dataset in datasets:
+    {first}
+    assert isinstance(dataset, Dataset) and isinstance(dataset, IterableDataset)
+    assert dataset.__class__ is type(dataset) and isinstance(dataset, StreamingDataset)
+    assert [int(batch["id"][0]) for batch in DataLoader(dataset)] == [1]
+class Later(StreamingDataset, Dataset): pass
+assert isinstance(Later(local="data"), Dataset)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("before", ["", "import torch"])
+@pytest.mark.parametrize(
+    "first", ["pass", "assert isinstance(dataset, Dataset)", "pickle.loads(pickle.dumps(dataset))"]
+)
+def test_a_dataset_is_torchs_dataset_however_late_torch_is_imported(tmp_path: Path, before: str, first: str) -> None:
+    pytest.importorskip("torch")
+    after = "" if before else 'assert "torch" not in sys.modules'
+    code = TORCH.format(before=before, after=after, first=first)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
