@@ -40,6 +40,7 @@ from stoker.formats.parquet.format import ParquetFormat
 from stoker.reading.samples import read_samples
 from stoker.reading.shard_pool import ShardPool
 from stoker.storage import Store, open_store
+from stoker.storage.local import LocalStore
 from support import open_parquet
 
 ROWS = 100
@@ -75,24 +76,24 @@ def read_ids(place: DatasetLocation, column: str = "id") -> list[Any]:
 
 
 class Requests:
-    """What is read of a store from now on."""
+    """What is read of stores of a kind from now on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type[Store] = Store) -> None:
         self.ranges: list[tuple[str, int, int]] = []
-        plain = Store.get_ranges
+        plain = kind.get_ranges
 
         def get_ranges(store: Store, key: str, starts: Any, ends: Any, *more: Any, **named: Any) -> Any:
             self.ranges += [(key, start, end) for start, end in zip(starts, ends, strict=True)]
             return plain(store, key, starts, ends, *more, **named)
 
-        one = Store.download_range
+        one = kind.download_range
 
         def download_range(store: Store, key: str, path: Path, start: int, end: int, **named: Any) -> None:
             self.ranges.append((key, start, end))
             one(store, key, path, start, end, **named)
 
-        monkeypatch.setattr(Store, "get_ranges", get_ranges)
-        monkeypatch.setattr(Store, "download_range", download_range)
+        monkeypatch.setattr(kind, "get_ranges", get_ranges)
+        monkeypatch.setattr(kind, "download_range", download_range)
 
     @property
     def bytes(self) -> int:
@@ -551,7 +552,7 @@ def test_only_the_columns_requested_come_into_the_cache(tmp_path: Path, monkeypa
     meta = pq.read_metadata(tmp_path / "d" / "a.parquet")
     needed = sum(meta.row_group(k).column(0).total_compressed_size for k in range(4))
     place = open_parquet(tmp_path / "d", tmp_path / "cache", columns=["id"])
-    requests = Requests(monkeypatch)
+    requests = Requests(monkeypatch, LocalStore)
     assert read_ids(place) == list(range(20_000))
     assert needed <= requests.bytes <= 1.05 * needed
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.chunks")) == needed + len(b"PAR1")
