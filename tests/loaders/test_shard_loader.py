@@ -183,7 +183,7 @@ def test_the_buffer_is_bounded() -> None:
 
     values = Counted(range(10_000))
     loader = StreamingShardLoader({"id": values, "x": np.arange(10_000)}, StreamingConfig(prefetch_buffer_size=16))
-    loader._sample_source._columns["id"] = values  # type: ignore[union-attr]  # a list is copied when it is taken over
+    loader._sample_source._columns["id"] = values  # type: ignore[attr-defined]  # a list is copied when it is taken over
     loader.prefetch(10_000)
     assert 16 <= Counted.taken <= 32
     loader.close()

@@ -47,8 +47,17 @@ class World:
         Raises:
             ConfigError: variables are half set or contradict each other.
         """
+        return cls.launched(environ) or cls(source="single process")
+
+    @classmethod
+    def launched(cls, environ: Mapping[str, str] | None = None) -> World | None:
+        """The world that a launcher or a process group has said; ``None``: neither has, so that there may be more to come.
+
+        Raises:
+            ConfigError: variables are half set or contradict each other.
+        """
         if environ is None:
-            initialised = _torch_distributed()
+            initialised = cls.of_process_group()
             if initialised is not None:
                 return initialised
             environ = os.environ
@@ -62,12 +71,25 @@ class World:
             if len(found) == 1:
                 missing = size if found[0] == rank else rank
                 raise ConfigError(
-                    f"{found[0]} is set but {missing} is not ({source}): set both, or neither, or pass world="
+                    f"{found[0]} is set but {missing} is not ({source}): set both, or neither, or pass world=; under a "
+                    "trainer that starts the ranks itself, iterate after it has joined them (in its fit)"
                 )
             world_size = _integer(environ, size)
             per_node = _integer(environ, local) if environ.get(local, "").isdigit() else _slurm_local(environ, source)
             return cls(_integer(environ, rank), world_size, min(max(1, per_node), world_size), source)
-        return cls(source="single process")
+        return None
+
+    @classmethod
+    def of_process_group(cls) -> World | None:
+        """The world of an initialised ``torch.distributed``. Looks only at a torch that is imported already."""
+        torch = sys.modules.get("torch")
+        distributed = getattr(torch, "distributed", None)
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return None
+        size = int(distributed.get_world_size())
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        per_node = int(local) if local.isdigit() else 1
+        return cls(int(distributed.get_rank()), size, min(max(1, per_node), size), "torch.distributed")
 
     def replicate(self, replication: int) -> World:
         """The world in which each group of ``replication`` consecutive ranks is one reader, so that it reads the same.
@@ -125,18 +147,6 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
         return int(environ[name])
     except ValueError:
         raise ConfigError(f"{name} must be an integer, got {environ[name]!r}") from None
-
-
-def _torch_distributed() -> World | None:
-    """The world of an initialised process group. Looks only at a torch that is imported already."""
-    torch = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    size = int(distributed.get_world_size())
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    per_node = int(local) if local.isdigit() else 1
-    return World(int(distributed.get_rank()), size, min(max(1, per_node), size), "torch.distributed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._threads = threads
         self._counts = Counts()
         self._rank_finder = DataRankFinder(world, replication)
-        self._rank_finder.data_rank(batch_size)
+        self._rank_finder.early_data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
         self._source = open_source(
@@ -171,7 +171,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self._warned: set[int] = set()
         self._known_files: dict[tuple[int, int], PartFiles] = {}
         self._reset()
-        self._division()
+        if self._rank_finder.launched() is not None:
+            self._division()  # says early what does not fit; otherwise the first iteration does
 
     def _reset(self) -> None:
         """Forget the epoch that is under way."""
@@ -356,8 +357,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         Raises:
             StateError: it belongs to other data, or to other settings of the order; says what differs.
         """
-        self._resume.load(state, LoaderWorker.detect(), self._data_rank())
-        self._reset()
+        self._load(state)
 
     def stats(self) -> StreamStats:
         """Statistics of reading, and of the tokens that were delivered; see :class:`~stoker.StreamStats`."""
@@ -394,8 +394,18 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     def _data_rank(self) -> DataRank:
         if self._rank_finder.division() is not None:
-            return DataRank(batch_size=self.batch_size)  # a wrapper divides whole batches
+            return self._alone  # a wrapper divides whole batches
         return self._rank_finder.data_rank(self.batch_size)
+
+    def _early_data_rank(self) -> DataRank | None:
+        """The data rank before iteration starts; ``None`` where it is not known yet."""
+        if self._rank_finder.division() is not None:
+            return self._alone
+        return self._rank_finder.early_data_rank(self.batch_size)
+
+    @property
+    def _alone(self) -> DataRank:
+        return DataRank(batch_size=self.batch_size)
 
     def _division(self) -> TokenDivision:
         """The parts of the world at hand."""
@@ -450,8 +460,12 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
             )
 
     def _go_to(self, point: EpochPosition) -> None:
-        data_rank = self._data_rank()
-        self._resume.load(self._resume.state(point, data_rank), LoaderWorker.detect(), data_rank)
+        self._load(self._resume.state(point, self._early_data_rank() or self._alone))
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        data_rank = self._early_data_rank()
+        # What is not known yet is checked when iteration starts.
+        self._resume.load(state, LoaderWorker.detect(), data_rank or self._alone, check=data_rank is not None)
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:

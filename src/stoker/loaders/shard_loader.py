@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from stoker.arguments import checked
@@ -16,6 +17,7 @@ from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import WorkerRemainder
 from stoker.order.sample_order import SampleOrder
+from stoker.pipeline.data_rank import DataRankFinder
 from stoker.pipeline.prefetch_buffer import END
 from stoker.pipeline.state.checkpoint import Checkpoint, CheckpointFolder
 from stoker.pipeline.state.resume import superseded_error
@@ -75,33 +77,65 @@ class StreamingShardLoader(CloseOnExit):
             dataset = [dataset]
         if not isinstance(dataset, StreamingDataset | Mapping):
             dataset, transform = StreamingDataset(streams=dataset, transform=transform), None
-        if config is None:
-            config = _config_of(dataset, world, remainder)
-        elif world is not None or remainder is not None:
+        if config is not None and (world is not None or remainder is not None):
             raise ConfigError(
                 "the config has rank=, world_size= and remainder=: give world= and remainder= without a config"
             )
-        self.config = config
-        self._given = dataset, transform
-        sample_source: SampleSource
-        batch_size = config.batch_size or 1
         if isinstance(dataset, StreamingDataset):
             if transform is not None:
                 raise ConfigError("give transform= to the StreamingDataset")
-            sample_source, sample_order = _of_dataset(dataset, config)
-            batch_size = config.batch_size or dataset.batch_size or 1
+            dataset.check_columns_allowed("StreamingShardLoader")
+            self._counts = dataset.counts
         else:
-            sample_source = ArraySource(dataset, transform)
-            sample_order = order_of_arrays(sample_source, config)
-        self._sample_source = sample_source
-        self._worker = WorkerReader(
-            _source_of(sample_source, sample_order, config, batch_size), config, sample_source.counts
-        )
+            self._arrays = ArraySource(dataset, transform)
+            self._counts = self._arrays.counts
+        self._given = dataset, transform
+        self._settings = config, world, remainder
         self._folder: CheckpointFolder | None = None
-        if config.checkpoint_url is not None:
-            self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, sample_source.counts)
         self._saved_at = 0
-        self._due = config.checkpoint_interval if self._folder is not None else None
+        self._due: int | None = None
+        if config is not None or DataRankFinder(world).launched() is not None:
+            _ = self._worker  # says early what does not fit; otherwise a trainer may yet make this one of several ranks
+
+    @cached_property
+    def config(self) -> StreamingConfig:
+        """The settings: those that were given, or of the world that was found when they were first needed."""
+        given, world, remainder = self._settings
+        return given or _config_of(self._given[0], world, remainder)
+
+    @cached_property
+    def _source_and_order(self) -> tuple[SampleSource, SampleOrder]:
+        dataset = self._given[0]
+        if isinstance(dataset, StreamingDataset):
+            return _of_dataset(dataset, self.config)
+        return self._arrays, order_of_arrays(self._arrays, self.config)
+
+    @property
+    def _sample_source(self) -> SampleSource:
+        return self._source_and_order[0]
+
+    @cached_property
+    def _worker(self) -> WorkerReader:
+        config, dataset, (source, order) = self.config, self._given[0], self._source_and_order
+        batch_size = config.batch_size or (dataset.batch_size if isinstance(dataset, StreamingDataset) else 0) or 1
+        if config.checkpoint_url is not None:
+            self._folder = CheckpointFolder(config.checkpoint_url, config.storage_options, self._counts)
+            self._due = config.checkpoint_interval
+        return WorkerReader(_source_of(source, order, config, batch_size), config, self._counts)
+
+    def _check_world(self) -> None:
+        """See that the world which was found when the settings were first needed is still this process's.
+
+        Raises:
+            StateError: it has become one of several ranks since.
+        """
+        given, world, remainder = self._settings
+        if given is None and _config_of(self._given[0], world, remainder) != self.config:
+            now = (world or World.detect()).world_size
+            raise StateError(
+                f"this StreamingShardLoader was asked about its samples in a world of {self.config.world_size}, and now "
+                f"there are {now} ranks: make it, or first use it, after the trainer has joined the ranks, or give a config"
+            )
 
     # -- samples ---------------------------------------------------------------------------------------------------
 
@@ -124,6 +158,8 @@ class StreamingShardLoader(CloseOnExit):
 
     def _next(self) -> Any:
         worker = self._worker
+        if not worker.at:
+            self._check_world()
         if self._due is not None and not worker.finished and worker.delivered - self._saved_at >= self._due:
             self._save_soon()
         return worker.next()
@@ -374,7 +410,7 @@ class StreamingShardLoader(CloseOnExit):
 
     def stats(self) -> StreamStats:
         """Statistics of loading; cheap, at any time, from any thread."""
-        return StreamStats.of(self._sample_source.counts, buffered=True)
+        return StreamStats.of(self._counts, buffered=True)
 
     def get_stats(self) -> StreamStats:
         """The same as :meth:`stats`."""
@@ -386,11 +422,14 @@ class StreamingShardLoader(CloseOnExit):
             if self._folder is not None:
                 self._folder.close()
         finally:
-            self._worker.close()
-            self._sample_source.close()
+            if "_worker" in self.__dict__:
+                self._worker.close()
+                self._sample_source.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process goes on after what was delivered here, and reads it by itself.
+        if "_worker" not in self.__dict__:
+            return _copied, (type(self), *self._given, *self._settings)
         source = self._worker.source
         if isinstance(source, LeasedSource):
             if source.takes_part:
@@ -399,7 +438,7 @@ class StreamingShardLoader(CloseOnExit):
                     "process can not do, too: make a loader with a rank of its own there"
                 )
             return _copied, (type(self), *self._given, self.config)
-        return _copied, (type(self), *self._given, self.config, self._worker.checkpoint())
+        return _copied, (type(self), *self._given, self.config, None, None, self._worker.checkpoint())
 
     def __del__(self) -> None:
         # A forgotten worker must not keep its leases. Giving them back takes time and locks, which must not be those of
@@ -427,11 +466,13 @@ def _copied(
     kind: type[StreamingShardLoader],
     dataset: Any,
     transform: Any,
-    config: StreamingConfig,
+    config: StreamingConfig | None,
+    world: World | None = None,
+    remainder: WorkerRemainder | None = None,
     at: Checkpoint | None = None,
 ) -> StreamingShardLoader:
     """A loader of another process, from its arguments and where it was."""
-    loader = kind(dataset, config, transform=transform)
+    loader = kind(dataset, config, world=world, remainder=remainder, transform=transform)
     if at is not None:
         loader.restore_from_checkpoint(at)
     return loader
@@ -454,7 +495,6 @@ def _forget(worker: WorkerReader) -> None:
 
 
 def _of_dataset(dataset: StreamingDataset, config: StreamingConfig) -> tuple[PoolSource, SampleOrder]:
-    dataset.check_columns_allowed("StreamingShardLoader")
     epoch_reader = dataset.epoch_reader  # the loader is a second reader of what the dataset has opened
     readers = epoch_reader.data_rank(dataset.batch_size or 1)
     if readers.world_size not in (dataset.world.world_size, config.world_size):

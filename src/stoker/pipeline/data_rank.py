@@ -29,6 +29,7 @@ class DataRankFinder:
         if isinstance(replication, int) and replication < 1:
             raise ConfigError(f"replication must be at least 1, got {replication}")
         self._given = world
+        self._inherited: World | None = None
         self._replication = replication if isinstance(replication, int) else 1
         mesh = None if isinstance(replication, int) else replication
         self._mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh.of(mesh)
@@ -37,7 +38,21 @@ class DataRankFinder:
     @property
     def world(self) -> World:
         """This process among all processes."""
-        return self._given or World.detect()
+        return self._known() or self._inherited or World.detect()
+
+    def launched(self) -> World | None:
+        """This process among all processes, where that was said; ``None`` where a trainer may yet make it one of several.
+
+        A process that a trainer starts may be told the number of ranks before it is told its own: that is ``None``, too.
+        """
+        try:
+            return self._known() or self._inherited or World.launched()
+        except ConfigError:
+            return None
+
+    def _known(self) -> World | None:
+        # A process that has joined others knows better than the one that it has a copy from.
+        return self._given or World.of_process_group()
 
     def division(self) -> OuterDivision | None:
         """The wrapper that divides what is delivered now, if any; in a spawned worker, the one around its main process.
@@ -67,6 +82,20 @@ class DataRankFinder:
         readers = world if self._replication == 1 else world.replicate(self._replication)
         return DataRank(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
 
+    def early_data_rank(self, batch_size: int) -> DataRank | None:
+        """The data rank before iteration starts; ``None`` where it is not known yet.
+
+        Raises:
+            ConfigError: the world is known, and can not be divided so.
+        """
+        try:
+            return self.data_rank(batch_size)
+        except ConfigError:
+            if self.launched() is not None:
+                raise
+            return None
+
     def __getstate__(self) -> dict[str, Any]:
         # The child process may not be able to find out its world (a process group does not survive a spawn), nor who divides.
-        return {**self.__dict__, "_given": self.world, "_division": self.division()}
+        # Where there is none yet, the child may be a rank that a trainer spawns: it finds its own.
+        return {**self.__dict__, "_inherited": self.launched(), "_division": self.division()}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from stoker.cluster import LoaderWorker
+from stoker.cluster import LoaderWorker, World
 from stoker.cluster.outer_division import REMEDY, OuterDivision, called_from
 from stoker.errors import ConfigError, StateError
 from stoker.formats.mds.encodings.images import load_at_once, loaded
@@ -51,8 +51,9 @@ class EpochReader:
         self._resume = ResumeState(sample_order)
         self._ring = Ring()
         self._division: OuterDivision | None = None
-        # Readers opened by random access must not pin more of a size-limited cache than iteration may.
-        pool.most_open = min(pool.most_open, replace(settings, sharers=self._sharers(LoaderWorker())).most_shards)
+        # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
+        # share it may not be known before iteration.
+        self._limit_open((rank_finder.launched() or World()).local_world_size)
 
     @property
     def sample_order(self) -> SampleOrder:
@@ -115,6 +116,8 @@ class EpochReader:
             division = replace(division, batch_size=None, requests=division.ranks, kept=None)
         self._division = division
         data_rank = self._rank_finder.data_rank(batch_size, division)
+        sharers = self._sharers(worker)
+        self._limit_open(sharers)
         threads = self._threads(worker)
         if worker.token is not None:
             speed_up_worker(self._ring)
@@ -129,7 +132,7 @@ class EpochReader:
         pipeline = self.pipeline(
             run if division is None else OuterRun(run.order, OuterPlan(run.plan, division)),
             worker,
-            sharers=self._sharers(worker),
+            sharers=sharers,
             threads=threads,
             skip=begun,
             one_by_one=by_sample and not threads,
@@ -213,6 +216,9 @@ class EpochReader:
         settings = replace(self.settings, transform=transform, sharers=sharers, read_threads=threads)
         return Pipeline(self.pool, run, settings, worker, skip, one_by_one=one_by_one, override=override)
 
+    def _limit_open(self, sharers: int) -> None:
+        self.pool.most_open = min(self.pool.most_open, replace(self.settings, sharers=sharers).most_shards)
+
     def _sharers(self, worker: LoaderWorker) -> int:
         return worker.count * self._rank_finder.world.local_world_size
 
@@ -259,8 +265,11 @@ class EpochReader:
         if change_streams:
             self._resume.change(state)
         else:
-            known = batch_size is not None
-            self._resume.load(state, LoaderWorker.detect(), self.data_rank(batch_size or 1), check=known)
+            size = batch_size or 1
+            data_rank = self._rank_finder.early_data_rank(size)
+            # What is not known yet is checked when iteration starts.
+            check = batch_size is not None and data_rank is not None
+            self._resume.load(state, LoaderWorker.detect(), data_rank or DataRank(batch_size=size), check=check)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""
