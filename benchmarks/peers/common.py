@@ -46,7 +46,7 @@ STRIDE = 256  # samples between two looks at the clock
 class Job:
     """What to measure: ``compare.py`` sends its fields as JSON."""
 
-    action: str  # write, read, load or columns
+    action: str  # write, read, ids, load or columns
     kind: str  # tokens or images
     variant: str  # one of the runner's own configurations
     source: str  # folder with the samples as plain .npy
@@ -171,6 +171,17 @@ def each_image(samples: Iterator[Any], key: str | None, touch: str, counts: memo
     return n
 
 
+class ById:
+    """A dataset whose samples are asked for one by one, by random ids."""
+
+    def __init__(self, dataset: Any, samples: int) -> None:
+        self._dataset = dataset
+        self._ids = np.random.default_rng(5).permutation(samples).tolist()
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._dataset.__getitem__, self._ids)
+
+
 def until(samples: Iterator[Any], count: float, seconds: float) -> Iterator[Any]:
     """The first of ``samples``: ``count`` of them, or what comes in ``seconds``, looked at every 256."""
     started = perf_counter()
@@ -182,7 +193,7 @@ def until(samples: Iterator[Any], count: float, seconds: float) -> Iterator[Any]
 
 def run_read(peer: Peer, job: Job) -> dict[str, Any]:
     each: Callable[..., int] = each_token if job.kind == "tokens" else each_image
-    dataset = peer.dataset(job)
+    dataset = ById(peer.dataset(job), job.samples) if job.action == "ids" else peer.dataset(job)
     seen = np.zeros(job.samples, np.uint16)
     counts = memoryview(seen)
 
@@ -312,7 +323,7 @@ def measure(peer: Peer, job: Job) -> dict[str, Any]:
     peer.configure(job)
     if job.action == "write":
         return run_write(peer, job)
-    if job.action == "read":
+    if job.action in ("read", "ids"):
         return run_read(peer, job)
     if job.action == "load":
         loader = peer.loader(job)

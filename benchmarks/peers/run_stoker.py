@@ -1,6 +1,7 @@
 """stoker: MDS shards, read through ``StreamingDataset``.
 
-Variants when reading: ``plain``, and ``views`` (``bytes`` handed out as memoryviews of the mapped shard, as litdata does).
+Variants when reading: ``plain``, ``views`` (``bytes`` handed out as memoryviews of the mapped shard, as litdata does), and
+``override`` (a subclass that makes its samples in ``__getitem__``).
 Variants when writing: ``write`` (sample by sample) and ``write_batch`` (columns); through a DataLoader:
 ``torch`` (torch's own), ``own`` (stoker's ``StreamingDataLoader``) and ``columnar`` (the same, reading whole
 columns, so that there is nothing to collate).
@@ -54,7 +55,12 @@ class Stoker(Peer):
     def dataset(self, job: Job) -> Any:
         from stoker import ReadOptions, StreamingDataset
 
-        return StreamingDataset(
+        class Overridden(StreamingDataset):
+            def __getitem__(self, at: Any) -> dict[str, Any]:
+                return {"tokens": super().__getitem__(at)["tokens"]}
+
+        cls = Overridden if job.variant == "override" else StreamingDataset
+        return cls(
             local=job.data,
             shuffle=job.shuffle,
             shuffle_seed=1,

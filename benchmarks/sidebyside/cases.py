@@ -46,6 +46,7 @@ class Case:
 def token_readers() -> tuple[Entry, ...]:
     return (
         Entry("stoker", "plain", "StreamingDataset", "stoker-tokens-mds", usual=True),
+        Entry("stoker", "override", "a subclass's __getitem__", "stoker-tokens-mds"),
         Entry("mosaicml", "plain", "StreamingDataset", "mosaicml-tokens-ndarray", usual=True, boxed=True),
         Entry("mosaicml", "ahead", "predownload=epoch", "mosaicml-tokens-ndarray"),
         Entry("litdata", "tokens", "TokensLoader", "litdata-tokens-tokens", usual=True),
@@ -101,6 +102,17 @@ CASES: tuple[Case, ...] = (
         "tokens",
         "read",
         token_readers(),
+    ),
+    Case(
+        "tokens-by-id",
+        "(f) tokens: dataset[i] of random ids in one process",
+        "tokens",
+        "ids",
+        (
+            Entry("stoker", "plain", "dataset[i]", "stoker-tokens-mds", usual=True),
+            Entry("stoker", "override", "a subclass's __getitem__", "stoker-tokens-mds"),
+            Entry("mosaicml", "plain", "dataset[i]", "mosaicml-tokens-ndarray", usual=True, boxed=True),
+        ),
     ),
     Case(
         "tokens-loader",
@@ -195,6 +207,8 @@ TARGETS: tuple[Target, ...] = (
     Target("images-in-order", "images, in order", 1.5, "litdata"),
     Target("images-shuffled", "images as views, as litdata's are, shuffled", 1.5, "litdata", variant="views"),
     Target("images-in-order", "images as views, as litdata's are, in order", 1.5, "litdata", variant="views"),
+    Target("tokens-shuffled", "tokens through a subclass's __getitem__, shuffled", 1e5, variant="override"),
+    Target("tokens-by-id", "tokens, dataset[i] of random ids", 2e5),
     Target("tokens-columns", "columnar tokens, shuffled", 1e6),
     Target("tokens-loader", "tokens, torch DataLoader, 2 workers", 10, "mosaicml", "usual"),
     Target("tokens-loader", "tokens, columnar, 2 workers", 10, "mosaicml", "usual", "columnar"),

@@ -90,8 +90,6 @@ def make_case(rng: random.Random) -> Case:
         "partition_algo": rng.choice(["relaxed", "relaxed", "orig"]),
         "shuffle_block_size": rng.choice([None, 11, 40, 300]),
     }
-    if not options["shuffle"]:
-        del options["shuffle_algo"]
     if kind != "absolute" and rng.random() < 0.5:
         options["epoch_size"] = rng.randint(20, 250)
     return {"names": names, "weights": weights, "options": {n: v for n, v in options.items() if v is not None}}
