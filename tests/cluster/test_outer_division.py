@@ -141,6 +141,16 @@ def test_a_dispatcher_gets_global_batches(
     assert [len(batch["id"]) for batch in dispatcher.ask(lambda: list(dataset.batches()))] == [4] * 25
 
 
+def test_the_length_is_of_what_is_delivered(accelerate: Any, dataset: StreamingDataset) -> None:
+    """Trainers ask a prepared loader for its length, then its dataset for the number of samples."""
+    shard = accelerate.IterableDatasetShard(dataset, 4, 2, 1)
+    assert len(dataset) == 50
+    assert len(shard) == 100
+    assert len(dataset) == 100
+    ids(dataset)
+    assert len(dataset) == 50
+
+
 def test_one_rank_divides_nothing(accelerate: Any) -> None:
     assert accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=1)).ask(outer_division) is None
 

@@ -52,7 +52,8 @@ class Trainer:
 TRAINERS: Final[tuple[Trainer, ...]] = (
     Trainer("accelerate, DataLoader", "pytorch", "accelerate_run.py"),
     Trainer("accelerate, DataLoader, dispatch_batches=False", "pytorch", "accelerate_run.py", "shard", fills=8),
-    Trainer("accelerate, StreamingDataLoader", "pytorch", "accelerate_run.py", "loader"),
+    Trainer("accelerate, StreamingDataLoader(columnar=True)", "pytorch", "accelerate_run.py", "columnar own"),
+    Trainer("accelerate, use_stateful_dataloader=True", "pytorch", "accelerate_run.py", "own stateful"),
 )
 
 CELLS: Final = (

@@ -1,9 +1,10 @@
-"""Who divides? A wrapper around a loader may divide among the ranks what a dataset delivers, so that the dataset must not.
+"""Who divides? A wrapper around a dataset may divide among the ranks what it delivers, so that the dataset must not.
 
 accelerate, and transformers with it, put such wrappers around every ``IterableDataset``: ``IterableDatasetShard``, with which
-each rank reads all and keeps its slice, and ``DataLoaderDispatcher``, with which rank 0 reads all and sends slices. A dataset
-is not told. But when it is asked for samples or for its length, the wrapper's method is on the call stack: it calls the
-loader that calls the dataset. That holds in forked workers too, as a fork keeps the stack.
+each rank reads all and keeps its slice, and ``DataLoaderDispatcher``, with which rank 0 reads all and sends slices. So does
+``split_dataset_by_node`` of the ``datasets`` package. A dataset is not told. But when it is asked for samples or for its
+length, the wrapper's method is on the call stack: it calls the loader that calls the dataset. That holds in forked workers
+too, as a fork keeps the stack.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ REMEDY: Final = (
 """How accelerate is told not to divide, for errors."""
 
 _ACCELERATE: Final = "accelerate.data_loader"
+_DATASETS: Final = "datasets.iterable_dataset"
 # transformers has an IterableDatasetShard of its own, with the same attributes.
 _SHARDS: Final = ((_ACCELERATE, "IterableDatasetShard"), ("transformers.trainer_pt_utils", "IterableDatasetShard"))
+_MODULES: Final = frozenset({_DATASETS, *(module for module, _ in _SHARDS)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def outer_division() -> OuterDivision | None:
     Raises:
         ConfigError: there are two wrappers, one in the other, or one that would divide single batches of a dataset.
     """
-    if _ACCELERATE not in sys.modules and _SHARDS[1][0] not in sys.modules:
+    if _MODULES.isdisjoint(sys.modules):
         return None
     if in_user_code():
         return None  # a dataset that a transform reads: its samples are for the transform, not for the wrapper
@@ -100,9 +103,11 @@ def _frames() -> Iterator[FrameType]:
 
 def _wrapper(module: str, frame: FrameType) -> Any:
     """The wrapper whose method a frame runs, if it is one that divides."""
-    if module != _ACCELERATE and module != _SHARDS[1][0]:
+    if module not in _MODULES:
         return None
     one = frame.f_locals.get("self")
+    if module == _DATASETS:  # an IterableDataset over us, of split_dataset_by_node
+        return one if getattr(one, "_distributed", None) is not None else None
     return one if isinstance(one, _shards()) or _is_dispatcher(one) else None
 
 
@@ -126,7 +131,11 @@ def _describe(one: Any, frame: FrameType, *, direct: bool) -> OuterDivision | No
     """
     if _is_dispatcher(one):
         return _describe_dispatcher(one, vars(one), frame)
-    name, ranks = type(one).__name__, int(one.num_processes)
+    name = type(one).__name__
+    is_shard = isinstance(one, _shards())
+    if not is_shard:
+        return OuterDivision(name, int(one._distributed.world_size), None, fills=False)
+    ranks = int(one.num_processes)
     if one.batch_size is None:
         raise ConfigError(
             f"{name} divides single samples, and this loader, with batch_size=None, has whole batches: {REMEDY}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.arguments import checked
+from stoker.cluster.outer_division import called_from
 from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
 
@@ -168,11 +169,12 @@ class LoaderWorker:
     def detect(cls) -> LoaderWorker:
         """Read it from torch, if torch is imported; a process without torch is no worker of its DataLoader.
 
-        Another data set that a transform reads is not divided among workers: each has samples of its own to transform.
+        Another data set that a transform reads is not divided among workers: each has samples of its own to transform. Nor
+        is one that the ``datasets`` package reads, as in ``IterableDataset.from_generator``: it chooses the worker itself.
         """
         data = sys.modules.get("torch.utils.data")
         info = None if data is None else data.get_worker_info()
-        if info is None or in_user_code():
+        if info is None or in_user_code() or called_from("datasets.iterable_dataset"):
             return cls()
         # DataLoader draws a base seed each time it starts workers and gives worker w that plus w.
         return cls(int(info.id), int(info.num_workers), int(info.seed) - int(info.id))

@@ -51,6 +51,8 @@ class EpochReader:
         self._resume = ResumeState(sample_order)
         self._ring = Ring()
         self._division: OuterDivision | None = None
+        self._counted_for: OuterDivision | None = None
+        self._read_ahead = False
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
         # share it may not be known before iteration.
         self._limit_open((rank_finder.launched() or World()).local_world_size)
@@ -95,8 +97,14 @@ class EpochReader:
         delivery.finished = True
 
     def count(self, batch_size: int) -> int:
-        """Samples that this rank gets in the next epoch, counted from the epoch's beginning."""
-        return self.plan(self.upcoming().epoch_begin(), batch_size).samples
+        """Samples that are delivered here in the next epoch, if that is delivered from its beginning.
+
+        That is this rank's part, or all samples once a wrapper has asked that divides them: trainers ask for the length of
+        their loader, and then for that of the dataset.
+        """
+        self._counted_for = division = self._rank_finder.division() or self._counted_for
+        data_rank = self._rank_finder.data_rank(batch_size, division)
+        return self.sample_order.run(self.upcoming().epoch_begin(), data_rank).plan.samples
 
     def plan(self, point: EpochPosition, batch_size: int) -> Plan:
         """This rank's batches from ``point`` on."""
@@ -114,7 +122,8 @@ class EpochReader:
         if division is not None and not by_sample:
             # What the wrapper divides are batches of this size, not samples.
             division = replace(division, batch_size=None, requests=division.ranks, kept=None)
-        self._division = division
+        self._division = self._counted_for = division
+        self._read_ahead = called_from("accelerate.data_loader")
         data_rank = self._rank_finder.data_rank(batch_size, division)
         sharers = self._sharers(worker)
         self._limit_open(sharers)
@@ -241,17 +250,22 @@ class EpochReader:
         """The state after what this object has delivered, or after ``samples`` of the epoch or of this run."""
         worker = LoaderWorker.detect()
         data_rank = self.data_rank(batch_size)
+        division = self._rank_finder.division() or self._division
+        if samples is None and (division is not None or self._is_read_ahead(worker)):
+            raise StateError(
+                "accelerate reads ahead of training, or on rank 0 for all ranks, so that what training has had is not known "
+                "here: say how many samples of the epoch all ranks together have had: state_dict(num_samples=...); for "
+                f"use_stateful_dataloader=True, {REMEDY}"
+            )
         if worker.token is not None:
             return self._resume.worker_state(worker, data_rank)
-        # torchdata's loader asks for the state between its own batches, and knows which of them training has had.
-        if samples is None and self._division is not None and not called_from("torchdata.stateful_dataloader"):
-            raise StateError(
-                f"{self._division.wrapper} of accelerate reads ahead of training, which is not known here: say how many "
-                "samples of the epoch all ranks together have had: state_dict(num_samples=...)"
-            )
         if samples is None:
             return self._resume.state(self._resume.here(), data_rank)
         return self._resume.state(self._resume.after(samples, data_rank, from_beginning=from_beginning), data_rank)
+
+    def _is_read_ahead(self, worker: LoaderWorker) -> bool:
+        # torchdata's loader asks for the state between its own batches, and knows which of them training has had.
+        return self._read_ahead and worker.token is None and not called_from("torchdata.stateful_dataloader")
 
     def state_after(
         self, start: EpochPosition, batches: int, batch_size: int, *, ended: bool = False
@@ -261,7 +275,7 @@ class EpochReader:
 
     def load(self, state: Mapping[str, Any], batch_size: int | None, *, change_streams: bool = False) -> None:
         """Make the next iteration resume where ``state`` was taken, or begin a new epoch with other streams."""
-        self._division = None
+        self._division, self._counted_for, self._read_ahead = None, None, False
         if change_streams:
             self._resume.change(state)
         else:
@@ -274,7 +288,7 @@ class EpochReader:
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration begin an epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""
         # A wrapper calls it at the start of each epoch, on ranks too that are only sent their samples.
-        self._division = self._rank_finder.division()
+        self._division = self._counted_for = self._rank_finder.division()
         self._resume.set_epoch(epoch)
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 ``--variant`` has words: ``loader`` (StreamingDataLoader, else torch's DataLoader), ``columnar``, ``shard`` (each rank reads,
 else rank 0 dispatches), ``split`` (``split_batches``), ``own``
-(divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``.
+(divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``, ``static`` (a
+partition that gives each rank its part).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from stoker import StreamingDataLoader, StreamingDataset
+from stoker.partitions import RoundRobin
 from trainers.launch import arguments, record
 
 
@@ -30,7 +32,8 @@ def main() -> None:
         )
     )
     batch_size = options.batch_size * (accelerator.num_processes if "split" in words else 1)
-    dataset = StreamingDataset(options.data, shuffle=True, batch_size=batch_size)
+    partition = RoundRobin() if "static" in words else None
+    dataset = StreamingDataset(options.data, shuffle=True, batch_size=batch_size, partition=partition)
     how: dict[str, Any] = {"num_workers": options.workers, "drop_last": "drop_last" in words}
     if options.workers and "spawn" in words:
         how["multiprocessing_context"] = "spawn"
@@ -51,6 +54,8 @@ def main() -> None:
             dispatch_batches=False,
             use_stateful_dataloader="stateful" in words,
         )
+        if "stateful" in words:
+            accelerator.register_for_checkpointing(loader)
     else:
         loader = accelerator.prepare(loader)
     checkpoint = Path(options.checkpoint or ".")

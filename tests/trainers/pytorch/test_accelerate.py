@@ -1,15 +1,19 @@
-"""accelerate: each sample comes once an epoch over ranks, however the loader is prepared."""
+"""accelerate: each sample comes once an epoch over ranks, however the loader is prepared; what can not be so is refused.
+
+``table.py`` tests the usual ways, with 1 and 2 ranks, and resumed; here are the others.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from trainers.launch import launch, write_dataset
+from trainers.launch import Outcome, launch, write_dataset
 
-SCRIPT = Path(__file__).with_name("accelerate_run.py")
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +22,65 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
 
 
-def test_one_rank_sees_each_sample_once(data: Path) -> None:
-    seen = launch(Path(sys.executable), SCRIPT, 1, "--data", data)
+def run(data: Path, variant: str, workers: int, *more: object, ranks: int = 2) -> Outcome:
+    script = HERE / "accelerate_run.py"
+    return launch(
+        Path(sys.executable), script, ranks, "--data", data, "--variant", variant, "--workers", workers, *more
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "workers", "unique", "twice"),
+    [
+        ("split", 2, 100, 0),
+        ("shard split", 2, 100, 4),
+        ("drop_last", 2, 96, 0),
+        ("shard drop_last", 0, 96, 0),
+        ("spawn", 2, 100, 0),
+        ("shard spawn", 2, 100, 4),
+        ("columnar", 2, 100, 0),
+        ("loader shard", 0, 100, 4),
+    ],
+)
+def test_each_sample_comes_once(data: Path, variant: str, workers: int, unique: int, twice: int) -> None:
+    """accelerate itself repeats samples where each rank reads (``shard``) and the last batch is not full."""
+    seen = run(data, variant, workers)
     assert not seen.error
-    assert sorted(seen.ids) == list(range(100))
+    assert (seen.unique, seen.twice, seen.steps_equal) == (unique, twice, True)
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        ("columnar shard", "divides single samples, and this loader, with batch_size=None, has whole batches"),
+        ("stateful", "for use_stateful_dataloader=True, let each rank read its own part"),
+        ("static", "partition='round_robin' says which rank gets which samples"),
+    ],
+)
+def test_what_would_lose_samples_is_refused(data: Path, variant: str, said: str) -> None:
+    seen = run(data, variant, 0)
+    assert said in seen.error
+    assert "num_processes=1" in seen.error
+
+
+def test_a_worker_s_state_is_refused_in_another_world(data: Path, tmp_path: Path) -> None:
+    first = run(data, "own stateful", 2, "--stop-after", 6, "--checkpoint", tmp_path, ranks=1)
+    assert not first.error
+    second = run(data, "own stateful", 2, "--resume", "--checkpoint", tmp_path, ranks=2)
+    assert "was taken inside an epoch on 1 ranks" in second.error
+
+
+@pytest.mark.parametrize("variant", ["", "own"])
+def test_metrics_epochs_and_accumulation(data: Path, tmp_path: Path, variant: str) -> None:
+    """What accelerate knows of the loader: the last batch, and which gathered samples are no repetition."""
+    script = HERE / "accelerate_metrics.py"
+    said = tmp_path / "said.json"
+    seen = launch(Path(sys.executable), script, 2, "--data", data, "--variant", variant, "--checkpoint", said)
+    assert not seen.error
+    assert sorted(seen.ids) == sorted([*range(100)] * 2)
+    found = json.loads(said.read_text())
+    assert found["gathered"] == [100, 100]
+    assert found["orders_differ"]
+    assert found["length"] == 13
+    assert found["updates"] == 14  # 13 steps an epoch, two at a time, and the last one alone
+    assert found["refused"] == [True, True]

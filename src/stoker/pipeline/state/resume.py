@@ -334,6 +334,7 @@ class ResumeState:
         else:
             begun, batches = delivery.point, delivery.batches
         own = {"number": worker.number, "count": worker.count, "batches": batches}
+        own |= {"world_size": data_rank.world_size, "batch_size": data_rank.batch_size}
         return {**self.state(begun, data_rank), "worker": own}
 
     def load(self, state: Mapping[str, Any], worker: LoaderWorker, data_rank: DataRank, *, check: bool = True) -> None:
@@ -360,6 +361,15 @@ class ResumeState:
                 f"this is the state of DataLoader worker {own['number']} of {own['count']}, which only that worker can "
                 "resume from. States of StreamingDataLoader fit any number of workers"
             )
+        if own is not None and own["batches"]:
+            # Which samples a worker's batches were depends on the world; states of earlier versions do not say it.
+            theirs = own.get("world_size", data_rank.world_size), own.get("batch_size", data_rank.batch_size)
+            if theirs != (data_rank.world_size, data_rank.batch_size):
+                raise StateError(
+                    f"this state of DataLoader worker {own['number']} was taken inside an epoch on {theirs[0]} ranks with "
+                    f"batch_size {theirs[1]}; here they are {data_rank.world_size} and {data_rank.batch_size}. States of "
+                    "StreamingDataLoader, and states without workers, fit any number of ranks"
+                )
         point, sample_order = read_state(state, self.sample_order, data_rank)
         if check:
             run_from(sample_order, self.settled(point, data_rank), data_rank)

@@ -1,0 +1,50 @@
+"""The examples run under torchrun, stop, and resume."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def run(example: str, ranks: int, *arguments: object) -> str:
+    """Run an example under torchrun; what it printed."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(
+        [*launcher, str(EXAMPLES / example), *map(str, arguments)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=280)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"{example} hung: {process.communicate()[0][-3000:]}")
+    assert process.returncode == 0, said[-3000:]
+    return said
+
+
+def test_accelerate_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
+    run("train_accelerate.py", 2, tmp_path, "--stop-after", 11)
+    said = run("train_accelerate.py", 1, tmp_path, "--resume", "--epochs", 2)
+    # 1000 samples make 62 steps of 16; 11 steps of two ranks were 22 of them, which are counted.
+    assert re.findall(r"epoch (\d): (\d+) steps", said) == [("0", "62"), ("1", "62")]
+
+
+def test_transformers_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    run("train_transformers.py", 2, tmp_path, "--max-steps", 10)
+    said = run("train_transformers.py", 2, tmp_path, "--resume")
+    steps = set(re.findall(r"rank (\d): (\d+) steps", said))
+    assert len(steps) == 2
+    assert len({count for _, count in steps}) == 1
