@@ -196,7 +196,7 @@ def origin_of(source: str | os.PathLike[str], storage_options: StorageOptions | 
     if directory is not None:
         return CacheOrigin(os.path.realpath(directory))
     store = open_store(source, storage_options)
-    return CacheOrigin(store.url, store.endpoint())
+    return CacheOrigin(store.origin, store.endpoint())
 
 
 def _load(

@@ -11,6 +11,7 @@ from stoker.arguments import unknown_name
 from stoker.cache.base import CacheSettings
 from stoker.catalog.detect import dataset_url, detect, refuse_shard_files
 from stoker.catalog.header_columns import index_or_headers
+from stoker.catalog.hub_files import hub_files, is_hub
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.missing import format_instead, split_explained
 from stoker.catalog.synthetic import open_synthetic
@@ -93,6 +94,8 @@ def open_format(
     }
     if isinstance(remote, str | os.PathLike) and name is None:
         remote = dataset_url(remote)
+    if isinstance(remote, str) and is_hub(remote):
+        remote, split = hub_files(remote, split, storage_options, retry, stall_timeout)
     given = local if remote is None else remote
     with split_explained(given, split, storage_options):
         if name == _MADE:

@@ -29,9 +29,8 @@ _WORD: Final = "|".join(_SPLIT_OF)
 # `train`, `val2017`.
 _FOLDER: Final = re.compile(rf"({_WORD})(?:[-_]?[0-9]+)?", re.IGNORECASE)
 # `train.jsonl`, `train-00000-of-00002.parquet`, `imagenet-val-000001.tar`, `wiki.test.jsonl.gz`; not `test_tube.jpg`.
-_FILE: Final = re.compile(
-    rf"(?P<before>.*[-_.])?(?P<word>{_WORD})(?:[-_.]?[0-9].*)?(?:\.[a-z][a-z0-9]*){{1,2}}", re.IGNORECASE
-)
+_FORM: Final = r"(?P<before>.*[-_.])?(?P<word>{words})(?:[-_.]?[0-9].*)?(?:\.[a-z][a-z0-9]*){{1,2}}"
+_FILE: Final = re.compile(_FORM.format(words=_WORD), re.IGNORECASE)
 
 
 def refuse_splits(keys: Iterable[str], root: str, *, folders_only: bool = False, whole: str = "") -> None:
@@ -84,19 +83,44 @@ def files_of_split(keys: Iterable[str], split: str) -> str:
         keys: files below a directory.
         split: the split's name, which may begin with the folders that it lies in.
     """
-    above, _, word = split.rpartition("/")
-    wanted = _SPLIT_OF.get(word.lower())
-    for key in sorted(keys):
+    for key in keys_of_split(keys, split):
         folder, _, name = key.rpartition("/")
-        match = _FILE.fullmatch(name)
-        if (
-            wanted
-            and match
-            and _SPLIT_OF[match["word"].lower()] == wanted
-            and folder in (above, f"{above}/data".strip("/"))
-        ):
-            return f"{folder}/{name[: match.end('word')]}*{name[name.rfind('.') :]}".lstrip("/")
+        word = _name_of(split.rpartition("/")[2]).fullmatch(name)
+        assert word is not None
+        return f"{folder}/{name[: word.end('word')]}*{name[name.rfind('.') :]}".lstrip("/")
     return ""
+
+
+def keys_of_split(keys: Iterable[str], split: str) -> list[str]:
+    """The files whose names tell that they are of a split, sorted: directly in its folder or in ``data/`` below that.
+
+    Args:
+        keys: files below a directory.
+        split: the split's name, which may begin with the folders that it lies in.
+    """
+    above, _, word = split.rpartition("/")
+    pattern, folders = _name_of(word), (above, f"{above}/data".strip("/"))
+    return [
+        key
+        for key, folder, name in sorted((key, *key.rpartition("/")[::2]) for key in keys)
+        if folder in folders and pattern.fullmatch(name)
+    ]
+
+
+def splits_of(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Files by the split that their names tell, sorted; files that tell none are left out."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for key in sorted(keys):
+        if match := _FILE.fullmatch(key.rpartition("/")[2]):
+            found[_SPLIT_OF[match["word"].lower()]].append(key)
+    return dict(found)
+
+
+def _name_of(word: str) -> re.Pattern[str]:
+    """Names of files of a split: by any of the words for it, or by its own."""
+    wanted = _SPLIT_OF.get(word.lower())
+    words = [one for one, split in _SPLIT_OF.items() if split == wanted] if wanted else [re.escape(word)]
+    return re.compile(_FORM.format(words="|".join(words)), re.IGNORECASE)
 
 
 def _refuse(root: str, above: str, splits: Mapping[str, str], folders: Iterable[str], end: str, whole: str) -> None:

@@ -73,7 +73,7 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
     >>> StreamingDataset("s3://bucket/train", shuffle=True, batch_size=64)  # doctest: +SKIP
 
     Args:
-        remote: what to read, with or without the argument's name: a URL (``s3://``, ``gs://``, ``az://``, ``https://``,
+        remote: what to read, with or without the argument's name: a URL (``s3://``, ``gs://``, ``az://``, ``hf://``, ``https://``,
             ``file://``, ``memory://``) or a directory; of files that are read as they are also a file, a pattern or a list of
             files. ``None``: ``local`` holds it.
         local: directory for the cache of ``remote``. ``None``: a directory is read in place, and the cache of anything else

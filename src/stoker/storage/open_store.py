@@ -9,7 +9,7 @@ from stoker.errors import ConfigError
 from stoker.storage.local import LocalStore
 from stoker.storage.retry import RetryPolicy
 from stoker.storage.store import Store
-from stoker.storage.url import is_local
+from stoker.storage.url import parse_url
 
 if TYPE_CHECKING:
     from stoker.types import StorageOptions
@@ -25,10 +25,11 @@ def open_store(
     """Open the store that ``url`` names; nothing is connected, or checked to exist, before the first use.
 
     Args:
-        url: ``s3://``, ``gs://``, ``az://`` (``abfs://``), ``http(s)://`` (reading only), ``file://``,
-            ``memory://`` or a plain path.
+        url: ``s3://``, ``gs://``, ``az://`` (``abfs://``), ``http(s)://`` and ``hf://datasets/`` (reading only),
+            ``file://``, ``memory://`` or a plain path.
         options: credentials and settings by obstore's names (``access_key_id``, ``endpoint``, ``region``,
-            ...; ``client_options`` for those of the HTTP client). Each overrides the environment
+            ...; ``client_options`` for those of the HTTP client; of ``hf://``, ``token`` and ``endpoint``). Each
+            overrides the environment
             (``AWS_*``, ``S3_ENDPOINT_URL``, ...), and credentials replace the environment's as a whole.
         retry: when to try again; the default tries 6 times in at most 300 s.
         stall_timeout: seconds without a byte after which a request fails. Beyond them, what is read must come at
@@ -43,7 +44,12 @@ def open_store(
     >>> store.get("a/b", max_bytes=100)
     b'hello'
     """
-    if is_local(url) is None:
+    location = parse_url(url)
+    if location.kind == "hf":
+        from stoker.storage.hub.hub_store import HubStore
+
+        return HubStore(url, options, retry=retry, stall_timeout=stall_timeout)
+    if location.kind != "file":
         return Store(url, options, retry=retry, stall_timeout=stall_timeout)
     store = LocalStore(url, options, retry=retry, stall_timeout=stall_timeout)
     if options:

@@ -19,11 +19,13 @@ class TransientError(Exception):
     Attributes:
         final: makes the error to raise when there will be no more attempts, from how many there were and
             the seconds they took.
+        after: seconds that the server asks to be left alone.
     """
 
-    def __init__(self, final: Callable[[int, float], StorageError]) -> None:
+    def __init__(self, final: Callable[[int, float], StorageError], after: float = 0.0) -> None:
         super().__init__()
         self.final = final
+        self.after = after
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class RetryPolicy:
         attempts: tries in all, at least 1; 1 never retries.
         base_delay: seconds; the first wait is uniform in ``[0, base_delay)``, the next in twice that, and
             so on.
-        max_delay: seconds that no wait exceeds.
+        max_delay: seconds that no wait exceeds, but for those that a server asks for.
         deadline: seconds from the first attempt after which none begins, or ``None``.
     """
 
@@ -52,15 +54,16 @@ class RetryPolicy:
         if self.deadline is not None and not self.deadline >= 0:
             raise ConfigError(f"RetryPolicy.deadline is {self.deadline!r}: seconds, not negative, or None.")
 
-    def wait(self, failures: int, elapsed: float, random: Callable[[], float]) -> float | None:
+    def wait(self, failures: int, elapsed: float, random: Callable[[], float], after: float = 0.0) -> float | None:
         """Seconds to wait after the ``failures``-th failure at ``elapsed`` seconds, or ``None`` to give up.
 
-        ``random`` returns a number in ``[0, 1)``.
+        ``random`` returns a number in ``[0, 1)``. ``after`` are seconds that the server asks to be left alone: they
+        come on top, so that not all who were refused come back at once.
         """
         if failures >= self.attempts:
             return None
         # Doubling stops at 2**62: beyond it the float would overflow, and every max_delay is smaller.
-        delay = random() * min(self.max_delay, self.base_delay * 2.0 ** min(failures - 1, 62))
+        delay = after + random() * min(self.max_delay, self.base_delay * 2.0 ** min(failures - 1, 62))
         if self.deadline is not None and elapsed + delay >= self.deadline:
             return None
         return delay
@@ -88,7 +91,7 @@ def run(
         except TransientError as error:
             attempt += 1
             elapsed = clock() - start
-            delay = policy.wait(attempt, elapsed, random)
+            delay = policy.wait(attempt, elapsed, random, error.after)
             if delay is None:
                 raise error.final(attempt, elapsed) from None
         sleep(delay)

@@ -66,6 +66,11 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": None}
 
+    @property
+    def origin(self) -> str:
+        """The root without what says which version of the data is read: of the Hub, the revision."""
+        return self.url
+
     def url_of(self, key: str) -> str:
         """The URL of an object, for messages; of the root for an empty key."""
         return f"{self.url}/{key}" if key else self.url

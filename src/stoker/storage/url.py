@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from stoker.display import is_secret, redact_url
 from stoker.errors import ConfigError
 
-Kind: TypeAlias = Literal["s3", "gs", "azure", "http", "file", "memory"]
+Kind: TypeAlias = Literal["s3", "gs", "azure", "http", "hf", "file", "memory"]
 
 _KINDS: dict[str, Kind] = {
     "s3": "s3",
@@ -25,13 +25,21 @@ _KINDS: dict[str, Kind] = {
     "adl": "azure",
     "http": "http",
     "https": "http",
+    "hf": "hf",
     "file": "file",
     "memory": "memory",
 }
 UNSENDABLE = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")
 """Characters that an object store's keys and URLs can not have."""
 
-_HOST = {"s3": "bucket", "gs": "bucket", "azure": "container", "http": "host", "memory": "name"}
+_HOST = {
+    "s3": "bucket",
+    "gs": "bucket",
+    "azure": "container",
+    "http": "host",
+    "hf": "kind of repository",
+    "memory": "name",
+}
 
 
 @dataclass(frozen=True, slots=True)

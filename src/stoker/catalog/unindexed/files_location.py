@@ -122,6 +122,20 @@ def expand_braces(text: str) -> list[str]:
     return names
 
 
+def matching(pattern: str, keys: Sequence[str]) -> list[str]:
+    """The keys that a pattern means, sorted; that of a folder means all that is in it.
+
+    Args:
+        pattern: as :func:`source_of` has them, relative to what the keys are relative to.
+        keys: files.
+    """
+    pattern = pattern.removeprefix("./").strip("/")
+    if not _WILD.search(pattern):
+        return sorted(key for key in keys if key == pattern or key.startswith(f"{pattern}/"))
+    matches = re.compile("|".join(map(_regular, expand_braces(pattern)))).fullmatch
+    return sorted(filter(matches, keys))
+
+
 def check_exists(given: str | os.PathLike[str]) -> None:
     """Check that a local path, which is no pattern, exists.
 

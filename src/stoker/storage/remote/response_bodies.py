@@ -32,11 +32,13 @@ class AnswerError(Exception):
 
     Attributes:
         fault: what is wrong.
+        after: seconds that the server asks to be left alone.
     """
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Fault, after: float = 0.0) -> None:
         super().__init__(fault.detail)
         self.fault = fault
+        self.after = after
 
 
 def body(

@@ -1,0 +1,195 @@
+"""Datasets of the Hugging Face Hub by their URL: formats, splits and configs, requests, and what a state says of a commit."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hub_server import Hub, Repo, serve_hub, sha_of
+from stoker import StreamingDataset
+from stoker.errors import ConfigError, ObjectNotFoundError, StateError, StokerError
+from stoker.loaders.parquet_loader import StreamingParquetLoader
+from stoker.storage.hub import hub_store
+
+URL = "hf://datasets/o/n"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    hub_store._commits.clear()
+    hub_store._listings.clear()
+    with serve_hub() as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+def parquet(first: int, count: int = 100) -> bytes:
+    out = io.BytesIO()
+    table = pa.table({"x": pa.array(range(first, first + count)), "text": [f"document {i} " * 9 for i in range(count)]})
+    pq.write_table(table, out)
+    return out.getvalue()
+
+
+def files(*names: str) -> dict[str, bytes]:
+    """Parquet files, of which number i holds the numbers from 100 * i on."""
+    return {
+        ".gitattributes": b"*",
+        "README.md": b"# A dataset",
+        **{name: parquet(100 * i) for i, name in enumerate(names)},
+    }
+
+
+def numbers(dataset: StreamingDataset) -> list[int]:
+    with dataset:
+        return sorted(int(sample["x"]) for sample in dataset)
+
+
+SHARDS = ("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-00000-of-00001.parquet")
+TRAIN, TEST = list(range(200)), list(range(200, 300))
+
+
+def card(*configs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"license": "mit", "configs": list(configs)}
+
+
+BY_SPLIT = {
+    "config_name": "default",
+    "data_files": [{"split": "train", "path": "data/train-*"}, {"split": "test", "path": ["data/test-*"]}],
+}
+
+
+def test_a_pasted_url_is_read_with_one_request_a_file(hub: Hub) -> None:
+    hub.page = 3
+    hub.repos["o/n"] = Repo([files("a.parquet", "b.parquet", "sub/c.parquet")])
+    assert numbers(StreamingDataset(URL)) == list(range(300))
+    asked = [re.sub(r"[0-9a-f]{40}|\?.*", "", one) for one in hub.requests]
+    assert sorted(asked) == [
+        "GET /api/datasets/o/n/revision/main",
+        "GET /api/datasets/o/n/tree/",
+        "GET /api/datasets/o/n/tree/",
+        "HEAD /datasets/o/n/resolve//a.parquet",
+        "HEAD /datasets/o/n/resolve//b.parquet",
+        "HEAD /datasets/o/n/resolve//sub/c.parquet",
+    ]
+    hub.requests.clear()
+    assert numbers(StreamingDataset(URL)) == list(range(300))
+    assert not any("HEAD" in one for one in hub.requests), "a second start opens no file"
+
+
+@pytest.mark.parametrize("readme", [None, card(BY_SPLIT)])
+def test_splits_are_told_by_the_readme_or_by_names(hub: Hub, readme: dict[str, Any] | None) -> None:
+    hub.repos["o/n"] = Repo([files(*SHARDS)], card=readme)
+    assert numbers(StreamingDataset(URL, split="train")) == TRAIN
+    assert numbers(StreamingDataset(URL, split="test")) == TEST
+    with pytest.raises(ConfigError, match=r"splits.*train.*choose one"):
+        StreamingDataset(URL)
+    with pytest.raises(ObjectNotFoundError, match=r"'validation'.*te?(st)?.*train|'validation'.*train, test"):
+        StreamingDataset(URL, split="validation")
+    assert numbers(StreamingDataset(f"{URL}/data/train-*.parquet")) == TRAIN
+    assert numbers(StreamingDataset(f"{URL}/{SHARDS[2]}")) == TEST
+    assert numbers(StreamingDataset(f"{URL}@{sha_of(0)}", split="train")) == TRAIN
+    assert numbers(StreamingDataset([f"{URL}/{SHARDS[0]}", f"{URL}/{SHARDS[1]}"])) == TRAIN
+
+
+def test_a_file_of_another_split_with_a_like_name_is_left_out(hub: Hub) -> None:
+    hub.repos["o/n"] = Repo([files("data/train-0.parquet", "data/train_sft-0.parquet", "data/test-0.parquet")])
+    assert numbers(StreamingDataset(URL, split="train")) == list(range(100))
+    assert numbers(StreamingDataset(URL, split="train_sft")) == list(range(100, 200))
+
+
+def test_configs(hub: Hub) -> None:
+    names = ("en/train-0.parquet", "fr/train-0.parquet", "fr/test-0.parquet")
+    en = {"config_name": "en", "data_files": "en/*"}
+    fr = {"config_name": "fr", "data_dir": "fr"}
+    hub.repos["o/n"] = Repo([files(*names)], card=card(en, fr))
+    for split in (None, "train"):
+        with pytest.raises(ConfigError, match=r"configs en, fr.*split='en/train'"):
+            StreamingDataset(URL, split=split)
+    assert numbers(StreamingDataset(URL, split="en/train")) == list(range(100))
+    assert numbers(StreamingDataset(URL, split="fr/test")) == TEST
+    with pytest.raises(ObjectNotFoundError, match=r"fr/nope.*en/train, fr/test, fr/train"):
+        StreamingDataset(URL, split="fr/nope")
+    hub.repos["o/n"].card = card(en, fr | {"default": True})
+    hub_store._commits.clear()
+    assert numbers(StreamingDataset(URL, split="test")) == TEST
+    with pytest.raises(ConfigError, match=r"splits test, train.*split='train'.*en/train"):
+        StreamingDataset(URL)
+    hub.repos["o/n"].card = card({"config_name": "all", "data_files": {"all": "**/train-*.parquet"}})
+    hub_store._commits.clear()
+    assert numbers(StreamingDataset(URL)) == list(range(200))
+    hub.repos["o/n"].card = card({"data_files": "nothing/*"})
+    hub_store._commits.clear()
+    with pytest.raises(ConfigError, match=r"split 'train' of config 'default' is nothing/\*, and no file matches"):
+        StreamingDataset(URL)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"configs": 3}, {"configs": [3, None, {}]}, {"configs": [{"data_files": [3]}]}, {"a": 1}]
+)
+def test_a_readme_that_tells_nothing(hub: Hub, odd: dict[str, Any]) -> None:
+    hub.repos["o/n"] = Repo([files(*SHARDS)], card=odd)
+    assert numbers(StreamingDataset(URL, split="test")) == TEST
+
+
+def test_other_formats(hub: Hub) -> None:
+    lines = "".join(json.dumps({"x": i}) + "\n" for i in range(50)).encode()
+    hub.repos["o/n"] = Repo([{"train.jsonl": lines, "README.md": b"x"}])
+    assert numbers(StreamingDataset(URL)) == list(range(50))
+    assert numbers(StreamingDataset(URL, split="train")) == list(range(50))
+
+
+def test_the_parquet_loader_reads_the_hub(hub: Hub) -> None:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"input_ids": pa.array([[i] * 8 for i in range(64)], pa.list_(pa.int32()))}), out)
+    hub.repos["o/n"] = Repo([{"a.parquet": out.getvalue()}])
+    with StreamingParquetLoader(URL, batch_size=4, seq_len=8, layout="pad", eos_id=None, pad_id=0) as loader:
+        rows = [set(row.tolist()) - {0} for batch in loader for row in batch.input_ids]
+    assert {number for row in rows for number in row} == set(range(1, 64))
+
+
+def test_a_state_goes_on_while_the_files_are_the_same_and_says_when_they_are_not(hub: Hub) -> None:
+    repo = hub.repos["o/n"] = Repo([files("a.parquet", "b.parquet")])
+    with StreamingDataset(URL, batch_size=10) as dataset:
+        rows = iter(dataset)
+        first = [int(next(rows)["x"]) for _ in range(70)]
+        state = dataset.state_dict()
+
+    def rest(url: str) -> list[int]:
+        hub_store._commits.clear()
+        with StreamingDataset(url, batch_size=10) as dataset:
+            dataset.load_state_dict(state)
+            return [int(sample["x"]) for sample in dataset]
+
+    expected = sorted(set(range(200)) - set(first))
+    assert sorted(rest(URL)) == expected
+    repo.commits.append(repo.commits[-1] | {"README.md": b"another"})
+    assert sorted(rest(URL)) == expected, "other files alone changed"
+    repo.commits.append(repo.commits[-1] | {"a.parquet": parquet(1000)})
+    with pytest.raises(StateError):
+        rest(URL)
+    with pytest.raises(StateError):
+        rest(f"{URL}@main")
+    assert sorted(rest(f"{URL}@{sha_of(0)}")) == expected
+    assert sorted(rest(f"{URL}@{sha_of(1)}")) == expected
+
+
+def test_missing_and_gated_datasets(hub: Hub) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"no dataset 'o/nope'"):
+        StreamingDataset("hf://datasets/o/nope")
+    hub.repos["o/n"] = Repo([files("a.parquet")], gated=True)
+    with pytest.raises(StokerError, match=r"gated.*Accept its terms"):
+        StreamingDataset(URL)
+    with pytest.raises(ObjectNotFoundError, match=r"nope\.parquet"):
+        StreamingDataset(f"{URL}/nope.parquet", storage_options={"token": hub.token})

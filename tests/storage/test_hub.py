@@ -1,0 +1,345 @@
+"""Datasets of the Hugging Face Hub as a store, from a server that speaks its API."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hub_server import Fault, Hub, Repo, serve_hub, sha_of
+from stoker.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, StorageTimeoutError
+from stoker.storage import RetryPolicy, Store, open_store
+from stoker.storage.hub import hub_store
+from stoker.storage.hub.http_client import seconds_to_wait
+from stoker.testing import ReadOnlyStoreTests
+
+FAST = RetryPolicy(attempts=4, base_delay=0.01)
+LARGE = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    hub_store._commits.clear()
+    hub_store._listings.clear()
+    with serve_hub() as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+class TestHub(ReadOnlyStoreTests):
+    """The Hub, which is only read."""
+
+    hub: Hub
+
+    @pytest.fixture(autouse=True)
+    def _hub(self, hub: Hub) -> None:
+        self.hub = hub
+        hub.page = 2
+
+    def open(self, path: str) -> Store:
+        return open_store(f"hf://datasets/o/n/{path}")
+
+    def fill(self, path: str, objects: Mapping[str, bytes]) -> None:
+        repo = self.hub.repos.setdefault("o/n", Repo())
+        repo.commits.append(repo.commits[-1] | {f"{path}/{key}": data for key, data in objects.items()})
+        hub_store._commits.clear()
+
+    def test_versions_tell_an_object_from_its_replacement(self) -> None:
+        """By stores that are opened one after the other: each reads one commit."""
+        self.fill("p", {"a": b"0123456789"})
+        store = self.open("p")
+        first = store.head("a").version
+        assert [bytes(part) for part in store.get_ranges("a", [2, 7], [4, 9], version=first)] == [b"23", b"78"]
+        self.fill("p", {"a": b"abcdefghij"})
+        again = self.open("p")
+        second = again.head("a").version
+        assert (store.head("a").version, again.read("a", max_bytes=10)[1].version) == (first, second)
+        assert first != second
+        for call in (
+            lambda: again.get_ranges("a", [2], [4], version=first),
+            lambda: again.read_into("a", memoryview(bytearray(2)), start=3, version=first),
+        ):
+            with pytest.raises(StorageError, match="written to since"):
+                call()
+
+    def test_listing_gives_keys_sizes_and_versions_of_whole_folders_in_pages(self) -> None:
+        objects = {"a/x": b"1", "a/y/z": LARGE, "ab/x": b"", "b é?#%20": b"22", "c": b"3"}
+        store = self.filled(objects)
+        assert [(info.key, info.size) for info in store.list()] == sorted(
+            (key, len(data)) for key, data in objects.items()
+        )
+        assert [info.key for info in store.list("a")] == ["a/x", "a/y/z"]
+        assert list(store.list("nothing")) == []
+        assert list(self.open("nothing").list()) == []
+        pages = [one for one in self.hub.requests if "/tree/" in one and "nothing" not in one]
+        assert len(pages) == 3, "two entries a page"
+        fresh = self.open(store.url.split("/", 5)[5])
+        hub_store._listings.clear()
+        assert [fresh.head(info.key).version for info in store.list()] == [info.version for info in store.list()]
+
+
+def _store(hub: Hub, files: Mapping[str, bytes], url: str = "hf://datasets/o/n", **options: Any) -> Store:
+    hub.repos["o/n"] = Repo([dict(files)])
+    return open_store(url, options, retry=FAST, stall_timeout=5)
+
+
+def test_a_file_takes_one_request_to_the_hub_and_its_token_goes_nowhere_else(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    store = _store(hub, {"a.bin": LARGE})
+    hub.repos["o/n"].private = True
+    for start in range(0, 10_000, 1000):
+        assert store.get_range("a.bin", start, start + 10) == LARGE[start : start + 10]
+    assert [re.sub("[0-9a-f]{40}", "SHA", one) for one in hub.requests] == [
+        "GET /api/datasets/o/n/revision/main?expand=sha&expand=cardData",
+        "HEAD /datasets/o/n/resolve/SHA/a.bin",
+    ]
+    assert len(hub.cdn_requests) == 10
+    assert hub.leaked == []
+
+
+def test_all_is_read_of_the_commit_that_was_there_first(hub: Hub) -> None:
+    store = _store(hub, {"a": b"old", "b": LARGE})
+    assert store.get("a", max_bytes=9) == b"old"
+    hub.repos["o/n"].commits.append({"a": b"new", "b": LARGE[1:]})
+    hub_store._commits.clear()
+    copy = pickle.loads(pickle.dumps(store))
+    for one in (store, copy):
+        assert one.get("a", max_bytes=9) == b"old"
+        assert one.get("b", max_bytes=99_999) == LARGE
+        assert [info.size for info in one.list()] == [3, len(LARGE)]
+    assert open_store("hf://datasets/o/n").get("a", max_bytes=9) == b"new"
+    assert open_store(f"hf://datasets/o/n@{sha_of(0)}").get("a", max_bytes=9) == b"old"
+
+
+@pytest.mark.parametrize("spelled", ["v1", "refs/convert/parquet", "refs%2Fconvert%2Fparquet", "feature%2Fx"])
+def test_revisions(hub: Hub, spelled: str) -> None:
+    hub.repos["o/n"] = Repo(
+        [{"d/a": b"tagged"}, {"d/a": b"main"}], tags={"v1": 0, "refs/convert/parquet": 0, "feature/x": 0}
+    )
+    assert open_store(f"hf://datasets/o/n@{spelled}/d").get("a", max_bytes=9) == b"tagged"
+
+
+def _in_a_fork(store: Store, results: Any) -> None:
+    results.put((store.get("b", max_bytes=99_999) == LARGE, len(list(store.list()))))
+
+
+@pytest.mark.processes
+def test_a_fork_reads_on(hub: Hub) -> None:
+    import obstore  # noqa: F401 - which would need a helper process
+
+    store = _store(hub, {"b": LARGE})
+    assert store.get("b", max_bytes=99_999) == LARGE
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=_in_a_fork, args=(store, results))
+    child.start()
+    try:
+        assert results.get(timeout=60) == (True, 1)
+    finally:
+        child.join(60)
+        child.kill()
+    assert store.get("b", max_bytes=99_999) == LARGE
+
+
+@pytest.mark.parametrize("where", ["/revision/", "/tree/", "HEAD /datasets/", "/o%2Fn/"])
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [(429, {"Retry-After": "0"}), (429, {"RateLimit": '"api";r=0;t=0'}), (503, {}), (0, {}), (-1, {})],
+)
+def test_faults_that_pass_are_tried_again(hub: Hub, where: str, status: int, headers: Mapping[str, str]) -> None:
+    store = _store(hub, {"b": LARGE})
+    hub.faults.append(
+        Fault(lambda request: where in request, status, headers, times=1 if "RateLimit" in headers else 2)
+    )
+    assert [info.size for info in store.list()] == [len(LARGE)]
+    assert store.get("b", max_bytes=99_999) == LARGE
+
+
+def test_a_rate_limit_is_waited_for_and_named_where_it_is_too_long(hub: Hub) -> None:
+    store = _store(hub, {"b": LARGE})
+    hub.faults.append(Fault(lambda request: "/revision/" in request, 429, {"Retry-After": "100000"}, times=99))
+    with pytest.raises(StorageTimeoutError, match=r"429.*come back in 100000 s.*HF_TOKEN.*after 1 attempt"):
+        list(store.list())
+    assert len(hub.requests) == 1
+    policy = RetryPolicy(base_delay=1, deadline=100)
+    assert policy.wait(1, 0, lambda: 0.5, 30) == 30.5
+    assert policy.wait(1, 80, lambda: 0.5, 30) is None
+
+
+def test_when_to_come_back() -> None:
+    from email.message import Message
+    from email.utils import formatdate
+    from time import time
+
+    def seconds(**headers: str) -> float | None:
+        message = Message()
+        for name, value in headers.items():
+            message[name.replace("_", "-")] = value
+        return seconds_to_wait(message)
+
+    assert seconds() is None
+    assert seconds(Retry_After="7") == 7
+    assert seconds(Retry_After="nonsense") is None
+    assert seconds(RateLimit='"api";r=0;t=55', Retry_After="7") == 56
+    assert seconds(RateLimit='"api";r=3;t=55') is None
+    assert 30 < (seconds(Retry_After=formatdate(time() + 100, usegmt=True)) or 0) < 101
+    assert seconds(Retry_After=formatdate(0, usegmt=True)) == 0
+
+
+def test_an_expired_address_is_asked_for_again(hub: Hub) -> None:
+    store = _store(hub, {"b": LARGE})
+    assert store.get_range("b", 0, 5) == LARGE[:5]
+    hub.generation += 1
+    assert store.get_range("b", 5, 10) == LARGE[5:10]
+    assert sum("HEAD" in one for one in hub.requests) == 2
+
+
+def test_a_server_without_ranges_is_refused(hub: Hub) -> None:
+    store = _store(hub, {"b": LARGE})
+    hub.takes_ranges = False
+    assert store.get("b", max_bytes=99_999) == LARGE, "all of the file, which needs no range"
+    with pytest.raises(StorageError, match="no ranges"):
+        store.get_range("b", 1, 5)
+
+
+def _gate(repo: Repo) -> None:
+    repo.gated = True
+
+
+def _hide(repo: Repo) -> None:
+    repo.private = True
+
+
+@pytest.mark.parametrize(
+    ("change", "url", "options", "error", "match"),
+    [
+        (
+            None,
+            "hf://datasets/o/nope",
+            {},
+            ObjectNotFoundError,
+            r"hf://datasets/o/nope: there is no dataset 'o/nope' on http",
+        ),
+        (_hide, "hf://datasets/o/n", {}, ObjectNotFoundError, r"private and no token may not see it.*HF_TOKEN"),
+        (
+            _gate,
+            "hf://datasets/o/n",
+            {},
+            AccessDeniedError,
+            r"gated.*Accept its terms at http://.*/datasets/o/n.*HF_TOKEN",
+        ),
+        (None, "hf://datasets/o/n@v9", {}, ObjectNotFoundError, r"no revision 'v9'"),
+        (None, "hf://datasets/o/n", {"token": "hf_wrong"}, AccessDeniedError, r"the token in storage_options"),
+        (None, "hf://datasets/o/n/x", {}, ObjectNotFoundError, r"hf://datasets/o/n/x/b: no such"),
+    ],
+)
+def test_refusals_say_what_to_do(
+    hub: Hub,
+    change: Callable[[Repo], None] | None,
+    url: str,
+    options: dict[str, Any],
+    error: type[Exception],
+    match: str,
+) -> None:
+    hub.repos["o/n"] = Repo([{"b": LARGE}])
+    if change is not None:
+        change(hub.repos["o/n"])
+    store = open_store(url, options, retry=FAST)
+    with pytest.raises(error, match=match) as raised:
+        store.get("b", max_bytes=99_999)
+    assert "hf_wrong" not in str(raised.value)
+    if "/x" in url:
+        assert not store.exists("b")
+    elif "gated" not in match and "wrong" not in str(options):
+        with pytest.raises(ObjectNotFoundError):
+            store.exists("b")
+
+
+@pytest.mark.parametrize("place", ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME", "options"])
+def test_the_token_comes_from_where_others_have_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    file = tmp_path / "x" / ("huggingface" if place == "XDG_CACHE_HOME" else "") / "token"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{hub.token}\n")
+    options = {}
+    if place == "HF_TOKEN":
+        monkeypatch.setenv(place, hub.token)
+    elif place == "options":
+        options["token"] = hub.token
+    else:
+        monkeypatch.delenv("HF_HOME")
+        monkeypatch.setenv(place, str(file if place == "HF_TOKEN_PATH" else tmp_path / "x"))
+    store = _store(hub, {"b": LARGE}, **options)
+    hub.repos["o/n"].private = True
+    assert store.exists("b")
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    if place != "options":
+        hub_store._commits.clear()
+        with pytest.raises(ObjectNotFoundError, match="no token"):
+            open_store("hf://datasets/o/n").exists("b")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["hf://datasets/n", "hf://datasets/", "hf://o/n", "hf://models/o/n", "hf://datasets/o/@v", "hf://datasets/@/n"],
+)
+def test_urls_that_name_no_dataset(url: str) -> None:
+    with pytest.raises(ConfigError, match="hf://datasets/<owner>/<name>"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "options", [{"region": "x"}, {"endpoint": "ftp://x"}, {"endpoint": "https://u:p@x"}, {"token": "a b"}, {"token": 3}]
+)
+def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        open_store("hf://datasets/o/n", options)
+
+
+def test_nothing_is_written(hub: Hub, tmp_path: Path) -> None:
+    store = _store(hub, {})
+    (tmp_path / "x").write_bytes(b"x")
+    calls: list[Callable[[], object]] = [
+        lambda: store.put("a", b"x"),
+        lambda: store.put_file("a", tmp_path / "x"),
+        lambda: store.put_stream("a", lambda: iter([b"x"])),
+        lambda: store.delete("a"),
+    ]
+    for call in calls:
+        with pytest.raises(StorageError, match="read-only here"):
+            call()
+
+
+def test_a_proxy_is_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(hub, {"a": b"x"}, endpoint="http://hub.invalid")
+    monkeypatch.setenv("http_proxy", hub.endpoint)
+    monkeypatch.setenv("no_proxy", "")
+    assert store.get("a", max_bytes=9) == b"x"
+    assert any(one.startswith("GET http://hub.invalid/api/datasets/o/n/") for one in hub.requests)
+
+
+def test_the_server_is_as_the_hubs_own_client_knows_the_hub(hub: Hub, tmp_path: Path) -> None:
+    client = pytest.importorskip("huggingface_hub")
+    files = {"a/x": b"1", "a/y": LARGE, "b": b""}
+    hub.repos["o/n"] = Repo([files])
+    hub.page = 2
+    api = client.HfApi(endpoint=hub.endpoint, token=hub.token)
+    found = [one for one in api.list_repo_tree("o/n", repo_type="dataset", recursive=True) if hasattr(one, "size")]
+    assert {one.path: one.size for one in found} == {key: len(data) for key, data in files.items()}
+    assert api.dataset_info("o/n").sha == sha_of(0)
+    for key, data in files.items():
+        path = api.hf_hub_download("o/n", key, repo_type="dataset", cache_dir=tmp_path / "c")
+        assert Path(path).read_bytes() == data
+    assert os.listdir(tmp_path / "c")
