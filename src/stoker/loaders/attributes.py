@@ -8,6 +8,10 @@ import numpy as np
 
 from stoker.errors import ConfigError
 from stoker.formats.base import ShardInfo
+from stoker.index.concat_index import JoinedIndex
+from stoker.index.index import Index
+from stoker.loaders.overrides import SAMPLE_METHODS
+from stoker.order.global_batches import Remainder
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.epoch_reader import EpochReader
 from stoker.streams.streams import Stream, Streams
@@ -25,6 +29,11 @@ class DatasetAttributes:
     _table: ShardTable
     _epoch_reader: EpochReader
     _given: dict[str, Any]
+    _remainder: Remainder
+
+    def overrides(self, *names: str) -> tuple[str, ...]:
+        """Those of the methods ``names`` that the class of this object has from a subclass."""
+        raise NotImplementedError
 
     if not TYPE_CHECKING:
 
@@ -135,6 +144,36 @@ class DatasetAttributes:
     def stream_per_shard(self) -> Ids:
         """Number of each shard's stream; int64, shape ``(num_shards,)``."""
         return np.repeat(np.arange(self.num_streams), self.shards_per_stream)
+
+    @property
+    def index(self) -> Index | JoinedIndex:
+        """The index of all shards."""
+        return self._streams.index
+
+    @property
+    def remainder(self) -> Remainder:
+        """Treatment of ranks whose parts of an epoch do not end together."""
+        return self._remainder
+
+    @property
+    def transform(self) -> Any:
+        """The function that is applied to each sample. A subclass that makes its own samples may set another, for itself.
+
+        Raises:
+            ConfigError: it is set where nothing would call it.
+        """
+        if "transform" in self.__dict__:  # a subclass's
+            return self.__dict__["transform"]
+        return self._epoch_reader.settings.transform
+
+    @transform.setter
+    def transform(self, function: Any) -> None:
+        if not self.overrides(*SAMPLE_METHODS):
+            raise ConfigError(
+                f"{type(self).__name__}.transform is fixed when the dataset is opened: give it to the constructor, "
+                "transform=..., or override __getitem__ to call it"
+            )
+        self.__dict__["transform"] = function
 
     # -- the cache -------------------------------------------------------------------------------------------------
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, Final, overload
+from functools import partial
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stoker.arguments import checked, unknown_name
+from stoker.arguments import checked
 from stoker.cache.base import CacheKind
 from stoker.cache.open_cache import uses_memory
 from stoker.catalog.unindexed.files_location import Files
@@ -24,6 +19,8 @@ from stoker.concurrency.shared_counters import Counts
 from stoker.errors import ConfigError
 from stoker.formats.base import ReadOptions
 from stoker.loaders.attributes import DatasetAttributes
+from stoker.loaders.by_id import SamplesById
+from stoker.loaders.dataset_checks import check_columns, check_limit
 from stoker.loaders.iterable import TorchIterable
 from stoker.loaders.overrides import (
     SAMPLE_METHODS,
@@ -33,7 +30,6 @@ from stoker.loaders.overrides import (
     overridden,
 )
 from stoker.loaders.protocol import CloseOnExit
-from stoker.order.capabilities import shards_at_once
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
@@ -46,13 +42,12 @@ from stoker.pipeline.order_sources import needed_columns
 from stoker.pipeline.reader_settings import EpochReaderSettings
 from stoker.pipeline.stats.stats import StreamStats
 from stoker.reading.sample_errors import apply_override
-from stoker.reading.samples import iterate_samples, read_sample, read_samples
 from stoker.streams.agreement import check_agreement
 from stoker.streams.features import warn_of_stored_files
 from stoker.streams.registry import make_stream
 from stoker.streams.streams import MOVED, Stream, StreamDefaults, open_streams
 from stoker.streams.subsets import Subset, as_subsets
-from stoker.types import Batch, Ids, StorageOptions, Transform
+from stoker.types import Batch, StorageOptions, Transform
 from stoker.units import parse_bytes, parse_count
 
 __all__ = ["StreamingDataset"]
@@ -63,7 +58,7 @@ _HELD_BYTES: Final = 8 << 30
 _ABSENT: Final = object()
 
 
-class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
+class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterable[Any]):
     """A dataset of shards, read by any number of nodes, ranks and workers in one order.
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
@@ -243,15 +238,15 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
         self._at_hand: dict[int, Any] = {}
         held = in_memory and not self._streams.near
         self._rank_finder = DataRankFinder(world, replication)
-        self.index = self._streams.index
+        index = self._streams.index
         self.batch_size = batch_size
-        self.remainder: Remainder = remainder
-        self._table = ShardTable(self.index.sizes)
-        total_bytes = self.index.total_bytes
+        self._remainder: Remainder = remainder
+        self._table = ShardTable(index.sizes)
+        total_bytes = index.total_bytes
         check_agreement(self._streams, columns)
         if transform is None:
             warn_of_stored_files(self._streams, None if columns is None else tuple(columns))
-        self._check_columns(columns)
+        check_columns(columns, index.columns)
         sample_order = make_order(
             self._streams,
             OrderOptions(
@@ -280,7 +275,7 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
                 transform=transform,
                 predownload=predownload,
                 read_threads=options.read_threads,
-                sample_bytes=total_bytes // max(1, self.size),
+                sample_bytes=total_bytes // max(1, self._table.total),
                 shard_bytes=total_bytes // max(1, len(self._table)),
                 near=self._streams.near,
                 held=held,
@@ -288,7 +283,7 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
             ),
             self._rank_finder,
         )
-        self._check_limit(limit, total_bytes)
+        check_limit(limit, index, sample_order)
         set_weights(self._streams, sample_order)
         self._given: dict[str, Any] = {
             "allow_unsafe_types": allow_unsafe_types,
@@ -322,26 +317,6 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
         return None if self._epoch_reader.settings.columns is None else tuple(self._epoch_reader.settings.columns)
 
     @property
-    def transform(self) -> Any:
-        """The function that is applied to each sample. A subclass that makes its own samples may set another, for itself.
-
-        Raises:
-            ConfigError: it is set where nothing would call it.
-        """
-        if "transform" in self.__dict__:  # a subclass's
-            return self.__dict__["transform"]
-        return self._epoch_reader.settings.transform
-
-    @transform.setter
-    def transform(self, function: Any) -> None:
-        if not self.overrides(*SAMPLE_METHODS):
-            raise ConfigError(
-                f"{type(self).__name__}.transform is fixed when the dataset is opened: give it to the constructor, "
-                "transform=..., or override __getitem__ to call it"
-            )
-        self.__dict__["transform"] = function
-
-    @property
     def world(self) -> World:
         """This process's rank and world."""
         return self._rank_finder.world
@@ -365,98 +340,6 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
     def __len__(self) -> int:
         """Number of samples that this rank gets in an epoch."""
         return self._epoch_reader.count(self.batch_size or 1)
-
-    # -- by id -----------------------------------------------------------------------------------------------------
-
-    @overload
-    def __getitem__(self, index: int | np.integer[Any]) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice | Sequence[int] | NDArray[np.integer[Any]]) -> list[Any]: ...
-    def __getitem__(self, index: Any) -> Any:
-        """A sample by id, or a list of samples for a slice or an array of ids. Negative ids count from the end."""
-        if type(index) is int and index >= 0:
-            return self.get_item(index)
-        if isinstance(index, slice):
-            return self._samples(np.arange(*index.indices(self._table.total), dtype=np.int64))
-        if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
-            return self._samples(self._ids(index))
-        # A truth value has an __index__, too.
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise TypeError(f"an index is an int, a slice or an array of ints, got {type(index).__name__}")
-        number = operator.index(index)
-        return self.get_item(number + self._table.total if -self._table.total <= number < 0 else number)
-
-    def get_item(self, sample_id: int, retry: int | None = None) -> Any:  # noqa: ARG002
-        """The sample with this id, for ``dataset[i]``, iteration and subclasses that override it.
-
-        Args:
-            sample_id: from 0 to ``size - 1``.
-            retry: for code that was written for mosaicml-streaming; downloads are repeated ``download_retry`` times.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
-        if self._at_hand:  # an override asks for the sample that iteration has read already
-            sample = self._at_hand.pop(sample_id, _ABSENT)
-            if sample is not _ABSENT:
-                return sample
-        if not 0 <= sample_id < self._table.total:
-            raise IndexError(f"sample {sample_id} is not in a dataset of {self._table.total} samples")
-        settings = self._epoch_reader.settings
-        if settings.transform is not None:
-            return self._read(np.array([sample_id]))[0]
-        starts = self._starts
-        shard = bisect_right(starts, sample_id) - 1
-        return read_sample(self._epoch_reader.pool, shard, sample_id - starts[shard], settings.columns)
-
-    def read(self, ids: Sequence[int] | NDArray[np.integer[Any]], columns: Sequence[str] | None = None) -> Batch:
-        """Columns of any samples by id, in the order given; ``transform`` is not applied.
-
-        Args:
-            ids: sample ids; negative ones count from the end.
-            columns: names to read; default, those of the dataset.
-
-        Raises:
-            ConfigError: ``columns`` is a string.
-        """
-        if isinstance(columns, str):
-            raise ConfigError(f"columns must be a list of names; for a single one, write columns=[{columns!r}]")
-        wanted = self._epoch_reader.settings.columns if columns is None else columns
-        shards, rows = self._table.locate(self._ids(ids))
-        if not len(rows):
-            return {name: [] for name in (wanted or self._streams.index.columns)}
-        return read_samples(self._epoch_reader.pool, shards, rows, wanted)
-
-    def _ids(self, index: Any) -> Ids:
-        given = np.asarray(index)
-        if given.size == 0:
-            return np.zeros(0, dtype=np.int64)
-        if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise TypeError(f"ids must be a one-dimensional array of ints, got {given.dtype} of shape {given.shape}")
-        total = self._table.total
-        ids = np.where(given < 0, given + total, given).astype(np.int64)
-        outside = np.flatnonzero((ids < 0) | (ids >= total))
-        if outside.size:
-            raise IndexError(f"sample {int(given[outside[0]])} is not in a dataset of {total} samples")
-        return ids
-
-    def _samples(self, ids: Ids) -> list[Any]:
-        if self.overrides("get_item"):
-            return [self.get_item(number) for number in ids.tolist()]
-        return self._read(ids) if len(ids) else []
-
-    def _read(self, ids: Ids) -> list[Any]:
-        shards, rows = self._table.locate(ids)
-        settings = self._epoch_reader.settings
-        return list(
-            iterate_samples(self._epoch_reader.pool, shards, rows, settings.columns, settings.transform).samples
-        )
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        """Id of each shard's first sample, in a list, in which a single id is found sooner than in an array."""
-        starts: list[int] = self._table.starts.tolist()
-        return starts
 
     # -- in order --------------------------------------------------------------------------------------------------
 
@@ -601,29 +484,6 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
 
     # -- checks, copies, end -----------------------------------------------------------------------------------------
 
-    def _check_columns(self, columns: Sequence[str] | None) -> None:
-        if columns is not None and not columns:
-            raise ConfigError("columns is empty: name at least one, or leave it out for all")
-        unknown = set(columns or ()) - set(self.index.columns)
-        if unknown:
-            raise ConfigError(f"columns: {unknown_name('column', min(unknown), self.index.columns)}")
-
-    def _check_limit(self, limit: int | None, total_bytes: int) -> None:
-        largest = self.index.largest_shard
-        if limit is None:
-            return
-        if limit < largest:
-            raise ConfigError(f"cache_limit={limit} can not hold one shard; the largest has {largest} bytes")
-        shards = max(1, len(self._table))
-        needed = min(shards_at_once(self._epoch_reader.sample_order), shards) * (total_bytes // shards)
-        if needed > limit:
-            logger.warning(
-                "cache_limit=%d is less than the %d bytes of shards that this order reads at once, so shards will be fetched "
-                "again and again: raise it, or lower shuffle_block_size or num_canonical_nodes",
-                limit,
-                needed,
-            )
-
     def close(self) -> None:
         """Stop fetching and close all files. Iterating again opens them anew."""
         self._epoch_reader.close()
@@ -632,4 +492,4 @@ class StreamingDataset(DatasetAttributes, CloseOnExit, TorchIterable[Any]):
         return {**self.__dict__, "_at_hand": {}}
 
     def __repr__(self) -> str:
-        return f"<StreamingDataset of {self.size} samples in {len(self._table)} shards at {self._streams.where}>"
+        return f"<{type(self).__name__} of {self._table.total} samples in {len(self._table)} shards at {self._streams.where}>"

@@ -1,0 +1,121 @@
+"""Samples of a dataset by their ids, one by one or as columns, whatever the order."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ConfigError
+from stoker.order.shuffle.shard_table import ShardTable
+from stoker.pipeline.epoch_reader import EpochReader
+from stoker.reading.samples import iterate_samples, read_sample, read_samples
+from stoker.streams.streams import Streams
+from stoker.types import Batch, Ids
+
+_ABSENT: Final = object()
+
+
+class SamplesById:
+    """Base of a dataset: ``dataset[i]``, and ``dataset.read(ids)``."""
+
+    _streams: Streams
+    _table: ShardTable
+    _epoch_reader: EpochReader
+    _at_hand: dict[int, Any]
+    """Samples that iteration has read, for a subclass's method that is about to ask for them."""
+
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | NDArray[np.integer[Any]]) -> list[Any]: ...
+    def __getitem__(self, index: Any) -> Any:
+        """A sample by id, or a list of samples for a slice or an array of ids. Negative ids count from the end."""
+        if type(index) is int and index >= 0:
+            return self.get_item(index)
+        if isinstance(index, slice):
+            return self._samples(np.arange(*index.indices(self._table.total), dtype=np.int64))
+        if isinstance(index, Sequence | np.ndarray) and not isinstance(index, str | bytes):
+            return self._samples(self._ids(index))
+        # A truth value has an __index__, too.
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(f"an index is an int, a slice or an array of ints, got {type(index).__name__}")
+        number = operator.index(index)
+        return self.get_item(number + self._table.total if -self._table.total <= number < 0 else number)
+
+    def get_item(self, sample_id: int, retry: int | None = None) -> Any:  # noqa: ARG002
+        """The sample with this id, for ``dataset[i]``, iteration and subclasses that override it.
+
+        Args:
+            sample_id: from 0 to ``size - 1``.
+            retry: for code that was written for mosaicml-streaming; downloads are repeated ``download_retry`` times.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if self._at_hand:  # an override asks for the sample that iteration has read already
+            sample = self._at_hand.pop(sample_id, _ABSENT)
+            if sample is not _ABSENT:
+                return sample
+        if not 0 <= sample_id < self._table.total:
+            raise IndexError(f"sample {sample_id} is not in a dataset of {self._table.total} samples")
+        settings = self._epoch_reader.settings
+        if settings.transform is not None:
+            return self._read(np.array([sample_id]))[0]
+        starts = self._starts
+        shard = bisect_right(starts, sample_id) - 1
+        return read_sample(self._epoch_reader.pool, shard, sample_id - starts[shard], settings.columns)
+
+    def read(self, ids: Sequence[int] | NDArray[np.integer[Any]], columns: Sequence[str] | None = None) -> Batch:
+        """Columns of any samples by id, in the order given; ``transform`` is not applied.
+
+        Args:
+            ids: sample ids; negative ones count from the end.
+            columns: names to read; default, those of the dataset.
+
+        Raises:
+            ConfigError: ``columns`` is a string.
+        """
+        if isinstance(columns, str):
+            raise ConfigError(f"columns must be a list of names; for a single one, write columns=[{columns!r}]")
+        wanted = self._epoch_reader.settings.columns if columns is None else columns
+        shards, rows = self._table.locate(self._ids(ids))
+        if not len(rows):
+            return {name: [] for name in (wanted or self._streams.index.columns)}
+        return read_samples(self._epoch_reader.pool, shards, rows, wanted)
+
+    def _ids(self, index: Any) -> Ids:
+        given = np.asarray(index)
+        if given.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise TypeError(f"ids must be a one-dimensional array of ints, got {given.dtype} of shape {given.shape}")
+        total = self._table.total
+        ids = np.where(given < 0, given + total, given).astype(np.int64)
+        outside = np.flatnonzero((ids < 0) | (ids >= total))
+        if outside.size:
+            raise IndexError(f"sample {int(given[outside[0]])} is not in a dataset of {total} samples")
+        return ids
+
+    def _samples(self, ids: Ids) -> list[Any]:
+        if type(self).get_item is not SamplesById.get_item:
+            return [self.get_item(number) for number in ids.tolist()]
+        return self._read(ids) if len(ids) else []
+
+    def _read(self, ids: Ids) -> list[Any]:
+        shards, rows = self._table.locate(ids)
+        settings = self._epoch_reader.settings
+        return list(
+            iterate_samples(self._epoch_reader.pool, shards, rows, settings.columns, settings.transform).samples
+        )
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Id of each shard's first sample, in a list, in which a single id is found sooner than in an array."""
+        starts: list[int] = self._table.starts.tolist()
+        return starts
