@@ -21,6 +21,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from litdata_cases import litdata_files
+
 from packed_cases import tiny_image
 from stoker import MDSWriter
 from stoker.formats.registry import format_names, get_format
@@ -229,6 +231,7 @@ OTHERS: dict[str, Others] = {
         "those of `jpeg` and `png`",
     ),
     "json": Others(each(_json, ".jsonl"), lambda s: int(s["id"]), "`.jsonl`, `.ndjson`, `.json`¹"),
+    "litdata": Others(litdata_files, lambda s: int(s["id"]), "litdata's `index.json`"),
     "mds": Others(_mds, lambda s: int(s["id"]), "`.mds`"),
     "megatron": Others(_megatron, lambda s: int(s["tokens"][0]), "`.idx` with `.bin`"),
     "npy": Others(each(_npy, ".npy"), lambda s: int(s["data"][0]), "`.npy`"),

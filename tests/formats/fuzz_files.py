@@ -34,6 +34,7 @@ from fuzz_reading import (
     told_of,
     unindexed_file,
 )
+from litdata_cases import files_of, golden_names, shards_of_golden
 
 from packed_cases import sample_of
 from stoker import MDSWriter
@@ -59,6 +60,7 @@ FORMATS = (
     "index",
     "jpeg",
     "json",
+    "litdata",
     "mds",
     "megatron",
     "npy",
@@ -138,7 +140,11 @@ def targets_of(name: str) -> list[Target]:
 
 
 def _written(name: str) -> Iterator[tuple[ShardInfo, list[bytes]]]:
-    """Shards of three samples as stoker writes them."""
+    """Shards of three samples as stoker writes them; of litdata, as it wrote them."""
+    if name == "litdata":
+        for dataset in golden_names():
+            if "chunk-zstd" not in dataset and dataset != "pickle":
+                yield from list(shards_of_golden(dataset))[-1:]
     if name not in _WRITTEN:
         return
     make, columns = _WRITTEN[name]
@@ -179,6 +185,8 @@ def _indexes() -> Iterator[bytes]:
         with tempfile.TemporaryDirectory() as folder:
             _write(partial(make, columns=columns[0], out=folder, **more), columns[0])
             yield Path(folder, "index.json").read_bytes()
+    yield files_of("plain")["index.json"]
+    yield files_of("tokens")["index.json"]
 
 
 def _sides() -> Iterator[list[bytes]]:
@@ -238,7 +246,7 @@ def _others(name: str) -> Iterator[tuple[list[bytes], Mapping[str, Any]]]:
         pairs = [[files[f"part-{turn}.idx"], files[f"part-{turn}.bin"]] for turn in (0, 2)]
         yield pairs[0], {}
         yield pairs[1], {"unit": "document"}
-    elif name in OTHERS and name != "mds":
+    elif name in OTHERS and name not in ("litdata", "mds"):
         settings = dict(OTHERS[name].options or {})
         for files in (OTHERS[name].files(range(9)), OTHERS[name].files(range(4))):
             for data in list(files.values())[:1]:

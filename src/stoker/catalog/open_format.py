@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from stoker.arguments import unknown_name
@@ -19,6 +20,7 @@ from stoker.catalog.unindexed.files_location import Files, is_pattern
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.display import redact_url
 from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.formats.common.inspect_header import only_settings
 from stoker.formats.registry import aliases, format_name, format_names
 from stoker.index.version import read_index
 from stoker.storage import RetryPolicy, is_local, join_url
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _MADE: Final = "synthetic"
 _INDEXED: Final = "mds"
+_CHUNKS: Final = "litdata"
 
 
 def check_format(
@@ -48,9 +51,14 @@ def check_format(
         )
     if options and name in (None, _INDEXED):
         raise ConfigError(f"{where}format_options= go with a format= of files that are read as they are")
+    if name == _CHUNKS:
+        only_settings(options or {}, ("block_size",), _CHUNKS)
+        size = (options or {}).get("block_size")
+        if size is not None and (type(size) is not int or size < 1):
+            raise ConfigError(f"{where}block_size should be a positive int, got {size!r}")
     if name == _MADE and remote is not None:
         raise ConfigError(f"{where}synthetic samples have no remote=")
-    if name == _INDEXED and not (remote is None or isinstance(remote, str | os.PathLike)):
+    if name in (_INDEXED, _CHUNKS) and not (remote is None or isinstance(remote, str | os.PathLike)):
         refuse_shard_files(remote)
         raise ConfigError(f"{where}shards lie in one directory: a list of files needs another format=")
 
@@ -105,11 +113,17 @@ def open_format(
         if name is None and not _may_have_index(given):
             assert given is not None  # as a dataset that has neither remote nor local is refused
             name = detect(given, storage_options).format
+        if name == _CHUNKS:
+            assert remote is None or isinstance(remote, str | os.PathLike)
+            size = (options or {}).get("block_size")
+            location = open_indexed(remote, local, split, load=partial(read_index, block_size=size), **reading)
+            return _check_litdata(location, size, alone=True)
         if name is None or name == _INDEXED:
             assert remote is None or isinstance(remote, str | os.PathLike)  # as a list has no index
             try:
                 load = read_index if name is None else index_or_headers
-                return open_indexed(remote, local, split, load=load, **reading)
+                location = open_indexed(remote, local, split, load=load, **reading)
+                return _check_litdata(location, None, alone=False)
             except ObjectNotFoundError as error:
                 assert isinstance(given, str | os.PathLike)
                 url = join_url(given, split) if split else given
@@ -123,6 +137,31 @@ def open_format(
         return open_unindexed(
             remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
         )
+
+
+def _check_litdata(location: DatasetLocation, block_size: int | None, *, alone: bool) -> DatasetLocation:
+    """The location, if litdata's chunks have samples of this size.
+
+    Args:
+        location: what was opened; an index in the cache serves where the store can not be reached.
+        block_size: tokens of a sample.
+        alone: whether all shards must be litdata's.
+
+    Raises:
+        ConfigError: they are not, or have another size.
+    """
+    for shard in location.index.shards:
+        if shard.format != _CHUNKS:
+            if alone:
+                raise ConfigError(
+                    f"{location.url} holds shards of format {shard.format!r}: leave format={_CHUNKS!r} out"
+                )
+        elif shard.spec["block_size"] != block_size:
+            raise ConfigError(
+                f"{location.url} can not be reached, and its index in the cache was read with block_size="
+                f"{shard.spec['block_size']}, not {block_size}: ask for that, or wait until it can be reached"
+            )
+    return location
 
 
 def _may_have_index(given: Files | None) -> bool:

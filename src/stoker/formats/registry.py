@@ -29,6 +29,7 @@ _OWN: Final[dict[str, str]] = {
     "images": "stoker.formats.one_file:ImagesFormat",
     "jpeg": "stoker.formats.one_file:JPEGFormat",
     "json": "stoker.formats.text.json_shards:JSONFormat",
+    "litdata": "stoker.formats.litdata.format:LitDataFormat",
     "mds": "stoker.formats.mds.format:MDSFormat",
     "megatron": "stoker.formats.megatron:MegatronFormat",
     "npy": "stoker.formats.arrays.npy:NPYFormat",

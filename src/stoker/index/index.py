@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from stoker.errors import IndexFileError, IndexSyntaxError
 from stoker.formats.base import FileInfo, ShardInfo
 from stoker.formats.common.entries import check_empty, column_names, entry_of, identity_of
 from stoker.formats.common.hashing import fastest_hash
+from stoker.formats.litdata.index import Sizes, is_litdata, shards_of
 from stoker.formats.registry import format_names, get_format
 from stoker.types import Ids
 
@@ -26,6 +28,8 @@ INDEX_NAME: Final = "index.json"
 
 MOST_BYTES: Final = 1 << 30
 """Bytes of an index at most: those of about two million shards."""
+
+_HEADS: Final = 16
 
 
 class ShardList:
@@ -102,12 +106,14 @@ class Index(ShardList):
         self._check_names(where)
 
     @classmethod
-    def from_json(cls, data: bytes, where: str) -> Index:
-        """Parse and check an index file.
+    def from_json(cls, data: bytes, where: str, *, sizes: Sizes | None = None, block_size: int | None = None) -> Index:
+        """Parse and check an index file: stoker's own, mosaicml-streaming's or litdata's.
 
         Args:
             data: the file.
             where: names it in errors, such as its URL.
+            sizes: asked for the bytes of compressed files, which litdata's index does not tell.
+            block_size: of litdata's tokens; see :func:`stoker.formats.litdata.index.shards_of`.
 
         Raises:
             IndexFileError: not an index, not version 2, or an entry is incomplete, contradictory or unsafe.
@@ -116,6 +122,8 @@ class Index(ShardList):
         """
         with _collector_paused():
             obj = _parse_json(data, where)
+            if is_litdata(obj):
+                obj = shards_of(obj, where, sizes or _no_sizes(where), block_size)
             version = obj.pop("version", None)
             if version != 2 or isinstance(version, bool):
                 raise IndexFileError(f"{where}: index version {version!r} is not supported, only 2")
@@ -207,7 +215,31 @@ def load_index(store: Store, key: str = INDEX_NAME) -> Index:
         StorageError: it has more than 1 GiB.
         IndexFileError: it is not a valid index.
     """
-    return Index.from_json(store.get(key, max_bytes=MOST_BYTES), store.url_of(key))
+    return Index.from_json(store.get(key, max_bytes=MOST_BYTES), store.url_of(key), sizes=sizes_in(store, key))
+
+
+def sizes_in(store: Store, key: str = INDEX_NAME) -> Sizes:
+    """A function that asks a store for the bytes of files that lie beside an index: by a listing, or one by one."""
+    folder = key.removesuffix(INDEX_NAME)
+
+    def sizes(names: Sequence[str]) -> Mapping[str, int]:
+        if store.url.startswith(("http://", "https://")):  # where nothing can be listed
+            with ThreadPoolExecutor(_HEADS, thread_name_prefix="stoker-sizes") as pool:
+                return dict(zip(names, pool.map(lambda name: store.head(folder + name).size, names), strict=True))
+        listed = {item.key.removeprefix(folder): item.size for item in store.list(folder)}
+        missing = next((name for name in names if name not in listed), None)
+        if missing is not None:
+            raise IndexFileError(f"{store.url_of(folder + missing)} is missing, which {store.url_of(key)} lists")
+        return listed
+
+    return sizes
+
+
+def _no_sizes(where: str) -> Sizes:
+    def sizes(names: Sequence[str]) -> Mapping[str, int]:
+        raise IndexFileError(f"{where}: the sizes of {len(names)} compressed chunks of litdata are not known here")
+
+    return sizes
 
 
 def _parse_json(data: bytes, where: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from stoker.errors import (
     StorageTimeoutError,
 )
 from stoker.formats.common.hashing import fastest_hash
-from stoker.index.index import INDEX_NAME, MOST_BYTES, Index
+from stoker.index.index import INDEX_NAME, MOST_BYTES, Index, sizes_in
 from stoker.storage import ObjectInfo, Store, is_local
 from stoker.storage.recorded_versions import version_of_files
 from stoker.storage.versions import is_local_version, same_version, stable_version
@@ -51,6 +51,7 @@ class IndexVersion:
         etag: of the index, as the store tells it; empty where it does not.
         modified: when the index was written, see :class:`~stoker.storage.ObjectInfo`; 0 where the store does not tell.
         files: of a dataset without an index, what the listing said of each shard's file: bytes, ETag and time.
+        block_size: of litdata's tokens, by which the same files are other samples.
     """
 
     digest: str
@@ -59,11 +60,13 @@ class IndexVersion:
     etag: str = ""
     modified: int = 0
     files: Mapping[str, tuple[int, str, int]] = field(default_factory=dict)
+    block_size: int | None = None
 
     @property
     def text(self) -> str:
         """Text that is another for another version."""
-        return self.digest if self.hashed else f"{self.digest} {self.size} {stable_version(self.etag)} {self.modified}"
+        told = self.digest if self.hashed else f"{self.digest} {self.size} {stable_version(self.etag)} {self.modified}"
+        return told if self.block_size is None else f"{told} {self.block_size}"
 
     @property
     def written(self) -> str:
@@ -88,7 +91,7 @@ class IndexVersion:
         try:
             files = {str(name): (int(one[0]), str(one[1]), int(one[2])) for name, one in given["files"].items()}
             numbers = int(given["size"]), str(given["etag"]), int(given["modified"])
-            return cls(str(given["digest"]), bool(given["hashed"]), *numbers, files)
+            return cls(str(given["digest"]), bool(given["hashed"]), *numbers, files, given.get("block_size"))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return None
 
@@ -117,16 +120,21 @@ def opening_time(url: str | os.PathLike[str]) -> int:
     return begun
 
 
-def read_index(store: Store) -> LoadedIndex:
+def read_index(store: Store, block_size: int | None = None) -> LoadedIndex:
     """Read and check a dataset's index.
+
+    Args:
+        store: where the dataset is.
+        block_size: of litdata's tokens; see :func:`stoker.formats.litdata.index.shards_of`.
 
     Raises:
         ObjectNotFoundError: there is none.
         IndexFileError: it is not a valid index.
     """
     data, info = store.read(INDEX_NAME, max_bytes=MOST_BYTES)
-    index = Index.from_json(data, store.url_of(INDEX_NAME))
-    return LoadedIndex(index, IndexVersion(_digest(data), _hashed(index), info.size, info.version, info.modified))
+    index = Index.from_json(data, store.url_of(INDEX_NAME), sizes=sizes_in(store), block_size=block_size)
+    version = IndexVersion(_digest(data), _hashed(index), info.size, info.version, info.modified, block_size=block_size)
+    return LoadedIndex(index, version)
 
 
 def version_of_listing(index: Index, listing: Mapping[str, ObjectInfo]) -> IndexVersion:

@@ -1,0 +1,353 @@
+"""An open chunk of litdata.
+
+A chunk is ``u32 N | u32 offsets[N + 1] | items``; an item is ``u32 sizes[leaves] | leaves``, and of chunks of tokens the
+tokens alone. Compressed chunks hold items that are compressed each (``sample``) or many together (``batch``, which begin with
+a directory of their own). Rows of plain values may lie behind the items, as an Arrow file, and then nowhere else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import CorruptDataError, FormatError
+from stoker.formats.arrow.reader import ArrowFormat, ArrowShard
+from stoker.formats.base import FileInfo, ReadOptions, ShardInfo
+from stoker.formats.common.byte_source import MappedSource
+from stoker.formats.common.checks import DECODE_ERRORS, check_memory, most_unpacked
+from stoker.formats.common.compression import parse_compression
+from stoker.formats.common.gather import address_of, gather_rows
+from stoker.formats.common.read_checks import check_rows, wanted_columns
+from stoker.formats.litdata.index import TOKENS
+from stoker.formats.litdata.tree import SampleTree
+from stoker.formats.litdata.values import FIXED, decoder_of, dtype_of, pickled
+from stoker.formats.parquet.memory import Shelf, memory_of
+from stoker.types import Batch, Buffer, Column, HeldBytes, Ids
+
+__all__ = ["LitDataShard"]
+
+_ZSTD: Final = parse_compression("zstd")
+_FRAMED: Final = b"LDFZ01\0\0"
+_ROWS: Final = b"LDARW01\0"
+_HEAD: Final = struct.Struct("<8sHHIII")
+_FRAME: Final = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("stored", "<u4"), ("size", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Bytes in which items lie one after the other.
+
+    Attributes:
+        data: the bytes.
+        begins: where each item begins, int64.
+        sizes: bytes of each.
+    """
+
+    data: NDArray[np.uint8]
+    begins: Ids
+    sizes: Ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, as decoded memory counts them."""
+        return self.data.nbytes + self.begins.nbytes + self.sizes.nbytes
+
+
+class LitDataShard:
+    """An open chunk: its directory checked against the index and against itself.
+
+    Args:
+        info: the index's entry.
+        data: the chunk's bytes.
+        tree: the columns of its samples.
+        where: names the chunk in errors.
+        options: see :class:`~stoker.formats.base.ReadOptions`.
+    """
+
+    format = "litdata"
+
+    __slots__ = (
+        "__weakref__",
+        "_block",
+        "_data",
+        "_frames",
+        "_items",
+        "_offsets",
+        "_packed",
+        "_rows",
+        "_shelf",
+        "_tokens",
+        "_tree",
+        "columns",
+        "layout",
+        "options",
+        "samples",
+        "unsafe",
+        "where",
+    )
+
+    def __init__(
+        self, info: ShardInfo, data: Buffer, tree: SampleTree, where: str, options: ReadOptions = ReadOptions()
+    ) -> None:
+        self.where, self.options, self.samples = where, options, info.samples
+        self._tree = tree
+        self.columns: tuple[str, ...] = tuple(info.spec["columns"])
+        self.layout: Hashable = (info.format, repr(info.spec))
+        self.unsafe: Mapping[str, str] = {
+            name: "pickled"
+            for name, one in tree.branches.items()
+            if any(map(pickled, tree.leaves[one.first : one.end]))
+        }
+        self._data = np.frombuffer(data, np.uint8)
+        self._packed = info.spec["compression_level"] == "sample"
+        self._tokens = info.spec["item_loader"] == TOKENS
+        self._block: int | None = info.spec["block_size"]
+        self._shelf = Shelf()
+        self._frames = np.zeros(0, _FRAME)
+        self._rows: ArrowShard | None = None
+        self._items: int = 0
+        if len(self._data) != info.raw[0].bytes:
+            raise CorruptDataError(f"{where}: the file has {len(self._data)} bytes, the index says {info.raw[0].bytes}")
+        framed = info.spec["compression_level"] == "batch"
+        if framed and bytes(self._data[:8]) == _FRAMED:
+            self._offsets = self._read_frames()
+        else:
+            self._rows = self._open_rows()
+            if framed and self._rows is None:
+                raise CorruptDataError(f"{where}: it does not begin as a chunk of compressed batches does")
+            self._offsets = self._read_offsets()
+        if self._block is None and self._items != info.samples:
+            raise CorruptDataError(f"{where}: the file holds {self._items} samples, the index says {info.samples}")
+
+    def read(self, rows: Ids, columns: Sequence[str] | None = None) -> Batch:
+        """See :class:`~stoker.formats.base.ShardReader`."""
+        wanted = wanted_columns(columns, self.columns, self.where, self.options, self.unsafe)
+        check_rows(rows, self.samples)
+        if self._rows is not None:
+            there = set(self._rows.columns)
+            found = self._rows.read(rows, [name for name in wanted if name in there])
+            return {name: found[name] if name in there else [None] * len(rows) for name in wanted}
+        if self._block is not None:
+            return {name: self._blocks(rows, self._block) for name in wanted}
+        decoders = {name: self._decoders(name) for name in wanted if name in self._tree.branches}
+        items = self._take(rows)
+        begins, sizes = self._leaves(items, rows)
+        return {
+            name: self._column(name, decoders[name], items.data, begins, sizes, rows)
+            if name in decoders
+            else [None] * len(rows)  # a column of other chunks
+            for name in wanted
+        }
+
+    # -- the directory ---------------------------------------------------------------------------------------------
+
+    def _read_offsets(self) -> Ids:
+        """Where items begin, from the head of the file."""
+        count = self._words(0, 1)[0]
+        head = 4 * (int(count) + 2)
+        offsets = self._words(4, int(count) + 1)
+        last = head if self._rows is not None else len(self._data)
+        self._check_offsets(offsets, head, last)
+        self._items = int(count)
+        return offsets
+
+    def _read_frames(self) -> Ids:
+        """Where items begin in the frames' bytes together; the frames are kept."""
+        if len(self._data) < _HEAD.size:
+            raise CorruptDataError(f"{self.where}: cut off in its head")
+        _, version, _, count, _, frames = _HEAD.unpack_from(self._data.data)
+        if version != 1:
+            raise CorruptDataError(f"{self.where}: compressed batches of version {version} are not read")
+        offsets = self._words(_HEAD.size, count + 1)
+        begin = _HEAD.size + 4 * (count + 1)
+        end = begin + _FRAME.itemsize * frames
+        if end > len(self._data):
+            raise CorruptDataError(f"{self.where}: {frames} batches leave the file")
+        table = np.frombuffer(self._data[begin:end], _FRAME)
+        firsts, items = table["first"].astype(np.int64), table["items"].astype(np.int64)
+        at, stored = table["at"].astype(np.int64), table["stored"].astype(np.int64)
+        if (
+            not frames
+            or (np.cumsum(items) - items != firsts).any()
+            or int(items.sum()) != count
+            or (at < end).any()
+            or (at + stored > len(self._data)).any()
+        ):
+            raise CorruptDataError(f"{self.where}: its batches leave the file, or do not hold its {count} samples")
+        self._check_offsets(offsets, 0, int(table["size"].astype(np.int64).sum()))
+        sums = offsets[firsts + items] - offsets[firsts]
+        if (sums != table["size"]).any():
+            raise CorruptDataError(f"{self.where}: a batch is not as large as its samples")
+        self._frames, self._items = table, count
+        return offsets
+
+    def _words(self, start: int, count: int) -> Ids:
+        if start + 4 * count > len(self._data):
+            raise CorruptDataError(
+                f"{self.where}: its head of {count} samples leaves the file of {len(self._data)} bytes"
+            )
+        return self._data[start : start + 4 * count].view("<u4").astype(np.int64)
+
+    def _check_offsets(self, offsets: Ids, first: int, last: int) -> None:
+        if int(offsets[0]) != first or int(offsets[-1]) > last or (np.diff(offsets) < 0).any():
+            raise CorruptDataError(f"{self.where}: the offsets of samples run backwards or leave the file")
+        if self._rows is None and int(offsets[-1]) != last:
+            raise CorruptDataError(f"{self.where}: samples end at byte {offsets[-1]} of {last}")
+
+    def _open_rows(self) -> ArrowShard | None:
+        """The Arrow file behind the items, if there is one."""
+        data = self._data
+        if len(data) < 12 or bytes(data[-8:]) != _ROWS:
+            return None
+        size = int(data[-12:-8].view("<u4")[0])
+        if size > len(data) - 12:
+            raise CorruptDataError(f"{self.where}: rows of {size} bytes leave the file")
+        ipc = data[len(data) - 12 - size : len(data) - 12].view(HeldBytes)
+        where = f"{self.where}: its rows"
+        facts = ArrowFormat().inspect_header(MappedSource(ipc, where), {})
+        file = FileInfo("rows", size, {})
+        info = ShardInfo("arrow", facts.samples, (file,), (), None, facts.spec)
+        if facts.samples != self.samples:
+            raise CorruptDataError(f"{where} are {facts.samples}, the index says {self.samples}")
+        return ArrowShard(info, [ipc], where, self.options)
+
+    # -- items -----------------------------------------------------------------------------------------------------
+
+    def _take(self, rows: Ids) -> Items:
+        """The bytes of items, as they were before compression."""
+        if len(self._frames):
+            return self._from_frames(rows)
+        begins, sizes = self._offsets[rows], self._offsets[rows + 1] - self._offsets[rows]
+        if not self._packed:
+            return Items(self._data, begins, sizes)
+        parts = []
+        for row, begin, size in zip(rows.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+            try:
+                parts.append(_ZSTD.decompress_unsized(self._data[begin : begin + size].data, most_unpacked(size)))
+            except CorruptDataError as error:
+                raise CorruptDataError(f"{self.where}: sample {row}: {error}") from error
+        return _joined([np.frombuffer(part, np.uint8) for part in parts])
+
+    def _from_frames(self, rows: Ids) -> Items:
+        parts: list[NDArray[np.uint8]] = [np.zeros(0, np.uint8)] * len(rows)
+        frame_of = np.searchsorted(self._frames["first"], rows, side="right") - 1
+        memory = memory_of(self.options.decoded_bytes)
+        for number in np.unique(frame_of).tolist():
+            frame: Items = memory.get(self._shelf, str(number), partial(self._frame, number))
+            first = int(self._offsets[int(self._frames["first"][number])])
+            for index in np.flatnonzero(frame_of == number).tolist():
+                begin, end = self._offsets[rows[index]] - first, self._offsets[rows[index] + 1] - first
+                parts[index] = frame.data[begin:end]
+        return _joined(parts)
+
+    def _frame(self, number: int) -> Items:
+        at, stored, size = (int(self._frames[name][number]) for name in ("at", "stored", "size"))
+        here = f"{self.where}: batch {number}"
+        check_memory(size, stored, self.options.decoded_bytes, here)
+        try:
+            data = _ZSTD.decompress(self._data[at : at + stored].data, size)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"{here}: {error}") from error
+        nothing: Ids = np.zeros(0, np.int64)
+        return Items(np.frombuffer(data, np.uint8), nothing, nothing)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def _leaves(self, items: Items, rows: Ids) -> tuple[Ids, Ids]:
+        """Where the leaves of items begin, and their sizes: int64, shape ``(rows, leaves)``."""
+        count = len(self._tree.leaves)
+        if self._tokens:
+            return items.begins[:, None], items.sizes[:, None]
+        if not len(rows):
+            return np.zeros((0, count), np.int64), np.zeros((0, count), np.int64)
+        short = np.flatnonzero(items.sizes < 4 * count)
+        if short.size:
+            raise CorruptDataError(f"{self.where}: sample {rows[short[0]]} has {items.sizes[short[0]]} bytes")
+        sizes = gather_rows(address_of(items.data) + items.begins, 4 * count).view("<u4").astype(np.int64)
+        ends = np.cumsum(sizes, axis=1) + 4 * count
+        wrong = np.flatnonzero(ends[:, -1] != items.sizes)
+        if wrong.size:
+            raise CorruptDataError(f"{self.where}: sample {rows[wrong[0]]}: the sizes of its values do not add up")
+        return items.begins[:, None] + ends - sizes, sizes
+
+    def _decoders(self, name: str) -> list[Callable[[bytes], Any]]:
+        branch = self._tree.branches[name]
+        try:
+            return [decoder_of(leaf) for leaf in self._tree.leaves[branch.first : branch.end]]
+        except FormatError as error:
+            raise FormatError(f"{self.where}: column {name!r}: {error}") from None
+
+    def _column(
+        self,
+        name: str,
+        decoders: list[Callable[[bytes], Any]],
+        data: NDArray[np.uint8],
+        begins: Ids,
+        sizes: Ids,
+        rows: Ids,
+    ) -> Column:
+        branch = self._tree.branches[name]
+        leaf = self._tree.leaves[branch.first]
+        if branch.build is None and leaf in FIXED:
+            return self._numbers(name, leaf, data, begins[:, branch.first], sizes[:, branch.first], rows)
+        spans = [
+            list(zip(begins[:, k].tolist(), (begins[:, k] + sizes[:, k]).tolist(), strict=True))
+            for k in range(branch.first, branch.end)
+        ]
+        values: list[Any] = []
+        for index, row in enumerate(rows.tolist()):
+            try:
+                leaves = [
+                    decode(data[slice(*span[index])].tobytes()) for decode, span in zip(decoders, spans, strict=True)
+                ]
+                values.append(leaves[0] if branch.build is None else branch.build(iter(leaves)))
+            except (*DECODE_ERRORS, struct.error) as error:
+                raise CorruptDataError(
+                    f"{self.where}: sample {row}: column {name!r} does not decode: {error}"
+                ) from error
+        return values
+
+    def _numbers(self, name: str, leaf: str, data: NDArray[np.uint8], begins: Ids, sizes: Ids, rows: Ids) -> Column:
+        dtype = np.dtype(FIXED[leaf])
+        wrong = np.flatnonzero(sizes != dtype.itemsize)
+        if wrong.size:
+            raise CorruptDataError(
+                f"{self.where}: sample {rows[wrong[0]]}: {name!r} is {leaf} of {sizes[wrong[0]]} bytes"
+            )
+        if not len(rows):
+            return np.zeros(0, bool if leaf == "bool" else dtype)
+        values = gather_rows(address_of(data) + begins, dtype.itemsize).view(dtype)[:, 0]
+        return values != 0 if leaf == "bool" else values
+
+    def _blocks(self, rows: Ids, size: int) -> Column:
+        """Blocks of tokens, which lie one after the other, over the ends of documents."""
+        dtype = np.dtype(dtype_of(self._tree.leaves[0]))
+        width = dtype.itemsize
+        first = int(self._offsets[0])
+        if (len(self._data) - first) // width // size != self.samples:
+            raise CorruptDataError(
+                f"{self.where}: the index says {self.samples} blocks of {size} tokens, the file does not"
+            )
+        if not len(rows):
+            return np.zeros((0, size), dtype)
+        return gather_rows(address_of(self._data) + first + rows * width * size, width * size).view(dtype)
+
+
+def _joined(parts: Sequence[NDArray[np.uint8]]) -> Items:
+    sizes: Ids = np.array([len(part) for part in parts], np.int64)
+    data = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+    return Items(data, np.cumsum(sizes) - sizes, sizes)
+
+
+def iterate(batch: Batch) -> dict[str, Iterable[Any]]:
+    """The values of each column one by one; numbers as Python's own, blocks of tokens as arrays."""
+    return {
+        name: column.tolist() if isinstance(column, np.ndarray) and column.ndim == 1 else list(column)
+        for name, column in batch.items()
+    }
