@@ -32,11 +32,17 @@ def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     if not blocks:
         pytest.skip("no code")
+    python = Path(sys.executable)
+    environment = re.search(r"<!-- environment (\w+) -->", page.read_text())
+    if environment is not None:
+        python = ROOT / "tests" / "trainers" / ".venvs" / environment[1] / "bin" / "python"
+        if not python.exists():
+            pytest.skip(f"no environment {environment[1]!r}: make trainers")
     # Workers are forked (the default on Linux until Python 3.14), so the blocks need no main guard.
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks))
     done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", str(script)],
+        [str(python), "-W", "error::DeprecationWarning:__main__", str(script)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

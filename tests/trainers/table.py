@@ -37,7 +37,7 @@ class Trainer:
         variant: which of the script's ways.
         fills: most samples that the trainer itself repeats to fill its last batch.
         by_itself: it starts its ranks itself.
-        refuses: the part of the error that a resumed run is refused with; empty: it goes on.
+        refuses: part of the error with which some resumed runs are refused.
     """
 
     name: str
@@ -53,7 +53,16 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
     Trainer("accelerate, DataLoader", "pytorch", "accelerate_run.py"),
     Trainer("accelerate, DataLoader, dispatch_batches=False", "pytorch", "accelerate_run.py", "shard", fills=8),
     Trainer("accelerate, StreamingDataLoader(columnar=True)", "pytorch", "accelerate_run.py", "columnar own"),
-    Trainer("accelerate, use_stateful_dataloader=True", "pytorch", "accelerate_run.py", "own stateful"),
+    Trainer(
+        "accelerate, use_stateful_dataloader=True",
+        "pytorch",
+        "accelerate_run.py",
+        "own stateful",
+        refuses="was taken inside an epoch on",
+    ),
+    Trainer("transformers.Trainer", "pytorch", "transformers_run.py"),
+    Trainer("transformers.Trainer, dispatch_batches=False", "pytorch", "transformers_run.py", "shard", fills=8),
+    Trainer("trl.SFTTrainer", "pytorch", "transformers_run.py", "sft", fills=8),
 )
 
 CELLS: Final = (
@@ -85,8 +94,8 @@ def run(trainer: Trainer, data: Path, ranks: int, workers: int, resumed_on: int 
 
 def right(trainer: Trainer, outcome: Outcome, resumed: bool) -> bool:
     """Whether each sample came, and came once but for what the trainer fills its last batch with; or was refused."""
-    if resumed and trainer.refuses:
-        return trainer.refuses in outcome.error
+    if resumed and trainer.refuses and trainer.refuses in outcome.error:
+        return True
     if outcome.error:
         return False
     equal = resumed or outcome.steps_equal

@@ -88,10 +88,13 @@ def outer_division() -> OuterDivision | None:
     return division if division is not None and division.ranks > 1 else None
 
 
-def called_from(package: str) -> bool:
-    """Whether a function of this package is on the call stack."""
-    names = (str(frame.f_globals.get("__name__")) for frame in _frames())
-    return any(name == package or name.startswith(f"{package}.") for name in names)
+def called_from(package: str, function: str | None = None) -> bool:
+    """Whether a function of this package, or the one of this name, is on the call stack."""
+    for frame in _frames():
+        module = str(frame.f_globals.get("__name__"))
+        if (module == package or module.startswith(f"{package}.")) and function in (None, frame.f_code.co_name):
+            return True
+    return False
 
 
 def _frames() -> Iterator[FrameType]:

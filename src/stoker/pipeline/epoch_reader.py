@@ -101,8 +101,18 @@ class EpochReader:
 
         That is this rank's part, or all samples once a wrapper has asked that divides them: trainers ask for the length of
         their loader, and then for that of the dataset.
+
+        Raises:
+            TypeError: accelerate asks, to cut what its ranks gather last, and the dataset has divided its samples itself.
         """
         self._counted_for = division = self._rank_finder.division() or self._counted_for
+        if (
+            division is None
+            and called_from("accelerate.data_loader", "begin")
+            and self._rank_finder.world.world_size > 1
+        ):
+            # accelerate would take this rank's part for the whole, and cut samples off. It goes on without a length.
+            raise TypeError("nothing is to be cut: the dataset has divided its samples itself")
         data_rank = self._rank_finder.data_rank(batch_size, division)
         return self.sample_order.run(self.upcoming().epoch_begin(), data_rank).plan.samples
 

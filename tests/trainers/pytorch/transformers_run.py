@@ -1,7 +1,7 @@
 """Trains a tiny model for an epoch with ``transformers.Trainer``, or TRL's ``SFTTrainer``; see ``trainers.launch``.
 
 ``--variant`` has words: ``sft`` (TRL's), ``shard`` (each rank reads, else rank 0 dispatches), ``evaluate`` (records the
-samples of an evaluation instead of training).
+samples of an evaluation instead of training), ``two`` (epochs).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
         "output_dir": options.checkpoint or options.out,
         "per_device_train_batch_size": size,
         "per_device_eval_batch_size": size,
-        "num_train_epochs": 1,
+        "num_train_epochs": 2 if "two" in words else 1,
         "dataloader_num_workers": options.workers,
         "use_cpu": True,
         "report_to": [],
