@@ -63,7 +63,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
 
     Iterating gives this rank's samples of the next epoch, as dicts; inside a torch ``DataLoader`` worker, those batches
     that are the worker's. :meth:`batches` gives them as columns. ``dataset[i]`` is a sample by id, whatever the order.
-    With torch installed it counts as an ``IterableDataset``.
+    With torch imported it is an ``IterableDataset``. What a subclass overrides (``__getitem__``, ``get_item``, ``__iter__``,
+    ``__len__``, ``state_dict``, ``load_state_dict``) is what iteration and DataLoaders use.
 
     >>> StreamingDataset("s3://bucket/train", shuffle=True, batch_size=64)  # doctest: +SKIP
 
