@@ -126,8 +126,9 @@ class MDSShard:
 
     def one(self, row: int, columns: Sequence[str] | None) -> Sample:
         """One sample; see :func:`read_one`."""
-        if self._fields is None or self._fields[0] is not columns:
-            self._fields = columns, _wanted(self.layout, columns, self)
+        fields = self._fields  # other threads may read other columns
+        if fields is None or fields[0] is not columns:
+            fields = self._fields = columns, _wanted(self.layout, columns, self)
         layout, data, array = self.layout, self.data, self.array
         begin, end = _PAIR.unpack_from(self._offsets.data, 4 * row)
         ends = layout.ends
@@ -138,7 +139,7 @@ class MDSShard:
             if begin + ends[-1] != end:
                 raise CorruptDataError(f"{self.where}: sample {row}: its columns' sizes do not add up")
         sample: Sample = {}
-        for k, name in self._fields[1]:
+        for k, name in fields[1]:
             encoding, start, stop = layout.encodings[k], begin + ends[k - 1] if k else begin, begin + ends[k]
             if encoding.size is not None:
                 sample[name] = encoding.decode_row(array[start:stop].copy())
