@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stoker import MDSWriter, StreamingDataset
+from stoker import MDSWriter, StreamingDataset, World
 from stoker.errors import StateError
 
 
@@ -50,3 +50,23 @@ def test_a_workers_state_is_refused_elsewhere(tmp_path: Path) -> None:
     state = {**dataset.state_dict(), "worker": {"number": 0, "count": 2, "batches": 3}}
     with pytest.raises(StateError, match="state of DataLoader worker 0 of 2"):
         dataset.load_state_dict(json.loads(json.dumps(state)))
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torchdata's own
+def test_a_workers_state_is_refused_in_another_world(tmp_path: Path) -> None:
+    """Its batches are counted, and those of another world are other samples."""
+    with MDSWriter({"id": "int"}, str(tmp_path)) as out:
+        out.write_batch({"id": np.arange(64)})
+
+    def loader(world: World) -> StatefulDataLoader:
+        return StatefulDataLoader(
+            StreamingDataset(local=tmp_path, batch_size=4, world=world), batch_size=4, num_workers=1
+        )
+
+    first = loader(World())
+    assert len(list(islice(iter(first), 3))) == 3
+    second = loader(World(0, 2))
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(StateError, match="on 1 ranks with batch_size 4; here they are 2 and 4"):
+        list(second)

@@ -73,19 +73,17 @@ def outer_division() -> OuterDivision | None:
     direct = True
     for frame in _frames():
         module = str(frame.f_globals.get("__name__"))
-        ours = module.partition(".")[0] == "stoker"
         one = _wrapper(module, frame)
-        if one is not None and one is not found:
-            if found is not None:
+        described = None if one is None or one is found else _describe(one, frame, direct=direct)
+        if described is not None and described.ranks > 1:
+            if division is not None:
                 raise ConfigError(
-                    f"{type(found).__name__} in {type(one).__name__}: samples would be divided among the ranks twice. "
-                    "Prepare the loader once"
+                    f"{division.wrapper} in {described.wrapper}: samples would be divided among the ranks twice. Prepare "
+                    "the loader once"
                 )
-            described = _describe(one, frame, direct=direct)
-            if described is not None:
-                found, division = one, described
-        direct = direct and ours
-    return division if division is not None and division.ranks > 1 else None
+            found, division = one, described
+        direct = direct and module.partition(".")[0] == "stoker"
+    return division
 
 
 def called_from(package: str, function: str | None = None) -> bool:

@@ -3,7 +3,7 @@
 ``--variant`` has words: ``loader`` (StreamingDataLoader, else torch's DataLoader), ``columnar``, ``shard`` (each rank reads,
 else rank 0 dispatches), ``split`` (``split_batches``), ``own``
 (divided by the dataset alone), ``stateful``, ``drop_last``, ``spawn``, ``static`` (a
-partition that gives each rank its part).
+partition that gives each rank its part), ``parquet`` (StreamingParquetLoader).
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
-from stoker import StreamingDataLoader, StreamingDataset
+from stoker import StreamingDataLoader, StreamingDataset, StreamingParquetLoader
 from stoker.partitions import RoundRobin
 from trainers.launch import arguments, record
 
@@ -33,12 +36,15 @@ def main() -> None:
     )
     batch_size = options.batch_size * (accelerator.num_processes if "split" in words else 1)
     partition = RoundRobin() if "static" in words else None
-    dataset = StreamingDataset(options.data, shuffle=True, batch_size=batch_size, partition=partition)
+    dataset: Any = StreamingDataset(options.data, shuffle=True, batch_size=batch_size, partition=partition)
     how: dict[str, Any] = {"num_workers": options.workers, "drop_last": "drop_last" in words}
     if options.workers and "spawn" in words:
         how["multiprocessing_context"] = "spawn"
-    if "loader" in words or "columnar" in words:
-        loader: Any = StreamingDataLoader(dataset, columnar="columnar" in words, **how)
+    if "parquet" in words:
+        dataset = _parquet(accelerator, Path(options.out), options.batch_size)
+        loader: Any = DataLoader(dataset, batch_size=None, collate_fn=_columns, num_workers=options.workers)
+    elif "loader" in words or "columnar" in words:
+        loader = StreamingDataLoader(dataset, columnar="columnar" in words, **how)
     else:
         loader = DataLoader(dataset, batch_size=batch_size, **how)
     model = torch.nn.Linear(8, 1)
@@ -79,6 +85,20 @@ def main() -> None:
             break
     record(options.out, accelerator.process_index, steps)
     accelerator.end_training()
+
+
+def _parquet(accelerator: Accelerator, out: Path, batch_size: int) -> StreamingParquetLoader:
+    """100 rows of tokens, each of which is its number."""
+    with accelerator.main_process_first():
+        if accelerator.is_main_process:
+            rows = pa.table({"input_ids": [np.full(8, number) for number in range(100)]})
+            pq.write_table(rows, out / "rows.parquet", row_group_size=10)
+    return StreamingParquetLoader(str(out / "rows.parquet"), batch_size=batch_size, seq_len=8)
+
+
+def _columns(batch: Any) -> dict[str, torch.Tensor]:
+    rows = torch.from_numpy(batch.input_ids[:, :8]).long()
+    return {"id": rows[:, 0], "x": rows.float()}
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def run(data: Path, variant: str, workers: int, *more: object, ranks: int = 2) -
         ("spawn", 2, 100, 0),
         ("shard spawn", 2, 100, 4),
         ("columnar", 2, 100, 0),
+        ("parquet", 2, 100, 0),
         ("loader shard", 0, 100, 4),
     ],
 )
