@@ -32,6 +32,16 @@ PINS: Final[dict[str, dict[str, str]]] = {
         "trl": "1.16.0",
         "datasets": "5.2.0",
     },
+    # The formats that are read by Ray Data need what follows it.
+    "ray": {
+        "ray[data,train]": "2.60.0",
+        "h5py": "3.16.0",
+        "pillow": "13.0.0",
+        "webdataset": "1.0.2",
+        "tfrecord": "1.14.6",
+        "crc32c": "2.9.post0",
+    },
+    "jax": {"jax": "0.10.2", "orbax-checkpoint": "0.12.8", "keras": "3.15.1"},
 }
 """Packages of each environment. Those that go together share one."""
 TOOLS: Final = ("pytest>=8", "pytest-timeout>=2.3")

@@ -63,6 +63,10 @@ TRAINERS: Final[tuple[Trainer, ...]] = (
     Trainer("transformers.Trainer", "pytorch", "transformers_run.py"),
     Trainer("transformers.Trainer, dispatch_batches=False", "pytorch", "transformers_run.py", "shard", fills=8),
     Trainer("trl.SFTTrainer", "pytorch", "transformers_run.py", "sft", fills=8),
+    Trainer("Ray Train", "ray", "train_run.py", "prepared", by_itself=True),
+    Trainer("JAX", "jax", "jax_run.py"),
+    Trainer("Keras on torch", "jax", "keras_run.py", "torch"),
+    Trainer("Keras on JAX", "jax", "keras_run.py", "jax"),
 )
 
 CELLS: Final = (

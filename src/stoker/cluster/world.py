@@ -42,11 +42,11 @@ class World:
     def detect(cls, environ: Mapping[str, str] | None = None) -> World:
         """Find the world of this process.
 
-        In this order: an initialised ``torch.distributed``; torchrun's ``RANK`` and ``WORLD_SIZE``; Open MPI's
-        ``OMPI_COMM_WORLD_*``; Slurm's, inside a job step (``srun``); else one process.
+        In this order: an initialised ``torch.distributed`` or ``jax.distributed``; torchrun's ``RANK`` and ``WORLD_SIZE``;
+        Open MPI's ``OMPI_COMM_WORLD_*``; Slurm's, inside a job step (``srun``); else one process.
 
         Raises:
-            ConfigError: variables are half set or contradict each other.
+            ConfigError: variables are half set or contradict each other, or torch and JAX differ.
         """
         return cls.launched(environ) or cls(source="single process")
 
@@ -82,15 +82,18 @@ class World:
 
     @classmethod
     def of_process_group(cls) -> World | None:
-        """The world of an initialised ``torch.distributed``. Looks only at a torch that is imported already."""
-        torch = sys.modules.get("torch")
-        distributed = getattr(torch, "distributed", None)
-        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-            return None
-        size = int(distributed.get_world_size())
-        local = os.environ.get("LOCAL_WORLD_SIZE", "")
-        per_node = int(local) if local.isdigit() else 1
-        return cls(int(distributed.get_rank()), size, min(max(1, per_node), size), "torch.distributed")
+        """The world of an initialised ``torch.distributed`` or ``jax.distributed``. Looks only at what is imported already.
+
+        Raises:
+            ConfigError: both are initialised, and differ.
+        """
+        torch, jax = _torch_distributed(), _jax_distributed()
+        if torch is not None and jax is not None and (torch.rank, torch.world_size) != (jax.rank, jax.world_size):
+            raise ConfigError(
+                f"torch.distributed says rank {torch.rank} of {torch.world_size}, and JAX process {jax.rank} of "
+                f"{jax.world_size}: pass world= for the one that trains"
+            )
+        return torch or jax
 
     def replicate(self, replication: int) -> World:
         """The world in which each group of ``replication`` consecutive ranks is one reader, so that it reads the same.
@@ -148,6 +151,28 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
         return int(environ[name])
     except ValueError:
         raise ConfigError(f"{name} must be an integer, got {environ[name]!r}") from None
+
+
+def _torch_distributed() -> World | None:
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return _initialised(int(distributed.get_rank()), int(distributed.get_world_size()), "torch.distributed")
+
+
+def _jax_distributed() -> World | None:
+    jax = sys.modules.get("jax")
+    initialised = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is None or initialised is None or not initialised():
+        return None
+    return _initialised(int(jax.process_index()), int(jax.process_count()), "jax.distributed")
+
+
+def _initialised(rank: int, size: int, source: str) -> World:
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    per_node = int(local) if local.isdigit() else 1
+    return World(rank, size, min(max(1, per_node), size), source)
 
 
 @dataclass(frozen=True, slots=True)

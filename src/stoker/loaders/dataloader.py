@@ -13,6 +13,7 @@ from stoker.arguments import checked
 from stoker.cluster import World
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
+from stoker.loaders.consumers import looks_only, reads_ahead
 from stoker.loaders.dataset import StreamingDataset
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
@@ -119,6 +120,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._pass: _Pass | None = None
         self._open: Any = None
         self._interleaved = False
+        self._looked_from: dict[str, Any] | None = None
         self._drop_last = options.get("drop_last", False)
         if isinstance(dataset, StreamingParquetLoader):
             if columnar or options.get("drop_last"):
@@ -160,15 +162,25 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # What was delivered here was not delivered by the copy.
-        return {**self.__dict__, "_iterator": None, "_open": None, "_pass": None, "_interleaved": False}
+        return {
+            **self.__dict__,
+            "_iterator": None,
+            "_open": None,
+            "_pass": None,
+            "_interleaved": False,
+            "_looked_from": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         reset_in_children(self)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._end_look()
+        if looks_only():
+            self._looked_from = self.state_dict()
         self._interleaved = False
-        current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded)
+        current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded, ahead=reads_ahead())
         pid = os.getpid()
         batches = self._open = super().__iter__()
         try:
@@ -191,7 +203,15 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 self._open = None
             if pid != os.getpid():
                 _abandoned.append(batches)
+            if self._pass is current:
+                self._end_look()
         current.ended = True
+
+    def _end_look(self) -> None:
+        """Go back to where an iteration began that only looked at batches: training begins with these."""
+        state, self._looked_from = self._looked_from, None
+        if state is not None:
+            self.load_state_dict(state)
 
     def _most(self, start: EpochPosition) -> int | None:
         """Batches to yield from ``start`` where partial ones are left out; by torch's rule alone ranks may end apart."""
@@ -246,6 +266,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
                 more (``remainder="uneven"``); or a subclass of the dataset overrides ``__iter__`` so that batches do not tell
                 how many samples it took.
         """
+        self._end_look()
         if self._interleaved:
             raise StateError(
                 "two iterations over this loader take turns, and a state is of one: continue one of them alone, or use a "
@@ -257,11 +278,11 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         if isinstance(dataset, StreamingParquetLoader):
             if current is None:
                 return dataset.state_dict()
-            return dataset.state_after(current.start, current.yielded, ended=current.ended)
+            return dataset.state_after(current.start, current.trained, ended=current.ended)
         if current is None:
             state, batches = StreamingDataset.state_dict(dataset), 0
         else:
-            batches = current.yielded
+            batches = current.trained
             state = dataset.state_after(current.start, batches, ended=current.ended)
         size = dataset.batch_size or 1
         samples = batches * size * dataset.epoch_reader.data_rank(size).world_size
@@ -311,12 +332,19 @@ class _Pass:
         states_loaded: how many states the dataset had loaded by then.
         yielded: batches that were handed out.
         ended: whether the consumer was told that there are no more.
+        ahead: whether the consumer asks for each batch before it hands out the one before.
     """
 
     start: EpochPosition
     states_loaded: int
     yielded: int = 0
     ended: bool = False
+    ahead: bool = False
+
+    @property
+    def trained(self) -> int:
+        """Batches that training has had."""
+        return self.yielded - (self.ahead and not self.ended and self.yielded > 0)
 
 
 # Iterators of the parent's, in a process that was forked from it: their finalisers would end its workers.
