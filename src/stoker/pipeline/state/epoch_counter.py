@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.cluster import LoaderWorker
 from stoker.concurrency.shared_file import SharedFile, spawning
 from stoker.errors import ConfigError
 from stoker.order.sample_order import EpochPosition
+
+_CLOCKS: Final[weakref.WeakSet[EpochClock]] = weakref.WeakSet()
 
 # Indices of the shared int64 numbers: the next epoch, how many records were made, how many epochs were begun, how many states
 # were loaded, and the process that loaded the last; whether a state was loaded since the caller last named an epoch, and how
@@ -56,13 +60,19 @@ def _get(slot: NDArray[np.int64]) -> EpochPosition | None:
 
 
 class EpochClock:
-    """Counts epochs for a data set and all copies of it in forked or spawned child processes."""
+    """Counts epochs for a data set and its copies in the workers of a DataLoader, forked or spawned.
+
+    A child process that is no such worker, such as a rank that a trainer spawns or forks, counts by itself from where its
+    parent was.
+    """
 
     _passes: tuple[int, int, int]
     _seen: int
+    _owner: int
 
     def __init__(self) -> None:
-        self._attach(SharedFile("stoker-epoch", _BYTES))
+        self._attach(SharedFile("stoker-epoch", _BYTES), os.getpid())
+        _CLOCKS.add(self)
 
     def begin(self, token: int | None, worker: int | None = None) -> EpochPosition:
         """Begin the next epoch.
@@ -73,9 +83,11 @@ class EpochClock:
             worker: number of the worker. A number that comes a second time in a set's pass belongs to another set with the
                 same token (torch draws it from a generator that users may seed), which gets an epoch of its own.
         """
-        with self._locked() as shared:
-            if token is None:
+        if token is None:
+            with self._locked() as shared:
                 return self._take_next(shared)
+        with self._file.locked():
+            shared = self._shared
             number = self._count_pass(token)
             record = self._find(shared, token, number, worker)
             if record is None:
@@ -200,26 +212,48 @@ class EpochClock:
 
     @contextmanager
     def _locked(self) -> Iterator[NDArray[np.int64]]:
+        self.part_from_parent()
         with self._file.locked():
             yield self._shared
 
-    def _attach(self, file: SharedFile) -> None:
+    def part_from_parent(self) -> None:
+        """In a child process that is no worker of a DataLoader: go on with a count of its own."""
+        if self._owner == os.getpid() or LoaderWorker.detect().token is not None:
+            return
+        numbers, seen = self._shared, self._seen
+        self._attach(SharedFile("stoker-epoch", _BYTES), os.getpid())
+        self._shared[:] = numbers
+        self._seen = seen
+
+    def _attach(self, file: SharedFile, owner: int) -> None:
         self._file = file
+        self._owner = owner
         self._passes = 0, 0, 0
         self._seen = 0
         self._shared: NDArray[np.int64] = np.frombuffer(file.map(_BYTES), dtype=np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
+        self.part_from_parent()
         if spawning():
-            return {"file": self._file, "seen": self._seen}
+            return {"file": self._file, "seen": self._seen, "owner": self._owner}
         return {"numbers": self._shared.tolist()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "file" in state:
-            self._attach(state["file"])
+            self._attach(state["file"], state["owner"])
             self._seen = state["seen"]
+            _CLOCKS.add(self)
         else:
             # Sent by other means (to another host, say): a clock of its own that shows the same time.
             EpochClock.__init__(self)
             self._shared[:] = state["numbers"]
             self._seen = int(self._shared[_BEGINNINGS])
+
+
+def _part_all() -> None:
+    for one in list(_CLOCKS):
+        one.part_from_parent()
+
+
+# Workers that a rank forks share its count, not that of the process which forked or spawned the rank.
+os.register_at_fork(before=_part_all)
