@@ -31,6 +31,8 @@ PINS: Final[dict[str, dict[str, str]]] = {
         "transformers": "5.23.0",
         "trl": "1.16.0",
         "datasets": "5.2.0",
+        "lightning": "2.6.6",
+        "torchtitan": "0.3.0",
     },
     # The formats that are read by Ray Data need what follows it.
     "ray": {

@@ -15,6 +15,7 @@ from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.consumers import looks_only, reads_ahead
 from stoker.loaders.dataset import StreamingDataset
+from stoker.loaders.lightning_progress import follow_lightning
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
@@ -229,11 +230,10 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
     def __len__(self) -> int:
         if isinstance(self._stream, StreamingParquetLoader):
             return len(self._stream)
-        size = self._stream.batch_size or 1
         if self._stream.overrides("__len__"):
+            size = self._stream.batch_size or 1
             return len(self._stream) // size if self._drop_last else -(-len(self._stream) // size)
-        plan = self._stream.epoch_reader.plan(self._stream.upcoming().epoch_begin(), size)
-        return plan.full_steps if self._drop_last else len(plan)
+        return self._count(self._stream.upcoming().epoch_begin())
 
     @property
     def world(self) -> World:
@@ -314,6 +314,16 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             )
         self._stream.load_state_dict(state)
         self._interleaved = False
+        follow_lightning(self, self._steps)
+
+    def _steps(self) -> tuple[int, int]:
+        """Batches of the epoch that comes next, and those of it that are left."""
+        upcoming = self._stream.upcoming()
+        return self._count(upcoming.epoch_begin()), self._count(upcoming)
+
+    def _count(self, start: EpochPosition) -> int:
+        plan = self._stream.plan(start)
+        return plan.full_steps if self._drop_last else len(plan)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration deliver this epoch; see :meth:`stoker.loaders.dataset.StreamingDataset.set_epoch`."""

@@ -33,6 +33,7 @@ from stoker.loaders.protocol import CloseOnExit
 from stoker.order.global_batches import Remainder
 from stoker.order.mixture.schedule import Schedule
 from stoker.order.partition.partition import Elastic, Partition
+from stoker.order.protocols import Plan
 from stoker.order.sample_order import EpochPosition
 from stoker.order.shuffle.shard_table import ShardTable
 from stoker.pipeline.build_order import OrderOptions, make_order, set_weights
@@ -425,6 +426,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
             StateError: it has ended, and other ranks have more.
         """
         return self._epoch_reader.state_after(start, batches, self.batch_size or 1, ended=ended)
+
+    def plan(self, start: EpochPosition) -> Plan:
+        """This rank's batches from ``start`` to the end of its epoch."""
+        return self._epoch_reader.plan(start, self.batch_size or 1)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""

@@ -231,7 +231,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
     @property
     def steps(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return len(self._sample_order.run(EpochPosition(0), self._data_rank()).plan)
+        return len(self.plan(EpochPosition(0)))
 
     def __len__(self) -> int:
         return self.steps
@@ -335,6 +335,10 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         if worker.token is not None:
             return self._resume.worker_state(worker, data_rank)
         return self._resume.state(self._resume.here(), data_rank)
+
+    def plan(self, start: EpochPosition) -> Plan:
+        """This rank's batches from ``start`` to the end of its epoch."""
+        return self._sample_order.run(start, self._data_rank()).plan
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""

@@ -1,0 +1,71 @@
+"""Lightning: each sample comes once an epoch over ranks, wherever the dataset is made, and on resuming on other ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainers.launch import Outcome, launch, write_dataset
+
+SCRIPT = Path(__file__).with_name("lightning_run.py")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 samples: 12.5 global batches of two ranks."""
+    return write_dataset(tmp_path_factory.mktemp("data") / "data", 100)
+
+
+def _run(data: Path, variant: str, ranks: int, *more: object, workers: int = 0) -> Outcome:
+    arguments = ("--data", data, "--variant", variant, "--workers", workers, *more)
+    return launch(Path(sys.executable), SCRIPT, ranks, *arguments, by_itself=True)
+
+
+@pytest.mark.parametrize(
+    ("variant", "workers"),
+    [
+        ("before torch", 2),
+        ("module columnar", 0),
+        ("setup val own_sampler", 0),
+        ("hook reload", 2),
+        ("module spawn val", 2),
+        ("before spawn torch", 2),
+        ("combined", 0),
+    ],
+)
+def test_each_sample_comes_once_on_two_devices(variant: str, workers: int, data: Path) -> None:
+    seen = _run(data, variant, 2, workers=workers)
+    assert not seen.error, seen.error
+    assert sorted(seen.ids) == list(range(100))
+    assert seen.steps_equal
+
+
+@pytest.mark.parametrize(("ranks", "resumed_on", "steps"), [(1, 2, 12), (2, 1, 6)])
+def test_a_checkpoint_of_an_epochs_middle_goes_on_with_another_number_of_devices(
+    ranks: int, resumed_on: int, steps: int, data: Path, tmp_path: Path
+) -> None:
+    first = _run(data, "setup", ranks, "--stop-after", steps, "--checkpoint", tmp_path)
+    rest = _run(data, "setup", resumed_on, "--resume", "--checkpoint", tmp_path)
+    assert not first.error + rest.error
+    assert sorted(first.ids + rest.ids) == list(range(100))
+
+
+def test_a_checkpoint_of_an_epochs_end_begins_the_next_with_another_number_of_devices(
+    data: Path, tmp_path: Path
+) -> None:
+    first = _run(data, "before epochs", 2, "--stop-after", 1, "--checkpoint", tmp_path)
+    rest = _run(data, "before epochs", 1, "--resume", "--checkpoint", tmp_path)
+    assert not first.error + rest.error
+    assert sorted(first.ids) == sorted(rest.ids) == list(range(100))
+
+
+def test_a_combined_loader_goes_on_with_the_same_number_of_devices_alone(data: Path, tmp_path: Path) -> None:
+    first = _run(data, "combined", 1, "--stop-after", 12, "--checkpoint", tmp_path)
+    rest = _run(data, "combined", 1, "--resume", "--checkpoint", tmp_path)
+    assert not first.error + rest.error
+    assert sorted(first.ids + rest.ids) == list(range(100))
+    assert "Lightning counts the batches of a CombinedLoader together" in (
+        _run(data, "combined", 2, "--resume", "--checkpoint", tmp_path).error
+    )
