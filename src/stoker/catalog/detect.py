@@ -12,6 +12,7 @@ from functools import cache
 from itertools import chain, islice
 from typing import Final, Literal
 
+from stoker.catalog.tables.marks import TABLE_FORMATS, refuse_table, table_of
 from stoker.catalog.unindexed.files_location import Files, check_exists, is_pattern, no_files, no_match, source_of
 from stoker.display import counted, redact_url
 from stoker.errors import ConfigError, CorruptDataError, ObjectNotFoundError
@@ -193,6 +194,11 @@ def detect_listed(listing: Sequence[ObjectInfo], rest: Iterable[ObjectInfo], whe
     """
     if any(_is_whole(shard) for shard in find_shards(listing).values()):
         return Detected("shards")
+    rest = list(rest)
+    if table := table_of(item.key for item in chain(listing, rest)):
+        if table.folder or table.kind not in TABLE_FORMATS:
+            refuse_table(table, store.url)
+        return Detected("files", table.kind)
     try:
         names = (item.key for item in chain(listing, rest) if not is_hidden(item.key))
         return Detected("files", _chosen(names, where))

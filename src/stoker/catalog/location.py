@@ -39,6 +39,7 @@ class DatasetLocation:
         version: text that is another for another version of the dataset; empty where the files' descriptions tell.
         origin: where the dataset lies; ``None`` of samples that lie nowhere.
         listed: text for states that is another if the index or, without one, any file is written anew.
+        snapshot: of a table, which version it is, in words; empty of other datasets.
     """
 
     index: Index
@@ -47,6 +48,7 @@ class DatasetLocation:
     version: str = ""
     origin: CacheOrigin | None = None
     listed: str = ""
+    snapshot: str = ""
 
     @property
     def url(self) -> str:
@@ -57,6 +59,8 @@ class DatasetLocation:
     def about(self) -> dict[str, Any]:
         """The entries that identify the data in a state; see docs/resume.md."""
         about: dict[str, Any] = {"fingerprint": self.index.fingerprint}
+        if self.snapshot:
+            about["snapshot"] = self.snapshot
         if content := self.index.content:
             return about | {"content": content}
         if self.origin is None:

@@ -16,6 +16,7 @@ from stoker.catalog.hub_files import hub_files, is_hub
 from stoker.catalog.location import DatasetLocation, open_indexed
 from stoker.catalog.missing import format_instead, split_explained
 from stoker.catalog.synthetic import open_synthetic
+from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.files_location import Files, is_pattern
 from stoker.catalog.unindexed.open_files import open_unindexed
 from stoker.display import redact_url
@@ -45,10 +46,9 @@ def check_format(
         ConfigError: an unknown format, or arguments that it does not have.
     """
     name = format_name(format)
-    if name is not None and name not in format_names():
-        raise ConfigError(
-            f"{where}{unknown_name('format', format, (*format_names(), *aliases()))}, or none for an index.json"
-        )
+    if name is not None and name not in TABLE_FORMATS and name not in format_names():
+        known = (*format_names(), *TABLE_FORMATS, *aliases())
+        raise ConfigError(f"{where}{unknown_name('format', format, known)}, or none for an index.json")
     if options and name in (None, _INDEXED):
         raise ConfigError(f"{where}format_options= go with a format= of files that are read as they are")
     if name == _CHUNKS:
@@ -134,6 +134,12 @@ def open_format(
                     ) from error
                 logger.info("%s has no index.json: its files are read as format=%r", redact_url(os.fspath(url)), found)
                 name = found
+        if name in TABLE_FORMATS:
+            from stoker.catalog.tables.open_table import open_table
+
+            return open_table(
+                name, remote, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
+            )
         return open_unindexed(
             remote, name, local, split, options=options, columns=columns, cache_limit=cache_limit, **reading
         )

@@ -14,12 +14,12 @@ from stoker.types import StorageOptions
 
 
 def files_location(
-    remote: Files | None, local: str | os.PathLike[str] | None, split: str | None
+    remote: Files | FilesLocation | None, local: str | os.PathLike[str] | None, split: str | None
 ) -> tuple[FilesLocation, str | None]:
     """The files, and the cache's directory where one is named.
 
     Args:
-        remote: a directory or URL prefix, a file, a pattern, or a list of files.
+        remote: a directory or URL prefix, a file, a pattern, or a list of files; or what was made of these.
         local: the directory of the cache; without ``remote`` that of the files.
         split: a sub-directory of both.
 
@@ -34,7 +34,7 @@ def files_location(
             raise ConfigError("split= needs one directory, not a list of files")
         given = join_url(given, split)
     cache_root = None if local is None or remote is None else os.path.join(os.path.expanduser(local), split or "")
-    return source_of(given), cache_root
+    return given if isinstance(given, FilesLocation) else source_of(given), cache_root
 
 
 def files_directory(base: Path, root: str, options: StorageOptions | None) -> CacheDirectory:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from stoker.catalog.splits import refuse_splits
+from stoker.catalog.tables.marks import refuse_inside, refuse_table, table_of
 from stoker.catalog.unindexed.files_location import FilesLocation, no_files, no_match
 from stoker.catalog.unindexed.huggingface import DICT_NAME, STATE_NAME, saved_files
 from stoker.concurrency.threads import Threads
@@ -94,6 +95,8 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
         _refuse_unquoted_shards(source.keys, store, reader)
         return _with_beside(source, store, [ObjectInfo(key, -1) for key in source.keys], reader)
     matches = re.compile(source.pattern).fullmatch if source.pattern is not None else None
+    if reader.row_groups:
+        refuse_inside(source.root, open_root)
     found: list[ObjectInfo] = []
     listed: dict[str, ObjectInfo] = {}
     notes: list[str] = []
@@ -101,6 +104,8 @@ def find_files(source: FilesLocation, open_root: Callable[[str], Store], reader:
     others = 0
     for file in _listing(source.root, store):
         key = file.key
+        if reader.row_groups and (table := table_of([key])):
+            refuse_table(table, source.root)
         if key.endswith(MARK):
             notes.append(key)
         if key.endswith((DICT_NAME, STATE_NAME)):

@@ -24,6 +24,7 @@ from stoker.cache.base import CacheSettings, ShardCache
 from stoker.cache.open_cache import make_cache
 from stoker.catalog.location import DatasetLocation, SourceLocation, default_cache, locate, origin_of
 from stoker.catalog.source_args import files_directory, files_location, side_directories
+from stoker.catalog.tables.marks import TABLE_FORMATS
 from stoker.catalog.unindexed.file_facts import load_facts, save_facts
 from stoker.catalog.unindexed.files_location import Files, FilesLocation
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
@@ -54,6 +55,8 @@ def unindexed_format(name: str) -> Format:
         FormatError: there is none.
         ConfigError: its files are not read without an index.
     """
+    if name in TABLE_FORMATS:
+        raise ConfigError(f"format={name!r}: tables are opened by StreamingDataset alone, and by what reads one")
     reader = get_format(name)
     if not reader.unindexed:
         raise ConfigError(f"format={name!r} is read only from datasets that have an index.json")
@@ -61,13 +64,14 @@ def unindexed_format(name: str) -> Format:
 
 
 def open_unindexed(
-    remote: Files | None,
+    remote: Files | FilesLocation | None,
     format: str,  # noqa: A002 - as StreamingDataset calls it
     local: str | os.PathLike[str] | None = None,
     split: str | None = None,
     *,
     options: Mapping[str, Any] | None = None,
     columns: Sequence[str] | None = None,
+    partitions: Mapping[str, Partition] | None = None,
     settings: CacheSettings = CacheSettings(),  # noqa: B008 - frozen
     cache_limit: int | None = None,
     unpack_into: Path | None = None,
@@ -97,6 +101,7 @@ def open_unindexed(
             ``not in``. Row groups that can not hold a row that fulfils them, by the statistics in the footers, are left
             out. The others are left whole.
         columns: of Parquet, columns to read; default all, which must then be the same in all files.
+        partitions: of Parquet, values of columns by file, where something else than folders tells them.
         settings: how the cache behaves.
         cache_limit: bytes of files, fetched whole to see what they hold, that may stay in the cache; the rest is fetched
             again when it is read.
@@ -138,7 +143,8 @@ def open_unindexed(
     early = make(lambda: _cached_sizes(found, packed))
     with contextlib.suppress(OSError):
         early.sweep()
-    partitions = wanted.partitions(found)
+    if partitions is None:
+        partitions = wanted.partitions(found)
     fetched = FetchedFiles(early, cache_limit, in_place=address.in_place)
     headers = HeaderReader(reader, store, wanted.header_settings, partitions, fetched)
     files, bad = headers.read_all(found, known, skip_bad=wanted.skip_bad)

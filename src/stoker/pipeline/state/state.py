@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 STATE_VERSION: Final = 2
 _SAME_ORDER: Final = ("fingerprint", "subset", "block_size")
 """Entries of a stream in a state that decide the order of its samples."""
-_SAME_CONTENT: Final = ("content", VERSIONS)
+_SAME_CONTENT: Final = ("content", VERSIONS, "snapshot")
 """Entries that tell, in addition, whether the samples are the same ones."""
 _MOST_AWAY: Final = 256
 """Streams that were left out of which states remember how far they had got: about 150 bytes each."""
@@ -283,6 +283,7 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
             said.append(
                 f"{which} belongs to another dataset (fingerprint {it.get('fingerprint')}, this one has "
                 f"{its.get('fingerprint')}): its shards differ in number, size or content"
+                + _other_version(it.get("snapshot"), its.get("snapshot"))
             )
         elif _written_anew(it, its):
             said.append(
@@ -304,6 +305,13 @@ def _compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[list[s
         said.append(f"the streams were listed as {_listed(listed)} and are listed as {_listed(lists)}")
     said += _differences(their_order, our_order, "")
     return said, streams_differ
+
+
+def _other_version(theirs: Any, ours: Any) -> str:
+    """The versions of a table, where these differ; says to open that of the state."""
+    if not isinstance(theirs, str) or theirs == ours:
+        return ""
+    return f". It was taken with {theirs}, and this is {ours}: open that version to go on"
 
 
 def _written_anew(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:

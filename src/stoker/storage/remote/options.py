@@ -8,6 +8,7 @@ as a whole, so two stores of one process never mix identities.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -156,6 +157,32 @@ def client_spec(
         )
     client = guarded(client, urlsplit(location.root).hostname, allowed, environ)
     return ClientSpec(config, client, identity="no credentials, as plain HTTP has none")
+
+
+def flat_options(location: Location, options: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of a store as text by name, for packages that open files themselves by the same client library.
+
+    They are those that stoker's own requests have, from the options and the environment.
+
+    Raises:
+        ConfigError: options that are no text, or mean nothing there.
+    """
+    if location.kind == "file":
+        return {}
+    spec = client_spec(location, options, os.environ, stall_timeout=60.0, cloud=detect_cloud)
+    if spec.credential_provider is not None:
+        raise ConfigError(f"{location.url}: a table's package takes no credential_provider: give keys, or a profile's.")
+    flat = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in spec.config.items()}
+    if spec.client_options.get("allow_http"):
+        flat["allow_http"] = "true"
+    if spec.credentials is not None:
+        flat |= {
+            "access_key_id": spec.credentials.access_key_id,
+            "secret_access_key": spec.credentials.secret_access_key,
+        }
+        if spec.credentials.session_token:
+            flat["session_token"] = spec.credentials.session_token
+    return flat
 
 
 def endpoint_of(location: Location, spec: ClientSpec, environ: Mapping[str, str]) -> str:

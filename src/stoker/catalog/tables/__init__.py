@@ -1,0 +1,1 @@
+"""Tables of Delta Lake and Iceberg: which files a version of them consists of."""

@@ -1,0 +1,124 @@
+"""Delta Lake: the files of a version, by the package ``deltalake``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from stoker.catalog.tables.snapshot import TableSnapshot
+from stoker.catalog.unindexed.files_location import FilesLocation
+from stoker.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError, import_option
+from stoker.formats.common.inspect_header import Partition
+from stoker.storage import is_local
+from stoker.storage.remote.options import flat_options
+from stoker.storage.url import parse_url
+from stoker.types import StorageOptions
+
+SETTINGS: Final = ("version",)
+"""Settings of ``format="delta"``."""
+
+# Features of tables with which data files are read as they are, or that are looked at below.
+_FEATURES: Final = frozenset(
+    ["appendOnly", "columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"]
+)
+_WHOLE: Final = frozenset(["byte", "short", "integer", "long"])
+
+
+def delta_snapshot(url: str, options: Mapping[str, Any], storage_options: StorageOptions | None) -> TableSnapshot:
+    """The files of a version of a table.
+
+    Args:
+        url: directory or URL of the table.
+        options: ``version``, a number; without it the latest.
+        storage_options: as :func:`stoker.storage.open_store` has them.
+
+    Raises:
+        ConfigError: the table deletes rows by deletion vectors, or has other features with which its files alone do not tell
+            the rows; says what to do.
+        ObjectNotFoundError: there is no such table or version, or it has no files.
+        MissingPackageError: ``deltalake`` is not installed.
+    """
+    deltalake = import_option("deltalake", "tables of Delta Lake need the package deltalake", "stoker[delta]")
+    version = options.get("version")
+    if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
+        raise ConfigError(f"format 'delta': version={version!r}: a number from 0 on, or none for the latest")
+    location = parse_url(url)
+    if location.kind not in ("file", "s3", "gs", "azure"):
+        raise ConfigError(f"{location.url}: tables of Delta Lake are read from directories, s3://, gs:// and az://")
+    try:
+        table = deltalake.DeltaTable(
+            location.url, version=version, storage_options=flat_options(location, storage_options or {})
+        )
+        _refuse_features(table, location.url)
+        found = table.get_add_actions(flatten=False)
+        adds = [
+            dict(zip(("path", "partition"), row, strict=True))
+            for row in zip(_values(found, "path"), _values(found, "partition"), strict=True)
+        ]
+        names = [field.name for field in table.schema().fields]
+        kinds = {field.name: getattr(field.type, "type", "") for field in table.schema().fields}
+    except deltalake.exceptions.TableNotFoundError as error:
+        raise ObjectNotFoundError(
+            f"{location.url}: no table of Delta Lake is there ({error})", url=location.url
+        ) from None
+    except (deltalake.exceptions.DeltaError, OSError) as error:
+        if isinstance(error, StorageError):
+            raise
+        told = "" if version is None else f" of version {version}"
+        raise StorageError(f"{location.url}: the log{told} can not be read: {error}", url=location.url) from None
+    number = table.version()
+    said = f"version {number} of the Delta table"
+    partitions: dict[str, Partition] = {}
+    for add in adds:
+        key = unquote(add["path"])
+        if "://" in key or key.startswith("/"):
+            raise ConfigError(
+                f"{location.url}: {said} has files elsewhere ({key}), as shallow clones do: make a deep clone of it"
+            )
+        values = add["partition"] or {}
+        partitions[key] = tuple((name, _value(values[name], kinds.get(name, ""))) for name in values)
+    if not partitions:
+        raise ObjectNotFoundError(f"{location.url}: {said} has no data files", url=location.url)
+    root = str(is_local(location.url) or location.url)
+    return TableSnapshot(
+        FilesLocation(root, keys=tuple(sorted(partitions))), tuple(names), said, f'{{"version": {number}}}', partitions
+    )
+
+
+def _refuse_features(table: Any, url: str) -> None:
+    """See that the data files hold the rows of the table, and no others.
+
+    Raises:
+        ConfigError: they do not; says what to do.
+        FormatError: the table has features that are not known.
+    """
+    features = set(table.protocol().reader_features or ())
+    if unknown := sorted(features - _FEATURES):
+        raise FormatError(f"{url}: the Delta table has features that are not read: {', '.join(unknown)}")
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise ConfigError(
+            f"{url}: the Delta table maps its columns to other names in the files (columnMapping), which is not read: write "
+            "it anew without"
+        )
+    if "deletionVectors" in features and (count := sum(batch.num_rows for batch in table.deletion_vectors())):
+        raise ConfigError(
+            f"{url}: rows of {count} of the Delta table's files are deleted by deletion vectors, which is not read. Rewrite "
+            "these files first: REORG TABLE ... APPLY (PURGE) in Spark"
+        )
+
+
+def _values(table: Any, name: str) -> list[Any]:
+    """A column of an Arrow table as Python's values; ``None`` for all where there is no such column."""
+    if name not in table.schema.names:
+        return [None] * table.num_rows
+    return [value.as_py() for value in table.column(name)]
+
+
+def _value(value: Any, kind: str) -> int | str | None:
+    """A partition's value: a number for a column of whole numbers, else text, as in the names of folders."""
+    if value is None or isinstance(value, str):
+        return value
+    if kind in _WHOLE:
+        return int(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
