@@ -416,8 +416,7 @@ def test_delete_files_are_refused(iceberg: IcebergTables, content: str) -> None:
 
 
 def _append_delete(table: Any, made: Any) -> None:
-    from pyiceberg.manifest import ManifestContent
-    from pyiceberg.manifest import ManifestWriterV2
+    from pyiceberg.manifest import ManifestContent, ManifestWriterV2
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ManifestWriterV2, "content", lambda self: ManifestContent.DELETES)
