@@ -130,7 +130,12 @@ def test_a_shard_around_another_iterable_gets_all_samples(accelerate: Any, datas
 
 @pytest.mark.parametrize(("split", "size", "requests"), [(False, 8, 2), (True, 4, 1)])
 def test_a_dispatcher_gets_global_batches(
-    accelerate: Any, dataset: StreamingDataset, split: bool, size: int, requests: int
+    accelerate: Any,
+    dataset: StreamingDataset,
+    split: bool,
+    size: int,
+    requests: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     dispatcher = accelerate.DataLoaderDispatcher(4, SimpleNamespace(num_processes=2), split)
     division = dispatcher.ask(outer_division)
@@ -139,6 +144,7 @@ def test_a_dispatcher_gets_global_batches(
     assert dispatcher.ask(lambda: len(dataset)) == 100
     dataset.set_epoch(0)
     assert [len(batch["id"]) for batch in dispatcher.ask(lambda: list(dataset.batches()))] == [4] * 25
+    assert caplog.text.count("rank 0 reads for all 2 ranks") == 1
 
 
 def test_the_length_is_of_what_is_delivered(accelerate: Any, dataset: StreamingDataset) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 
 from stoker.arguments import checked
 from stoker.cluster import World
+from stoker.cluster.outer_division import REMEDY, outer_division
 from stoker.concurrency.forks import reset_in_children
 from stoker.errors import ConfigError, MissingPackageError, StateError
 from stoker.loaders.consumers import looks_only, reads_ahead
@@ -143,7 +144,7 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
             dataset.check_columns_allowed("columnar=True")
             options["collate_fn"] = as_tensors
             options["drop_last"] = False  # torch drops nothing where it does not batch; see _most
-            self._init(_Columns(dataset), None, options)
+            self._init(_Columns(dataset, full_only=self._drop_last), None, options)
         else:
             if options.get("collate_fn") is None:
                 options["collate_fn"] = collate
@@ -398,13 +399,26 @@ def _check(options: LoaderOptions) -> None:
 
 
 class _Columns(IterableDataset[Batch]):
-    """A dataset's batches as the items of a DataLoader that does not batch."""
+    """A dataset's batches as the items of a DataLoader that does not batch.
 
-    def __init__(self, dataset: StreamingDataset) -> None:
+    ``full_only`` is for trainers that make a DataLoader of their own over this: :class:`StreamingDataLoader` counts.
+    """
+
+    def __init__(self, dataset: StreamingDataset, *, full_only: bool) -> None:
         self._dataset = dataset
+        self._full_only = full_only
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._dataset.batches()
+        batches = self._dataset.batches()
+        if not self._full_only:
+            return batches
+        division = outer_division()
+        if division is not None:
+            raise ConfigError(
+                f"{division.wrapper} is not told of drop_last=True with columnar=True: use remainder='drop' of the dataset, "
+                f"or {REMEDY}"
+            )
+        return (batch for batch in batches if len(next(iter(batch.values()))) == self._dataset.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         self._dataset.set_epoch(epoch)

@@ -53,6 +53,7 @@ class EpochReader:
         self._division: OuterDivision | None = None
         self._counted_for: OuterDivision | None = None
         self._read_ahead = False
+        self._is_told = False
         # Readers opened by random access must not pin more of a size-limited cache than iteration may; how many processes
         # share it may not be known before iteration.
         self._limit_open((rank_finder.launched() or World()).local_world_size)
@@ -162,6 +163,14 @@ class EpochReader:
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:
             self._check_division(division)
+            if division.sends and not self._is_told:
+                self._is_told = True
+                logger.warning(
+                    "%s of accelerate: rank 0 reads for all %d ranks, and sends them their samples. dispatch_batches=False "
+                    "lets each rank read its own",
+                    division.wrapper,
+                    division.ranks,
+                )
         run = self._resume.run(point, data_rank)
         again = 0 if division is None or self._rank_finder.world.rank else repeated_by_wrapper(run.plan, division)
         if again and division is not None:

@@ -40,6 +40,7 @@ def run(data: Path, variant: str, workers: int, *more: object, ranks: int = 2) -
         ("shard spawn", 2, 100, 4),
         ("columnar", 2, 100, 0),
         ("parquet", 2, 100, 0),
+        ("columnar own drop_last", 2, 96, 0),
         ("loader shard", 0, 100, 4),
     ],
 )
@@ -55,6 +56,7 @@ def test_each_sample_comes_once(data: Path, variant: str, workers: int, unique: 
     [
         ("columnar shard", "divides single samples, and this loader, with batch_size=None, has whole batches"),
         ("stateful", "for use_stateful_dataloader=True, let each rank read its own part"),
+        ("columnar drop_last", "is not told of drop_last=True with columnar=True"),
         ("static", "partition='round_robin' says which rank gets which samples"),
     ],
 )
