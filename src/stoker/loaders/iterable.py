@@ -46,10 +46,10 @@ else:
         found = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
         if found is None or found in _adopted:
             return None
-        _adopted.append(found)
         found.register(TorchIterable)  # what DataLoader asks for, wherever Python can not change a class's bases
         with contextlib.suppress(TypeError):
             TorchIterable.__bases__ = (found,)
+        _adopted.append(found)  # last: other threads may ask meanwhile
         return found
 
 
