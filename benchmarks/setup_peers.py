@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 VENVS = HERE / ".venvs"
 PINS: dict[str, dict[str, str]] = {
     "mosaic": {"torch": "2.13.0", "mosaicml-streaming": "0.13.0"},
-    "litdata": {"torch": "2.13.0", "litdata": "0.2.76", "webdataset": "1.0.2"},
+    "litdata": {"torch": "2.13.0", "litdata": "0.2.76", "webdataset": "1.0.2", "zstd": "1.5.7.2"},
     "hf": {"torch": "2.13.0", "datasets": "5.2.0"},
     "dlio": {"torch": "2.13.0", "dlio_benchmark": "2.0.0", "pydftracer": "1.0.2", "tensorflow-cpu": "2.21.0"},
 }

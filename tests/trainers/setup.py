@@ -44,6 +44,7 @@ PINS: Final[dict[str, dict[str, str]]] = {
         "crc32c": "2.9.post0",
     },
     "jax": {"jax": "0.10.2", "orbax-checkpoint": "0.12.8", "keras": "3.15.1"},
+    "peers": {"litdata": "0.2.76", "webdataset": "1.0.2", "datasets": "5.2.0", "grain": "0.2.18"},
 }
 """Packages of each environment. Those that go together share one."""
 TOOLS: Final = ("pytest>=8", "pytest-timeout>=2.3")
