@@ -19,7 +19,14 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "README.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [README, *DOCS, *sorted((ROOT / "benchmarks").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [
+    README,
+    ROOT / "examples" / "README.md",
+    *DOCS,
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+]
 MOST_LINES = 160
 MOST_LINES_OF_THE_README = 100
 
