@@ -129,7 +129,7 @@ class ShardInfo:
 @checked
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of decoding. None of them changes which samples come, or when.
+    """Options of reading. None of them changes which samples come, or when.
 
     >>> ReadOptions(views=True, decoded_limit="2gb").decoded_bytes
     2147483648
@@ -145,6 +145,8 @@ class ReadOptions:
             none in DataLoader workers. A transform that draws from a global random generator needs 0, which runs it in the
             consumer's thread, to be reproducible; 1 will do if nobody else draws from it.
         download_threads: shards fetched at once by this process.
+        compare_ranks: in an epoch's first batch, see that the ranks of an initialised ``torch.distributed`` read the same
+            data in the same order, and each its own part: through the process group's store, without waiting for any of them.
         decoded_bytes: ``decoded_limit`` as a number.
 
     Raises:
@@ -156,6 +158,7 @@ class ReadOptions:
     decoded_limit: int | str = 1 << 30
     read_threads: int | None = None
     download_threads: int = 8
+    compare_ranks: bool = True
     decoded_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

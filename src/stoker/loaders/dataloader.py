@@ -184,6 +184,10 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         self._interleaved = False
         current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded, ahead=reads_ahead())
         pid = os.getpid()
+        if self.num_workers:
+            self._stream.compare_ranks(
+                current.start
+            )  # a worker has no connection to the store; without, the dataset does it
         batches = self._open = super().__iter__()
         try:
             for batch in islice(batches, self._most(current.start)):

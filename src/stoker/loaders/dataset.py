@@ -239,7 +239,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
         # Samples that iteration has read, for a subclass's method that is about to ask for them, by id.
         self._at_hand: dict[int, Any] = {}
         held = in_memory and not self._streams.near
-        self._rank_finder = DataRankFinder(world, replication)
+        self._rank_finder = DataRankFinder(world, replication, compare=options.compare_ranks)
         index = self._streams.index
         self.batch_size = batch_size
         self._remainder: Remainder = remainder
@@ -430,6 +430,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
     def plan(self, start: EpochPosition) -> Plan:
         """This rank's batches from ``start`` to the end of its epoch."""
         return self._epoch_reader.plan(start, self.batch_size or 1)
+
+    def compare_ranks(self, start: EpochPosition) -> None:
+        """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`."""
+        self._epoch_reader.compare_ranks(start, self.batch_size or 1)
 
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""

@@ -147,7 +147,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         self.batch_size = batch_size
         self._threads = threads
         self._counts = Counts()
-        self._rank_finder = DataRankFinder(world, replication)
+        self._rank_finder = DataRankFinder(world, replication, compare=read.compare_ranks)
         self._rank_finder.early_data_rank(batch_size)
         limit = None if cache_limit is None else parse_bytes(cache_limit)
         held = uses_memory(cache)
@@ -340,6 +340,10 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         """This rank's batches from ``start`` to the end of its epoch."""
         return self._sample_order.run(start, self._data_rank()).plan
 
+    def compare_ranks(self, start: EpochPosition) -> None:
+        """See that all ranks read the same from ``start`` on; see :class:`~stoker.formats.base.ReadOptions`."""
+        self._rank_finder.compare(self._sample_order, start, self.batch_size, self._resume.loads)
+
     def upcoming(self) -> EpochPosition:
         """The position at which the next iteration begins."""
         return self._resume.upcoming()
@@ -379,6 +383,8 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
         point, begun = self._resume.begin(worker, data_rank)
         if point.partial:
             raise ConfigError("the state was taken inside a batch: states of this loader never are")
+        if worker.token is None:
+            self.compare_ranks(point)
         run = self._resume.run(point, data_rank)
         self._warn(run, point)
         delivery = self._resume.deliver(point, run.plan, begun)

@@ -7,8 +7,10 @@ from typing import Any, TypeAlias
 from stoker.cluster import World
 from stoker.cluster.mesh import DeviceMesh, Mesh
 from stoker.cluster.outer_division import OuterDivision, outer_division
+from stoker.concurrency.user_code import in_user_code
 from stoker.errors import ConfigError
-from stoker.order.sample_order import DataRank
+from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
+from stoker.pipeline.rank_comparison import RankComparison
 
 Replication: TypeAlias = int | Mesh | DeviceMesh
 """The ranks that read the same samples: so many consecutive ones, or those that a mesh says."""
@@ -21,15 +23,21 @@ class DataRankFinder:
         world: rank and world size; ``None``: found by :meth:`World.detect <stoker.cluster.world.World.detect>`.
         replication: which ranks read the same samples: so many consecutive ones, or those that a mesh says.
 
+        compare: whether ranks are compared when iteration starts.
+
     Raises:
         ConfigError: a number below 1, or a mesh without the dimension ``"dp"``.
     """
 
-    def __init__(self, world: World | None = None, replication: Replication | None = None) -> None:
+    def __init__(
+        self, world: World | None = None, replication: Replication | None = None, *, compare: bool = False
+    ) -> None:
         if isinstance(replication, int) and replication < 1:
             raise ConfigError(f"replication must be at least 1, got {replication}")
         self._given = world
         self._inherited: World | None = None
+        # A world of one was given to each rank that is to read by itself.
+        self._comparison = RankComparison() if compare and (world is None or world.world_size > 1) else None
         self._replication = replication if isinstance(replication, int) else 1
         mesh = None if isinstance(replication, int) else replication
         self._mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh.of(mesh)
@@ -81,6 +89,15 @@ class DataRankFinder:
             return DataRank(readers.rank, readers.world_size, readers.local_world_size, batch_size)
         readers = world if self._replication == 1 else world.replicate(self._replication)
         return DataRank(readers.rank, readers.world_size, world.local_world_size, batch_size, self._replication)
+
+    def compare(self, order: SampleOrder, point: EpochPosition, batch_size: int, loads: int) -> None:
+        """Compare with the other ranks what this one is about to read; beneath a wrapper that divides, nothing.
+
+        Raises:
+            ConfigError: see :meth:`~stoker.pipeline.rank_comparison.RankComparison.compare`.
+        """
+        if self._comparison is not None and not in_user_code() and self.division() is None:
+            self._comparison.compare(order, point, self.data_rank(batch_size), loads)
 
     def early_data_rank(self, batch_size: int) -> DataRank | None:
         """The data rank before iteration starts; ``None`` where it is not known yet.

@@ -148,6 +148,8 @@ class EpochReader:
             raise ConfigError("the state was taken inside a batch: iterate over samples for the rest of this epoch")
         if point.partial and (worker.token is not None or division is not None):
             raise ConfigError("the state was taken inside a batch: resume without DataLoader workers for this epoch")
+        if worker.token is None:
+            self.compare_ranks(point, batch_size)
         run = self._run(point, data_rank, division)
         pipeline = self.pipeline(
             run if division is None else OuterRun(run.order, OuterPlan(run.plan, division)),
@@ -159,6 +161,10 @@ class EpochReader:
             override=override,
         )
         return point.partial, self._resume.deliver(point, run.plan, begun), pipeline
+
+    def compare_ranks(self, point: EpochPosition, batch_size: int) -> None:
+        """See that all ranks read the same from ``point`` on."""
+        self._rank_finder.compare(self.sample_order, point, batch_size, self._resume.loads)
 
     def _run(self, point: EpochPosition, data_rank: DataRank, division: OuterDivision | None) -> Run:
         if division is not None:

@@ -1,0 +1,152 @@
+"""Compares what the ranks of a process group are about to read, once an epoch, without waiting for any of them.
+
+Each rank writes what it reads to the process group's key-value store, where the first to do so has set what the others
+compare theirs with, and where each data rank may be taken only so often. Of two ranks that differ, the later one sees it. No
+rank waits for another: a rank that does not iterate, or iterates later, is no problem. Positions are not compared, as some
+loaders' ranks resume apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any, Final
+
+from stoker.errors import ConfigError
+from stoker.order.sample_order import DataRank, EpochPosition, SampleOrder
+
+logger = logging.getLogger(__name__)
+
+_REMEDY: Final = (
+    "All ranks must be given the same data and settings. Where ranks are to read apart from each other, give each "
+    "world=World(); read=ReadOptions(compare_ranks=False) leaves this comparison out"
+)
+_STREAM: Final = ("fingerprint", "subset", "block_size", "choose")
+
+_PATIENCE: Final = 1.0
+
+_made: dict[str, int] = {}
+# Of this process: what was compared already.
+_compared: set[str] = set()
+
+
+class RankComparison:
+    """The comparison of one dataset with what the other ranks have made in its place.
+
+    The place is the line of the training script that made it, with all lines that led there, and how many it made before.
+    Where ranks run different scripts, their datasets have different places, and are not compared.
+    """
+
+    def __init__(self) -> None:
+        place = hashlib.blake2b("\n".join(_lines(sys._getframe(1))).encode(), digest_size=12).hexdigest()
+        _made[place] = number = _made.get(place, -1) + 1
+        self._place = f"stoker/{place}/{number}"
+
+    def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int) -> None:
+        """Compare an epoch that begins.
+
+        Args:
+            order: what is read.
+            point: where it begins.
+            data_rank: who reads.
+            loads: states that were loaded before.
+
+        Raises:
+            ConfigError: another rank reads other data, or in another order, or takes the part of this one.
+        """
+        distributed = getattr(sys.modules.get("torch"), "distributed", None)
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return
+        store, rank, ranks = _store(distributed), distributed.get_rank(), distributed.get_world_size()
+        key = f"{self._place}/{ranks}/{point.epoch}/{loads}"
+        once = f"{os.getpid()}/{id(distributed.group.WORLD)}/{key}"
+        if store is None or ranks == 1 or once in _compared:
+            return
+        _compared.add(once)
+        mine = _claim(order, data_rank)
+        try:
+            first = _set_first(store, key, rank, mine)
+            others = _take(store, f"{key}/rank/{data_rank.rank}", rank)
+        except Exception as error:  # noqa: BLE001 - whatever a store raises; its process group says so by itself
+            logger.warning("ranks were not compared, as the process group's store failed: %s", error)
+            return
+        if first is not None:
+            said = "; ".join(_differences(first[1], mine)) or "they differ"
+            raise ConfigError(
+                f"ranks {first[0]} and {rank} do not read the same in epoch {point.epoch}: {said}. {_REMEDY}"
+            )
+        if len(others) * data_rank.world_size > ranks:
+            raise ConfigError(
+                f"processes {', '.join(map(str, others))} of {ranks} all read as data rank {data_rank.rank} of "
+                f"{data_rank.world_size} in epoch {point.epoch}, so that samples would come more than once, and others not "
+                f"at all: leave world= out, which finds this process's rank, or correct it and replication=. {_REMEDY}"
+            )
+
+
+def _lines(frame: FrameType | None) -> Iterator[str]:
+    """The lines that led here, of all code but stoker's and what starts scripts."""
+    while frame is not None:
+        name, code = str(frame.f_globals.get("__name__")), frame.f_code
+        if name.partition(".")[0] != "stoker" and name != "runpy" and not code.co_filename.startswith("<frozen"):
+            yield f"{os.path.basename(code.co_filename)}:{code.co_name}:{frame.f_lineno}"
+        frame = frame.f_back
+
+
+def _store(distributed: Any) -> Any:
+    """The store of the default process group; ``None`` where it is not public (torch before 2.9)."""
+    found = getattr(distributed.group.WORLD, "get_group_store", None)
+    return None if found is None else found()
+
+
+def _claim(order: SampleOrder, data_rank: DataRank) -> dict[str, Any]:
+    said = order.as_dict()
+    streams = [{name: one.get(name) for name in _STREAM} for one in said["streams"].values()]
+    return {
+        **said["order"],
+        "streams": streams,
+        "batch_size": data_rank.batch_size,
+        "data ranks": data_rank.world_size,
+    }
+
+
+def _set_first(store: Any, key: str, rank: int, mine: Mapping[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    """Say what this rank reads, if it is the first; otherwise the first rank and what it reads, if that is something else."""
+    text = json.dumps(mine, sort_keys=True, default=str)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    found, _, its_digest = store.compare_set(key, "", f"{rank} {digest}").decode().partition(" ")
+    if int(found) == rank:
+        store.set(f"{key}/said", text)
+    if its_digest == digest:
+        return None
+    known = store.check([f"{key}/said"])
+    return int(found), json.loads(store.get(f"{key}/said")) if known else {}
+
+
+def _take(store: Any, key: str, rank: int) -> list[int]:
+    """Note that this process reads as a data rank; the processes that do."""
+    taken: set[int] = set()
+    number = store.add(key, 1)
+    store.set(f"{key}/{number}", str(rank))
+    for one in range(1, number + 1):
+        until = time.monotonic() + _PATIENCE
+        while not (there := store.check([f"{key}/{one}"])) and time.monotonic() < until:
+            time.sleep(0.001)  # it has taken its number, and says in a moment who it is
+        if there:
+            taken.add(int(store.get(f"{key}/{one}")))
+    return sorted(taken)
+
+
+def _differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[str]:
+    if not theirs:
+        return
+    for name in sorted(theirs.keys() | mine.keys()):
+        before, now = theirs.get(name), mine.get(name)
+        if json.dumps(before, default=str, sort_keys=True) == json.dumps(now, default=str, sort_keys=True):
+            continue
+        yield "the data differs" if name == "streams" else f"{name} is {before!r} and {now!r}"
