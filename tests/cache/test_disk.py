@@ -238,7 +238,7 @@ def test_a_limit_below_what_is_read_at_once_still_finishes(tmp_path: Path, caplo
 
 def test_a_limit_without_remote_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     rows = write(tmp_path / "data")
-    with pytest.raises(ConfigError, match="no remote"):
+    with pytest.raises(ConfigError, match="read where they lie: leave it out"):
         StreamingDataset(local=tmp_path / "data", cache_limit="4kb")
     with pytest.raises(ConfigError, match="can not hold one shard"):
         StreamingDataset(remote=tmp_path / "data", local=tmp_path / "cache", cache_limit=100)
