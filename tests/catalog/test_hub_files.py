@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from stoker import StreamingDataset
 from stoker.errors import ConfigError, ObjectNotFoundError, StateError, StokerError
 from stoker.loaders.parquet_loader import StreamingParquetLoader
 from stoker.storage.hub import hub_store
+from stoker.storage.hub.listings import forget_listings
 
 URL = "hf://datasets/o/n"
 
@@ -29,7 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     hub_store._commits.clear()
-    hub_store._listings.clear()
+    forget_listings()
     with serve_hub() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
         yield made
@@ -86,6 +88,38 @@ def test_a_pasted_url_is_read_with_one_request_a_file(hub: Hub) -> None:
     hub.requests.clear()
     assert numbers(StreamingDataset(URL)) == list(range(300))
     assert not any("HEAD" in one for one in hub.requests), "a second start opens no file"
+
+
+def _open(start: Any, results: Any) -> None:
+    start.wait(60)
+    results.put(numbers(StreamingDataset(URL, split="train")))
+
+
+@pytest.mark.processes
+def test_the_processes_of_a_node_ask_once_for_each_file(hub: Hub) -> None:
+    hub.repos["o/n"] = Repo([files(*(f"data/train-{i:05d}.parquet" for i in range(8)))])
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.Queue()
+    processes = [context.Process(target=_open, args=(start, results)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    try:
+        start.set()
+        for _ in processes:
+            assert results.get(timeout=120) == list(range(800))
+    finally:
+        for process in processes:
+            process.join(30)
+            process.kill()
+    ranges = [one for one in hub.cdn_requests if one.startswith("GET")]
+    footers = sum("HEAD" in one for one in hub.requests)
+    assert 8 <= footers < 4 * 8, (
+        "each process asks for a file that it fetches, and none for a header that another has read"
+    )
+    assert len(ranges) < 4 * 8
+    hub.requests.clear()
+    assert numbers(StreamingDataset(URL, split="train")) == list(range(800))
+    assert not any("HEAD" in one for one in hub.requests), "nor does a second start"
 
 
 @pytest.mark.parametrize("readme", [None, card(BY_SPLIT)])

@@ -15,8 +15,9 @@ import json
 import logging
 import os
 import secrets
+import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from stoker.cache.origin import make_private
 from stoker.cache.quota import part_name, release, try_lock
+from stoker.errors import StorageError
 from stoker.formats.common.file_shards import UnindexedFile
 from stoker.storage import ObjectInfo
 from stoker.storage.files import PRIVATE, open_own, read_regular
@@ -34,6 +36,9 @@ logger = logging.getLogger(__name__)
 # 1 to 3 were two layouts: one of Parquet files, and one in JSON of all others. 6 knows encodings of Parquet's columns.
 _VERSION: Final = 6
 _DIGEST: Final = 16
+_TURN: Final = "turn"
+_MOST_WAITING: Final = 300.0
+_POLL: Final = 0.05
 # Whatever NumPy, zipfile and the JSON of others make of damaged archives.
 _UNREADABLE: Final = (
     OSError,
@@ -70,6 +75,36 @@ def parse_facts(data: bytes) -> dict[str, UnindexedFile]:
     except _UNREADABLE as error:
         logger.info("what was known of files without an index can not be read, and is found out anew: %s", error)
         return {}
+
+
+@contextlib.contextmanager
+def taking_turns(directories: Sequence[Path], url: str, name: str) -> Iterator[None]:
+    """Let one process of this machine at a time find out what files hold: the next ones take it from the side file.
+
+    After five minutes, and where no directory can be written to, they do not wait: that costs requests, no more.
+
+    Args:
+        directories, name: of the side file.
+        url: of the files.
+    """
+    descriptor = None
+    for directory in directories:
+        with contextlib.suppress(OSError, StorageError):
+            path = make_private(directory, url) / part_name(name, _TURN)
+            descriptor = open_own(path)
+            break
+    if descriptor is None:
+        yield
+        return
+    try:
+        end = time.monotonic() + _MOST_WAITING
+        while not try_lock(descriptor, fcntl.LOCK_EX) and time.monotonic() < end:
+            time.sleep(_POLL)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        release(descriptor)
 
 
 def save_facts(directories: Sequence[Path], url: str, name: str, files: Sequence[UnindexedFile]) -> None:

@@ -74,6 +74,12 @@ class HeaderReader:
         self._fetched = fetched
         self._walk = HeaderWalk(store)
 
+    def know_all(self, found: SourceFiles, known: Mapping[str, UnindexedFile]) -> bool:
+        """Whether no file need be opened, as all are known and the same."""
+        return self._reader.single or all(
+            _unchanged(known.get(file.key), file, found.beside.get(file.key, ())) for file in found.files
+        )
+
     def read_all(
         self, found: SourceFiles, known: Mapping[str, UnindexedFile], *, skip_bad: bool = False
     ) -> tuple[list[UnindexedFile], list[BadFile]]:

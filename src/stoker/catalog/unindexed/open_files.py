@@ -25,7 +25,7 @@ from stoker.cache.open_cache import make_cache
 from stoker.catalog.location import DatasetLocation, SourceLocation, default_cache, locate, origin_of
 from stoker.catalog.source_args import files_directory, files_location, side_directories
 from stoker.catalog.tables.marks import TABLE_FORMATS
-from stoker.catalog.unindexed.file_facts import load_facts, save_facts
+from stoker.catalog.unindexed.file_facts import load_facts, save_facts, taking_turns
 from stoker.catalog.unindexed.files_location import Files, FilesLocation
 from stoker.catalog.unindexed.find_files import SourceFiles, find_files
 from stoker.catalog.unindexed.inspect_headers import FetchedFiles, HeaderReader
@@ -147,12 +147,15 @@ def open_unindexed(
         partitions = wanted.partitions(found)
     fetched = FetchedFiles(early, cache_limit, in_place=address.in_place)
     headers = HeaderReader(reader, store, wanted.header_settings, partitions, fetched)
-    files, bad = headers.read_all(found, known, skip_bad=wanted.skip_bad)
-    if [*map(id, files)] != [*map(id, known.values())]:
-        if directory is not None:
-            with contextlib.suppress(OSError):
-                directory.make()
-        save_facts(keep, store.url, name, files)
+    alone = directory is None or headers.know_all(found, known)
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            directory.make()
+    with contextlib.nullcontext() if alone else taking_turns(keep, store.url, name):
+        known = known if alone else load_facts(keep, name) or known
+        files, bad = headers.read_all(found, known, skip_bad=wanted.skip_bad)
+        if [*map(id, files)] != [*map(id, known.values())]:
+            save_facts(keep, store.url, name, files)
     filled = [one for one in files if one.samples]
     if filled:
         check_names(wanted.options, {id(one.spec): one.spec for one in filled}.values(), source.root)

@@ -20,6 +20,7 @@ from stoker.storage.file_errors import file_errors, open_target
 from stoker.storage.hub.address import DEFAULT_ENDPOINT, hub_address, hub_login
 from stoker.storage.hub.answers import refusal
 from stoker.storage.hub.http_client import Answer, HTTPClient
+from stoker.storage.hub.listings import keep_listing, kept_listing, listed_file
 from stoker.storage.remote.faults import Fault, error_for, exhausted
 from stoker.storage.remote.response_bodies import AnswerError, close_ranges
 from stoker.storage.retry import RetryPolicy, TransientError, run
@@ -37,13 +38,10 @@ _MOST_REDIRECTS: Final = 5
 _NEXT: Final = re.compile(r'<([^<>]+)>\s*;[^,]*\brel="?next"?')
 # Stores that are opened one after another to open one dataset read one commit. What is opened later sees what is new.
 _TOGETHER_SECONDS: Final = 5.0
-# Listings of commits, which never change, that are kept for the stores which open one dataset.
-_MOST_LISTINGS: Final = 8
 # The address of a file's bytes is signed, for about an hour.
 _ADDRESS_SECONDS: Final = 600.0
 
 _commits: dict[tuple[str, ...], tuple[float, HubCommit]] = {}
-_listings: dict[tuple[str, ...], Mapping[str, ObjectInfo]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +164,11 @@ class _HubFolder:
 
     def _listing(self) -> Mapping[str, ObjectInfo]:
         """All files of the folder and below, by key, in the order of keys."""
-        name = self._listing_name()
-        found = _listings.get(name)
-        if found is None:
-            found = {info.key: info for info in sorted(self._pages(), key=lambda info: info.key)}
-            while len(_listings) >= _MOST_LISTINGS:
-                _listings.pop(next(iter(_listings)), None)
-            _listings[name] = found
-        return found
+        found = kept_listing(self._commit_name(), self._address.path)
+        return keep_listing(self._commit_name(), self._address.path, self._pages()) if found is None else found
 
-    def _listing_name(self) -> tuple[str, ...]:
-        login, address = self._login, self._address
-        return (login.endpoint, login.token or "", address.repo, self._store.commit().sha, address.path)
+    def _commit_name(self) -> tuple[str, ...]:
+        return (self._login.endpoint, self._login.token or "", self._address.repo, self._store.commit().sha)
 
     def _pages(self) -> Iterator[ObjectInfo]:
         page: str | None = (
@@ -192,7 +183,7 @@ class _HubFolder:
                     return
                 raise
             for entry in entries if isinstance(entries, list) else [None]:
-                info = _listed(entry, skip)
+                info = listed_file(entry, skip)
                 if info is not None:
                     yield info
                 elif not isinstance(entry, dict):
@@ -220,7 +211,7 @@ class _HubFolder:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def head(self, key: str) -> ObjectInfo:
-        listed = _listings.get(self._listing_name())
+        listed = kept_listing(self._commit_name(), self._address.path)
         if listed is None:
             return self._file(key).info
         if key not in listed:
@@ -439,19 +430,6 @@ class _HubFolder:
             f"{url}: the Hub is read-only here. Write to a directory, and upload it with `hf upload --repo-type dataset`.",
             url=url,
         )
-
-
-def _listed(entry: Any, skip: str) -> ObjectInfo | None:
-    """An entry of the Hub's tree as an object below the folder ``skip``; ``None`` for what is none."""
-    if not isinstance(entry, dict) or entry.get("type") != "file":
-        return None
-    path, size, version = entry.get("path"), entry.get("size"), entry.get("oid")
-    large = entry.get("lfs")
-    if isinstance(large, dict):
-        size, version = large.get("size", size), large.get("oid", version)
-    if not isinstance(path, str) or not isinstance(size, int) or not path.startswith(skip):
-        return None
-    return ObjectInfo(path[len(skip) :], size, str(version or "").removeprefix("sha256:"))
 
 
 def _origin(url: str) -> tuple[str, str | None, int]:
