@@ -227,3 +227,15 @@ def test_missing_and_gated_datasets(hub: Hub) -> None:
         StreamingDataset(URL)
     with pytest.raises(ObjectNotFoundError, match=r"nope\.parquet"):
         StreamingDataset(f"{URL}/nope.parquet", storage_options={"token": hub.token})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("context", ["spawn", "fork"])
+def test_workers_read_the_commit_that_the_dataset_was_opened_with(hub: Hub, context: Any) -> None:
+    from torch.utils.data import DataLoader
+
+    repo = hub.repos["o/n"] = Repo([files("a.parquet", "b.parquet")])
+    with StreamingDataset(URL, batch_size=10) as dataset:
+        repo.commits.append(files("c.parquet"))
+        loader = DataLoader(dataset, batch_size=10, num_workers=2, multiprocessing_context=context, timeout=120)
+        assert sorted(int(x) for batch in loader for x in batch["x"]) == list(range(200))
