@@ -48,3 +48,20 @@ def test_transformers_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     steps = set(re.findall(r"rank (\d): (\d+) steps", said))
     assert len(steps) == 2
     assert len({count for _, count in steps}) == 1
+
+
+def test_fsdp_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
+    run("train_fsdp.py", 2, tmp_path, "--stop-after", 11)
+    # 11 steps of 32 samples; what is left of 1000 makes 40.5 steps of 16.
+    assert "rank 0: 41 steps" in run("train_fsdp.py", 1, tmp_path, "--resume")
+
+
+def test_lightning_goes_on_with_fewer_devices(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_lightning.py"), str(tmp_path)]
+    said = ""
+    for more in (["--devices", "2", "--stop-after", "11"], ["--devices", "1", "--resume"]):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        said += done.stdout
+    # 1000 samples make 63 steps of 16; 11 steps of two ranks count as 22 of them.
+    assert re.findall(r"rank 0: (\d+) batches", said) == ["11", "63"]

@@ -27,10 +27,8 @@ def _run(data: Path, variant: str, ranks: int, *more: object, workers: int = 0) 
     ("variant", "workers"),
     [
         ("before torch", 2),
-        ("module columnar", 0),
-        ("setup val own_sampler", 0),
-        ("hook reload", 2),
-        ("module spawn val", 2),
+        ("module columnar own_sampler", 0),
+        ("hook reload val", 2),
         ("before spawn torch", 2),
         ("combined", 0),
     ],
