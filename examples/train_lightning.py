@@ -15,6 +15,7 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from stoker import MDSWriter, StreamingDataLoader, StreamingDataset
 
@@ -58,12 +59,12 @@ def main() -> None:
     parser.add_argument("--stop-after", type=int, default=-1, help="steps after which the run ends")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     options = parser.parse_args()
+    saver = ModelCheckpoint(options.out, "run", every_n_train_steps=11, enable_version_counter=False)
     trainer = lightning.Trainer(
-        devices=options.devices, max_epochs=1, max_steps=options.stop_after, logger=False, default_root_dir=options.out
+        devices=options.devices, max_epochs=1, max_steps=options.stop_after, logger=False, callbacks=[saver]
     )
-    checkpoint = options.out / "run.ckpt"
-    trainer.fit(Model(), datamodule=Rows(options.out / "data"), ckpt_path=checkpoint if options.resume else None)
-    trainer.save_checkpoint(checkpoint)
+    checkpoint = options.out / "run.ckpt" if options.resume else None
+    trainer.fit(Model(), datamodule=Rows(options.out / "data"), ckpt_path=checkpoint)
 
 
 if __name__ == "__main__":
