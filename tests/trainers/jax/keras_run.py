@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stoker import StreamingDataLoader, StreamingDataset
+from stoker import KeepIds, StreamingDataLoader, StreamingDataset
 from trainers.launch import arguments, record
 
 
@@ -39,8 +39,15 @@ def main() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     seen: list[list[int]] = []
 
+    begun = False  # before, Keras calls the loss with values of its own, to build the model
+
     def see(values: Any) -> None:
-        seen.append(np.asarray(values).reshape(-1).astype(int).tolist())
+        if begun:
+            seen.append(np.asarray(values).reshape(-1).astype(int).tolist())
+
+    def begin(logs: Any = None) -> None:
+        nonlocal begun
+        begun = True
 
     def loss(target: Any, predicted: Any) -> Any:
         """A loss that notes the targets that it is computed of."""
@@ -58,14 +65,16 @@ def main() -> None:
     model.compile(optimizer="sgd", loss=loss, run_eagerly=True)
     more: dict[str, Any] = {}
     if "two" in words:
-        held_out = StreamingDataset(options.data, batch_size=options.batch_size, transform=pair, epoch_size=20)
+        held_out = StreamingDataset(
+            options.data, batch_size=options.batch_size, transform=pair, subset=KeepIds(range(20))
+        )
         more = {"epochs": 2, "validation_data": StreamingDataLoader(held_out)}
-    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=save)]
+    callbacks = [keras.callbacks.LambdaCallback(on_train_begin=begin, on_train_batch_end=save)]
     history = model.fit(loader, verbose=0, shuffle=False, callbacks=callbacks, **more).history
     jax.effects_barrier()
     assert len(history["loss"]) == (2 if more else 1)
     assert ("val_loss" in history) == bool(more)
-    record(options.out, 0, seen)
+    record(options.out, loader.world.rank, seen)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,10 @@ def lose_a_node(out: Path, init: dict[str, Any]) -> None:
     """Start a cluster of two nodes with a processor each, one of which goes when the checkpoint is there."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    watch = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": watch}
+    )
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, **init)
