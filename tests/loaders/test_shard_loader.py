@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker import Stream, StreamingDataset
@@ -358,6 +358,7 @@ def test_a_joined_epoch_continues_in_step_from_among_its_fillers() -> None:
     part=st.floats(0, 1),
     ahead=st.integers(0, 30),
 )
+@example(count=10, world=3, partition=None, batch_size=None, remainder="uneven", part=1.0, ahead=0)
 @settings(max_examples=60, deadline=None)
 def test_a_loader_continues_from_a_checkpoint_with_exactly_the_rest(
     count: int, world: int, partition: Partition | None, batch_size: int | None, remainder: str, part: float, ahead: int

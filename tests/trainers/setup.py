@@ -32,8 +32,9 @@ PINS: Final[dict[str, dict[str, str]]] = {
         "trl": "1.16.0",
         "datasets": "5.2.0",
         "lightning": "2.6.6",
-        "torchtitan": "0.3.0",
     },
+    # Its datasets is older than TRL's.
+    "torchtitan": {"torchdata": "0.11.0", "torchtitan": "0.3.0"},
     # The formats that are read by Ray Data need what follows it.
     "ray": {
         "ray[data,train]": "2.60.0",

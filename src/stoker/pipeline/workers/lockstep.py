@@ -125,6 +125,8 @@ class LockstepSource(RangeSource):
         run_from(sample_order, settled(sample_order, point, self._data_rank), self._data_rank)
         self.sample_order = sample_order
         self._begin(point)
+        if self.ended(self._point.partial):  # before other ranks: this one's next item is of the next epoch
+            self.advance()
         return self._point.partial
 
     def ended(self, at: int) -> bool:  # noqa: ARG002 - a run's beginning tells

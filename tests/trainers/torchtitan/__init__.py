@@ -1,0 +1,1 @@
+"""Tests and runs of the environment ``torchtitan``."""
