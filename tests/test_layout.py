@@ -64,3 +64,14 @@ def test_using_a_part_imports_that_part_alone(name: str, apart: tuple[str, ...])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert [one for one in loaded if one.startswith(apart)] == []
+
+
+def test_docstrings_say_what_a_thing_is_or_does() -> None:
+    odd = [
+        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node))
+        if text.split()[0] in ("What", "How", "Which", "Where", "Who", "Whose")
+    ]
+    assert odd == []

@@ -48,7 +48,7 @@ class ConfigError(StokerError, ValueError):
 
 
 class DestinationExistsError(ConfigError, FileExistsError):
-    """What is at a writer's destination is in the way; says how to replace it, or to add to it."""
+    """A writer's destination holds data already; says how to replace it, or to add to it."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

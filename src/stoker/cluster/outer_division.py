@@ -1,4 +1,4 @@
-"""Who divides? A wrapper around a dataset may divide among the ranks what it delivers, so that the dataset must not.
+"""Division by wrappers: one around a dataset may divide among the ranks what it delivers, so that the dataset must not.
 
 accelerate, and transformers with it, put such wrappers around every ``IterableDataset``: ``IterableDatasetShard``, with which
 each rank reads all and keeps its slice, and ``DataLoaderDispatcher``, with which rank 0 reads all and sends slices. So does

@@ -97,7 +97,7 @@ class DatasetAttributes:
 
     @property
     def shards(self) -> tuple[ShardInfo, ...]:
-        """What the index tells of each shard: ``samples``, ``size`` in bytes, files."""
+        """The index's entry of each shard: ``samples``, ``size`` in bytes, files."""
         return tuple(self._streams.index.shards)
 
     @property
@@ -275,7 +275,7 @@ class DatasetAttributes:
 
     @property
     def batching_method(self) -> str:
-        """How streams are mixed in batches."""
+        """The method by which streams are mixed in batches."""
         return str(self._given["batching_method"])
 
     @property

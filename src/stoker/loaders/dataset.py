@@ -441,7 +441,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, CloseOnExit, TorchIterabl
 
     @property
     def states_loaded(self) -> int:
-        """How many states were loaded into this object. Each ends the iterations that were running."""
+        """Number of states that were loaded into this object. Each ends the iterations that were running."""
         return self._epoch_reader.loads
 
     def check_alone(self) -> None:

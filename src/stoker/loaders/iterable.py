@@ -14,7 +14,7 @@ else:
     _Item = TypeVar("_Item")
 
     class _WithoutTorch(Generic[_Item]):
-        """What stands in the place of torch's class until torch is imported."""
+        """Stands in for torch's class until torch is imported."""
 
     class TorchIterable(_WithoutTorch[_Item]):
         """Base of what is an ``IterableDataset`` wherever torch is imported; type checkers see torch's own.

@@ -48,7 +48,7 @@ class LocalDataset:
 
     @property
     def shards(self) -> tuple[ShardInfo, ...]:
-        """What the index tells of each shard."""
+        """The index's entry of each shard."""
         return self._dataset.shards
 
     def __len__(self) -> int:

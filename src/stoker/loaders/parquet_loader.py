@@ -350,7 +350,7 @@ class StreamingParquetLoader(CloseOnExit, TorchIterable[LMBatch]):
 
     @property
     def states_loaded(self) -> int:
-        """How many states were loaded, or epochs asked for. Each ends the iterations that were running."""
+        """Number of states loaded and of epochs asked for. Each ends the iterations that were running."""
         return self._resume.loads
 
     def state_after(self, start: EpochPosition, batches: int, *, ended: bool = False) -> dict[str, Any]:

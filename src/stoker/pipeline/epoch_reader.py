@@ -264,7 +264,7 @@ class EpochReader:
 
     @property
     def loads(self) -> int:
-        """How many states were loaded. Each ends the iterations that were running."""
+        """Number of states that were loaded. Each ends the iterations that were running."""
         return self._resume.loads
 
     def check_alone(self) -> None:

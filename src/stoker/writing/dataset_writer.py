@@ -140,7 +140,7 @@ class DatasetWriter(Writer):
         self._end()
 
     def get_config(self) -> dict[str, Any]:
-        """What all shards' entries in the index have in common: format, compression, hashes, columns."""
+        """The part that all shards' entries in the index have in common: format, compression, hashes, columns."""
         return dict(self._encoder.settings)
 
     # -- how it works ----------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class LitDataShard:
     # -- the directory ---------------------------------------------------------------------------------------------
 
     def _read_offsets(self) -> Ids:
-        """Where items begin, from the head of the file."""
+        """Offsets of items, from the head of the file."""
         count = self._words(0, 1)[0]
         head = 4 * (int(count) + 2)
         offsets = self._words(4, int(count) + 1)
@@ -158,7 +158,7 @@ class LitDataShard:
         return offsets
 
     def _read_frames(self) -> Ids:
-        """Where items begin in the frames' bytes together; the frames are kept."""
+        """Offsets of items in the joined bytes of the frames, which are kept."""
         if len(self._data) < _HEAD.size:
             raise CorruptDataError(f"{self.where}: cut off in its head")
         _, version, _, count, _, frames = _HEAD.unpack_from(self._data.data)
@@ -260,7 +260,7 @@ class LitDataShard:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _leaves(self, items: Items, rows: Ids) -> tuple[Ids, Ids]:
-        """Where the leaves of items begin, and their sizes: int64, shape ``(rows, leaves)``."""
+        """Offsets and sizes of the leaves of items: int64, shape ``(rows, leaves)``."""
         count = len(self._tree.leaves)
         if self._tokens:
             return items.begins[:, None], items.sizes[:, None]

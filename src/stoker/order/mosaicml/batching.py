@@ -82,7 +82,7 @@ class Dealing:
 
 
 class EpochLayout(ABC):
-    """Which entry each position of an epoch has, from where a resume begins.
+    """The entry of each position of an epoch, from the position of a resume on.
 
     Attributes:
         joint: whether there is one sequence of all streams, or one for each stream.

@@ -1,4 +1,4 @@
-"""Where a dataset of the Hub is: the parts of its URL, the Hub's endpoint, and the token."""
+"""Addresses of datasets of the Hub: the parts of a URL, the Hub's endpoint, and the token."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HubAddress:
 
 @dataclass(frozen=True, slots=True)
 class HubLogin:
-    """Where the Hub is, and who asks.
+    """The Hub's endpoint, and the token of who asks.
 
     Attributes:
         endpoint: the Hub's URL, without a slash at its end.

@@ -16,7 +16,7 @@ _MOST_SHOWN: Final = 200
 
 
 def refusal(answer: Answer, address: HubAddress, login: HubLogin, url: str, root: str) -> Exception:
-    """What an answer of an error's status means.
+    """The error that an answer of an error's status means.
 
     Args:
         answer: its headers say what is wrong.

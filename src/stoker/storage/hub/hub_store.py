@@ -59,7 +59,7 @@ class HubCommit:
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Where the bytes of a file are.
+    """The address of a file's bytes.
 
     Attributes:
         info: the file.
@@ -153,7 +153,7 @@ class _HubFolder:
             return known[1]
 
     def ask_commit(self, revision: str) -> HubCommit:
-        """What the Hub says of a revision."""
+        """The Hub's description of a revision."""
         page = f"/api{self._address.page('revision', revision)}?expand=sha&expand=cardData"
         found, _ = self._json(page)
         sha = found.get("sha") if isinstance(found, dict) else None
@@ -313,7 +313,7 @@ class _HubFolder:
         return file
 
     def _file(self, key: str) -> _Bytes:
-        """Where a file's bytes are: one request, which is asked again when the answer is about to expire."""
+        """The address of a file's bytes: one request, which is asked again when the answer is about to expire."""
         known = self._known.get(key)
         if known is not None and time.monotonic() < known.until:
             return known
