@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from stoker.concurrency.forks import reset_in_children
 
@@ -62,6 +62,9 @@ class Threads:
     A process forked from the one that made it gets a pool of its own on first use.
     """
 
+    # Kept here, as the module's own names may be gone when a pool is closed at the interpreter's end.
+    _EMPTY: ClassVar = queue.Empty
+
     def __init__(self, count: int, name: str) -> None:
         self.count = count
         self._name = name
@@ -100,7 +103,7 @@ class Threads:
             while True:
                 try:
                     work = self._queue.get_nowait()
-                except queue.Empty:
+                except self._EMPTY:
                     break
                 if work is not None:
                     work.cancel()
