@@ -55,7 +55,7 @@ def main() -> None:
         samples = torch.load(checkpoint / "samples.pt")
     for epoch in range(int(samples[0]), options.epochs):
         loader.set_epoch(epoch)
-        # The samples of all ranks: the run may go on with another number of them.
+        # The samples of all ranks: the run can resume on another number of ranks.
         done = int(samples[1]) if epoch == int(samples[0]) else 0
         step = done // (BATCH * accelerator.num_processes)
         for batch in accelerator.skip_first_batches(loader, step) if step else loader:

@@ -1,4 +1,4 @@
-"""Train with Lightning, on any number of devices; stop in the middle of an epoch, and go on with another number.
+"""Train with Lightning, on any number of devices; stop in the middle of an epoch, and resume on another number.
 
     python examples/train_lightning.py out --devices 2 --stop-after 11
     python examples/train_lightning.py out --devices 1 --resume

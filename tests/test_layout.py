@@ -54,6 +54,7 @@ def test_no_two_public_classes_have_one_name() -> None:
     ("name", "apart"),
     [
         ("StreamingParquetLoader", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
+        ("StreamingDataset", ("http", "ssl", "stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
         ("LMStream", ("stoker.tokens.tokenize", "stoker.coordination.client", "stoker.writing")),
         ("MDSWriter", ("stoker.loaders", "stoker.order", "stoker.coordination")),
         ("errors", ("numpy",)),

@@ -76,9 +76,8 @@ def batches(
     for number, batch in enumerate(dataset.batches(size)):
         if mask is not None:
             real = len(next(iter(batch.values())))
-            if (
-                number == plan.full_steps and plan.padding
-            ):  # a sample for each rank, of which the last ones are repeated
+            if plan.padding and number == plan.full_steps:
+                # A sample for each rank, of which those of the last ranks are repeated.
                 assert isinstance(plan, BatchPlan)
                 real = int(plan.rank < plan.tail)
             batch = {name: _filled(values, size) for name, values in batch.items()}  # noqa: PLW2901

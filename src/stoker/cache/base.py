@@ -25,7 +25,7 @@ _B = TypeVar("_B", bytearray, HeldBytes)
 logger = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 2
-"""How often a shard is fetched before a corrupt one is an error."""
+"""Number of times that a shard is fetched before a corrupt one is an error."""
 
 CacheKind: TypeAlias = Literal["disk", "memory"]
 """Storage of a remote's shards: files that all processes of a node share, or memory of each process that reads them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from stoker.catalog.splits import keys_of_split, splits_of
 from stoker.catalog.unindexed.files_location import Files, is_pattern, matching
@@ -12,9 +12,11 @@ from stoker.display import counted
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.index.index import INDEX_NAME
 from stoker.storage import RetryPolicy, join_url, open_store
-from stoker.storage.hub.hub_store import HubStore
 from stoker.storage.unfinished import is_hidden
 from stoker.types import StorageOptions
+
+if TYPE_CHECKING:  # with its HTTP client it takes longer to import than most of the catalog
+    from stoker.storage.hub.hub_store import HubStore
 
 _DEFAULT: Final = "default"
 _MOST_NAMED: Final = 10
@@ -46,8 +48,7 @@ def hub_files(
         ConfigError: there are several configs or splits; names them.
         ObjectNotFoundError: there is no such dataset or split.
     """
-    store = open_store(url, options, retry=retry, stall_timeout=stall_timeout)
-    assert isinstance(store, HubStore)
+    store = cast("HubStore", open_store(url, options, retry=retry, stall_timeout=stall_timeout))
     if store.folder and split is None:
         return url, None
     keys = [info.key for info in store.list()]
@@ -58,7 +59,7 @@ def hub_files(
     if configs:
         found = _of_configs(configs, split, store.url)
     elif split is None:
-        return url, None  # whoever lists the files refuses splits side by side
+        return url, None  # the listing refuses splits side by side
     else:
         found = keys_of_split(keys, split)
         if not found:

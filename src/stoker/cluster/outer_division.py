@@ -24,7 +24,7 @@ REMEDY: Final = (
     "let each rank read its own part: accelerate.data_loader.prepare_data_loader(loader, accelerator.device, "
     "num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False) instead of accelerator.prepare(loader)"
 )
-"""How accelerate is told not to divide, for errors."""
+"""The call by which accelerate does not divide, for errors."""
 
 _ACCELERATE: Final = "accelerate.data_loader"
 _DATASETS: Final = "datasets.iterable_dataset"

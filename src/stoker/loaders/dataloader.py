@@ -185,9 +185,8 @@ class StreamingDataLoader(CloseOnExit, DataLoader[Any]):
         current = self._pass = _Pass(self._stream.upcoming(), self._stream.states_loaded, ahead=reads_ahead())
         pid = os.getpid()
         if self.num_workers:
-            self._stream.compare_ranks(
-                current.start
-            )  # a worker has no connection to the store; without, the dataset does it
+            # A worker has no connection to the store. Without workers the dataset compares by itself.
+            self._stream.compare_ranks(current.start)
         batches = self._open = super().__iter__()
         try:
             for batch in islice(batches, self._most(current.start)):

@@ -30,23 +30,24 @@ _REMEDY: Final = (
 _STREAM: Final = ("fingerprint", "subset", "block_size", "choose")
 
 _PATIENCE: Final = 1.0
+"""Seconds to wait for a rank that was caught halfway through writing its claim."""
 
+# Of this process: number of datasets that each line has made, and what was compared already.
 _made: dict[str, int] = {}
-# Of this process: what was compared already.
 _compared: set[str] = set()
 
 
 class RankComparison:
-    """The comparison of one dataset with what the other ranks have made in its place.
+    """The comparison of one dataset with its counterpart on the other ranks.
 
-    The place is the line of the training script that made it, with all lines that led there, and how many it made before.
-    Where ranks run different scripts, their datasets have different places, and are not compared.
+    Its counterpart was made by the same line of the training script, called by the same lines, as the dataset of the same
+    number there. Where ranks run different scripts, their datasets have no counterparts and are not compared.
     """
 
     def __init__(self) -> None:
-        place = hashlib.blake2b("\n".join(_lines(sys._getframe(1))).encode(), digest_size=12).hexdigest()
-        _made[place] = number = _made.get(place, -1) + 1
-        self._place = f"stoker/{place}/{number}"
+        origin = hashlib.blake2b("\n".join(_lines(sys._getframe(1))).encode(), digest_size=12).hexdigest()
+        _made[origin] = number = _made.get(origin, -1) + 1
+        self._key = f"stoker/{origin}/{number}"
 
     def compare(self, order: SampleOrder, point: EpochPosition, data_rank: DataRank, loads: int) -> None:
         """Compare an epoch that begins.
@@ -64,7 +65,7 @@ class RankComparison:
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return
         store, rank, ranks = _store(distributed), distributed.get_rank(), distributed.get_world_size()
-        key = f"{self._place}/{ranks}/{point.epoch}/{loads}"
+        key = f"{self._key}/{ranks}/{point.epoch}/{loads}"
         once = f"{os.getpid()}/{id(distributed.group.WORLD)}/{key}"
         if store is None or ranks == 1 or once in _compared:
             return

@@ -14,7 +14,7 @@ from stoker.bench.settings.workload import Workload
 from stoker.types import Array
 
 _RANK: Final = ("rank", "steps", "samples", "bytes", "complete", "metrics", "blocks", "stall_seconds", "usage")
-"""What an epoch's result has of each rank's."""
+"""Fields of an epoch's result that are taken from each rank's."""
 _CLOCKS: Final = 4e-6
 """Seconds by which two clocks may differ that are read as one, at a block's begin and at its end."""
 

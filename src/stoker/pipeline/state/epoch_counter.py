@@ -217,7 +217,7 @@ class EpochClock:
             yield self._shared
 
     def part_from_parent(self) -> None:
-        """In a child process that is no worker of a DataLoader: go on with a count of its own."""
+        """Counts epochs apart from the parent from now on, in a child process that is no worker of a DataLoader."""
         if self._owner == os.getpid() or LoaderWorker.detect().token is not None:
             return
         numbers, seen = self._shared, self._seen

@@ -22,7 +22,7 @@ from stoker.storage.hub.answers import refusal
 from stoker.storage.hub.http_client import Answer, HTTPClient
 from stoker.storage.hub.listings import keep_listing, kept_listing, listed_file
 from stoker.storage.remote.faults import Fault, error_for, exhausted
-from stoker.storage.remote.response_bodies import AnswerError, close_ranges
+from stoker.storage.remote.response_bodies import AnswerError, read_ranges
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.store import Store
 from stoker.storage.types import Backend, BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
@@ -238,14 +238,10 @@ class _HubFolder:
         return self._run(key, attempt)
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
-        answer: list[BufferLike] = [b""] * len(starts)
-        wanted = [number for number in range(len(starts)) if starts[number] < ends[number]]
-        requests = close_ranges([starts[number] for number in wanted], [ends[number] for number in wanted])
-        for start, end, inside in requests:
-            data = self._run(key, partial(self._range_of, key, start, end, version))
-            for number in (wanted[one] for one in inside):
-                answer[number] = memoryview(data)[starts[number] - start : ends[number] - start]
-        return answer
+        def read(start: int, end: int) -> bytes:
+            return self._run(key, partial(self._range_of, key, start, end, version))
+
+        return read_ranges(starts, ends, read)
 
     def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
         return b"".join(self._body(key, self._version_of(key, version), start, end))

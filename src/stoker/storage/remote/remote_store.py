@@ -16,7 +16,7 @@ from stoker.storage.files import open_regular
 from stoker.storage.remote.clients import build_client
 from stoker.storage.remote.faults import classify, error_for, exhausted, is_panic
 from stoker.storage.remote.options import client_spec, detect_cloud, milliseconds
-from stoker.storage.remote.response_bodies import BRIEF_STALLS, AnswerError, body, close_ranges
+from stoker.storage.remote.response_bodies import BRIEF_STALLS, AnswerError, body, read_ranges
 from stoker.storage.retry import RetryPolicy, TransientError, run
 from stoker.storage.stream import PART, Made, first_part
 from stoker.storage.types import BufferLike, Chunks, NewHash, ObjectInfo, check_range, check_size
@@ -78,15 +78,10 @@ class RemoteStore:
         return self._run(key, attempt)
 
     def get_ranges(self, key: str, starts: Sequence[int], ends: Sequence[int], version: str) -> list[BufferLike]:
-        answer: list[BufferLike] = [b""] * len(starts)
-        wanted = [number for number in range(len(starts)) if starts[number] < ends[number]]
-        requests = close_ranges([starts[number] for number in wanted], [ends[number] for number in wanted])
-        for start, end, inside in requests:
-            data = self._run(key, partial(self._range_of, key, start, end, version))
-            for number in (wanted[one] for one in inside):
-                alone = (starts[number], ends[number]) == (start, end)
-                answer[number] = data if alone else memoryview(data)[starts[number] - start : ends[number] - start]
-        return answer
+        def read(start: int, end: int) -> bytes:
+            return self._run(key, partial(self._range_of, key, start, end, version))
+
+        return read_ranges(starts, ends, read)
 
     def _range_of(self, key: str, start: int, end: int, version: str, _: int) -> bytes:
         """A range of this version of the object; of another, obstore's error."""

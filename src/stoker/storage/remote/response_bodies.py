@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from stoker.storage.remote.faults import Fault
+from stoker.storage.types import BufferLike
 
 if TYPE_CHECKING:
     from obstore import GetResult
@@ -63,7 +64,25 @@ def body(
         raise AnswerError(Fault("transient", f"{done} of {size} bytes arrived"))
 
 
-def close_ranges(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+def read_ranges(starts: Sequence[int], ends: Sequence[int], read: Callable[[int, int], BufferLike]) -> list[BufferLike]:
+    """Bytes ``[starts[i], ends[i])`` for each i; ranges that lie close share a request.
+
+    Args:
+        starts: first byte of each.
+        ends: end of each; an empty range needs no request.
+        read: makes a request for the bytes ``[start, end)``.
+    """
+    answer: list[BufferLike] = [b""] * len(starts)
+    wanted = [number for number in range(len(starts)) if starts[number] < ends[number]]
+    for start, end, inside in _close_ranges([starts[one] for one in wanted], [ends[one] for one in wanted]):
+        data = read(start, end)
+        for number in (wanted[one] for one in inside):
+            alone = (starts[number], ends[number]) == (start, end)
+            answer[number] = data if alone else memoryview(data)[starts[number] - start : ends[number] - start]
+    return answer
+
+
+def _close_ranges(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
     """The requests for some ranges, none of them empty: start, end and which of the ranges lie inside."""
     order = sorted(range(len(starts)), key=lambda number: starts[number])
     at = 0
