@@ -50,14 +50,17 @@ unit-rest:
 # Of each test file as many tests as 0.4 s of a processor have room for, and none that start processes or servers.
 FAST := -m "not processes and not s3 and not slow" --budget 0.4 -r fE
 
-check: $(STAMP)
-	$(MAKE) --jobs=2 --output-sync=target check-rest lint check-compute
+# The second half holds what the first leaves, for two processors.
+FIRST := $(COMPUTE) $(addprefix tests/,bench catalog conversion generation storage streams writing)
 
-check-compute:
-	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(COMPUTE)
+check: $(STAMP)
+	$(MAKE) --jobs=2 --output-sync=target check-rest lint check-first
+
+check-first:
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(FIRST)
 
 check-rest:
-	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(COMPUTE:%=--ignore=%)
+	$(BIN)/python -m pytest -p no:cacheprovider $(FAST) $(FIRST:%=--ignore=%)
 
 peer: $(STAMP)
 	$(BIN)/python benchmarks/setup_peers.py mosaic

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from stoker.errors import ConfigError
@@ -65,6 +63,8 @@ def _parse(value: object, units: Mapping[str, int], what: str, form: str) -> int
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value.strip().lower())
         if match and match[2] in units:
+            from fractions import Fraction  # here, as the command line starts without it
+
             return int(Fraction(match[1]) * units[match[2]])
     elif isinstance(value, float):
         if math.isfinite(value) and value >= 0:
@@ -78,4 +78,6 @@ def _parse(value: object, units: Mapping[str, int], what: str, form: str) -> int
 
 def as_decimal(value: Any) -> Any:
     """A float as the decimal that it is written as, 0.1 as ``Decimal("0.1")``; other values as they are."""
+    from decimal import Decimal  # here, as the command line starts without it
+
     return Decimal(repr(value)) if isinstance(value, float) else value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -91,6 +90,8 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
 
 def arguments_of(function: Callable[..., Any], chosen: argparse.Namespace) -> dict[str, Any]:
     """The options (by ``dest``) that have the name of a parameter of a function, or of a field of a dataclass."""
+    import inspect  # here, as the command line starts without it
+
     known = inspect.signature(function).parameters
     return {name: value for name, value in vars(chosen).items() if name in known}
 

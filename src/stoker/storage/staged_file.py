@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +37,8 @@ class StagedFile:
         self._path: Path | None = None
         self.size = 0
         if folder is None:
+            import tempfile  # here, as each writer would wait for its compression modules
+
             self.file: IO[bytes] = tempfile.TemporaryFile(prefix="stoker-")  # noqa: SIM115
             return
         parent = (folder / key).parent
