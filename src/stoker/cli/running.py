@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     PROBLEMS = 3
+    NOT_PASSED = 4
     INTERRUPTED = 130
 
 

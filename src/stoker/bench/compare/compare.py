@@ -57,6 +57,7 @@ class ComparedMetric(NamedTuple):
 
 METRICS: Final = (
     ComparedMetric("au", "utilization", True, "part", True),
+    ComparedMetric("au_nominal", "nominal utilization", True, "part", True),
     ComparedMetric("samples_per_second", "samples/s", True, "number", True, True),
     ComparedMetric("bytes_per_second", "bytes/s", True, "bytes", True, True),
     ComparedMetric("tokens_per_second", "tokens/s", True, "number"),

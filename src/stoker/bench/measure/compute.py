@@ -6,6 +6,7 @@ import time
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.bench.measure.clock import BenchClock
 from stoker.bench.settings.duration import Duration
@@ -28,6 +29,9 @@ class ComputeStep(Protocol):
 
     def __call__(self, step: int, data: Any) -> int:
         """Compute on a batch; returns :func:`time.perf_counter_ns` when done."""
+
+    def drawn(self, count: int) -> NDArray[np.int64] | None:
+        """Nanoseconds that the epoch's first ``count`` steps were to take, int64; ``None`` where the work decides that."""
 
 
 class SimulatedStep(ComputeStep):
@@ -59,6 +63,10 @@ class SimulatedStep(ComputeStep):
         while step >= len(self._drawn):
             self._drawn += self._duration.draw(_AT_ONCE, self._random).tolist()
         return self._clock.wait_until(begun + self._drawn[step])
+
+    def drawn(self, count: int) -> NDArray[np.int64]:
+        """See :class:`ComputeStep`; of steps that have run."""
+        return np.array(self._drawn[:count], np.int64)
 
 
 class TorchStep(ComputeStep):
@@ -113,6 +121,9 @@ class TorchStep(ComputeStep):
         if self._cuda:
             torch.cuda.synchronize(self._device)
         return time.perf_counter_ns()
+
+    def drawn(self, count: int) -> None:
+        """See :class:`ComputeStep`."""
 
     def _move(self, values: Any) -> Any:
         torch = self._torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -27,8 +27,10 @@ class BlockMetrics:
         seconds: of the window: ``wall`` without the steps that are excluded, from asking for the batch to the end of
             computing. DLIO's ``total_time``.
         compute, stall, barrier, overhead: seconds of the window's parts.
+        drawn: seconds that the window's steps were to compute; ``None`` where the work decides that.
         residue: seconds of the window, by the clock outside of the loop, that are in none of the parts.
         au: ``compute / seconds``; ``None`` without a window.
+        au_nominal: ``drawn / seconds``; ``None`` without a window, or where nothing is drawn.
     """
 
     steps: int
@@ -41,8 +43,10 @@ class BlockMetrics:
     stall: float
     barrier: float
     overhead: float
+    drawn: float | None
     residue: float
     au: float | None
+    au_nominal: float | None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -81,6 +85,7 @@ def block_metrics(steps: Steps, block: StepBlock, exclude_start: int, exclude_en
     overhead = int((begun[kept] - arrived[kept]).sum()) + between - barrier - block.tail
     total = block.wall - excluded
     counted = kept.stop - kept.start
+    drawn = None if steps.drawn is None else int(steps.drawn[kept].sum())
     return BlockMetrics(
         steps=block.last - block.first,
         counted=counted,
@@ -92,8 +97,10 @@ def block_metrics(steps: Steps, block: StepBlock, exclude_start: int, exclude_en
         stall=stall * 1e-9,
         barrier=barrier * 1e-9,
         overhead=overhead * 1e-9,
+        drawn=None if drawn is None else drawn * 1e-9,
         residue=(total - compute - stall - barrier - overhead) * 1e-9,
         au=compute / total if counted and total > 0 else None,
+        au_nominal=drawn / total if drawn is not None and counted and total > 0 else None,
     )
 
 
@@ -117,13 +124,59 @@ def epoch_metrics(blocks: Sequence[BlockMetrics]) -> dict[str, float | None]:
     """One rank's epoch: its blocks weighted by their steps, as DLIO has it."""
     counted = [block for block in blocks if block.au is not None]
     weight = sum(block.steps for block in counted)
-    names = ("au", "stall_part", "barrier_part", "overhead_part", "samples_per_second", "bytes_per_second")
+    names = (
+        "au",
+        "au_nominal",
+        "stall_part",
+        "barrier_part",
+        "overhead_part",
+        "samples_per_second",
+        "bytes_per_second",
+    )
     if not weight:
         return dict.fromkeys(names)
     rows = [block.as_dict() for block in counted]
     return {
-        name: sum(row[name] * block.steps for row, block in zip(rows, counted, strict=True)) / weight for name in names
+        name: None
+        if any(row[name] is None for row in rows)
+        else sum(row[name] * block.steps for row, block in zip(rows, counted, strict=True)) / weight
+        for name in names
     }
+
+
+def step_seconds(blocks: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Mean seconds of the steps that count, as they were drawn and as they were measured.
+
+    Args:
+        blocks: of :meth:`BlockMetrics.as_dict`, of any number of ranks.
+
+    Returns:
+        ``compute_drawn`` and ``compute_measured``; each ``None`` where nothing counts, the first also where nothing is drawn.
+    """
+    counted = [block for block in blocks if block["counted"]]
+    steps = sum(block["counted"] for block in counted)
+    if not steps:
+        return {"compute_drawn": None, "compute_measured": None}
+    drawn = [block["drawn"] for block in counted]
+    return {
+        "compute_drawn": None if None in drawn else sum(drawn) / steps,
+        "compute_measured": sum(block["compute"] for block in counted) / steps,
+    }
+
+
+def deciding_au(found: Mapping[str, Any]) -> float | None:
+    """The utilization that has to reach ``metric.au``: the lower one of ``au`` and ``au_nominal``.
+
+    Args:
+        found: an epoch's result, or the means and spreads over epochs.
+
+    Example:
+        >>> deciding_au({"au": 0.92, "au_nominal": 0.46})
+        0.46
+    """
+    values = [found["au"], found["au_nominal"]]
+    known = [one["mean"] if isinstance(one, Mapping) else one for one in values if one is not None]
+    return min(known, default=None)
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | int] | None:

@@ -55,6 +55,7 @@ class Steps:
         barrier: nanoseconds of waiting for other ranks after the step.
         samples, bytes: of the batch.
         blocks: the blocks.
+        drawn: nanoseconds that each step was to compute; ``None`` where the work decides that, or the epoch goes on.
         complete: whether the epoch came to its end.
     """
 
@@ -65,6 +66,7 @@ class Steps:
             setattr(self, name, np.zeros(max(1, expected), np.int64))
         self.count = 0
         self.blocks: list[StepBlock] = []
+        self.drawn: NDArray[np.int64] | None = None
         self.complete = False
 
     asked: NDArray[np.int64]
@@ -159,6 +161,7 @@ def run_steps(
         steps.complete = True
     finally:
         _close(block, outer)
+        steps.drawn = compute.drawn(steps.count)
         if block.first == block.last and len(steps.blocks) > 1:
             steps.blocks.pop()  # the data ended where the block before did
     return first

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.bench.measure.metrics import spread, stall_percentiles
+from stoker.bench.measure.metrics import spread, stall_percentiles, step_seconds
 from stoker.bench.measure.step_files import counted_waits, read_steps, steps_path
 from stoker.bench.settings.workload import Workload
 from stoker.types import Array
@@ -66,7 +66,7 @@ def _epoch(
     entries: Sequence[dict[str, Any] | None], folder: Path, workload: Workload, kind: str, repeat: int, epoch: int
 ) -> dict[str, Any]:
     known = [entry for entry in entries if entry is not None]
-    names = ("au", "stall_part", "barrier_part", "overhead_part")
+    names = ("au", "au_nominal", "stall_part", "barrier_part", "overhead_part")
     means = {name: spread([entry["metrics"][name] for entry in known]) for name in names}
     used, samples = _sum(known, "bytes"), _sum(known, "samples")
     cpu = _sum(known, "usage", "cpu_seconds")
@@ -79,6 +79,7 @@ def _epoch(
         "samples": samples,
         "bytes": used,
         **{name: None if found is None else found["mean"] for name, found in means.items()},
+        **step_seconds([block for entry in known for block in entry["blocks"]]),
         "residue_part": _residue(known),
         "samples_per_second": _sum(known, "metrics", "samples_per_second"),
         "bytes_per_second": _sum(known, "metrics", "bytes_per_second"),

@@ -41,6 +41,7 @@ def save_steps(steps: Steps, results: Path, rank: int, name: str) -> None:
         barrier=arrays["barrier"],
         samples=arrays["samples"],
         bytes=arrays["bytes"],
+        drawn=np.zeros(0, np.int64) if steps.drawn is None else steps.drawn,
         block=np.array([block.first for block in steps.blocks], np.int64),
     )
     replace_file(results / "steps" / f"rank{rank:05d}-{name}.npz", packed.getbuffer())

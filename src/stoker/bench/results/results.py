@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.bench.checkpoint.outcome import checkpoint_result
-from stoker.bench.measure.metrics import spread
+from stoker.bench.measure.metrics import deciding_au, spread, step_seconds
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.results.environment import describe
@@ -21,6 +21,7 @@ from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
 from stoker.bench.results.rules import judge
 from stoker.bench.results.summary import dlio_summary
+from stoker.bench.results.verdict import verdict
 from stoker.storage import is_local
 
 RESULTS: Final = "results.json"
@@ -95,8 +96,9 @@ def collect(
     findings = judge(result, workload)
     result["findings"] = [asdict(finding) for finding in findings]
     result["valid"] = not any(finding.invalid for finding in findings)
-    au = (result["train"] or {}).get("au")
-    result["passed"] = None if au is None else bool(result["valid"] and au["mean"] >= workload.metric.au)
+    result["verdict"] = verdict(result, workload)
+    au = None if result["train"] is None else deciding_au(result["train"])
+    result["passed"] = None if au is None else result["verdict"] == "passed"
     return result
 
 
@@ -129,7 +131,7 @@ def _over(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if not epochs:
         return None
     names = (
-        *("au", "stall_part", "barrier_part", "overhead_part"),
+        *("au", "au_nominal", "stall_part", "barrier_part", "overhead_part", "compute_drawn", "compute_measured"),
         *("samples_per_second", "bytes_per_second", "tokens_per_second", "time_to_first_batch", "cpu_seconds_per_gb"),
     )
     return {name: spread([epoch[name] for epoch in epochs]) for name in names} | {"epochs": len(epochs)}
@@ -141,7 +143,8 @@ def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping
     if not parts:
         return None
     failed = next((part["error"] for part in parts if "error" in part), None)
-    nothing: dict[str, Any] = dict.fromkeys(("au_ceiling", "stall_mean", "storage_stall_mean", "overhead_per_step"))
+    names = ("au_ceiling", "stall_mean", "storage_stall_mean", "overhead_per_step", "compute_drawn", "compute_measured")
+    nothing: dict[str, Any] = dict.fromkeys(names)
     if failed is not None:
         return {**nothing, "error": failed, "files": 0, "bytes": 0}
     blocks = [part["blocks"][0] for part in parts]
@@ -149,7 +152,10 @@ def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping
     seen = [epoch["stall_seconds"]["mean"] for epoch in trained if epoch["stall_seconds"] is not None]
     return {
         "error": None,
-        "au_ceiling": (spread([part["metrics"]["au"] for part in parts]) or {}).get("mean"),
+        "au_ceiling": deciding_au(
+            {name: spread([part["metrics"][name] for part in parts]) for name in ("au", "au_nominal")}
+        ),
+        **step_seconds(blocks),
         "stall_mean": stall,
         "storage_stall_mean": max(0.0, float(np.mean(seen)) - stall) if seen else None,
         "overhead_per_step": float(np.mean([block["overhead"] / max(1, block["counted"]) for block in blocks])),

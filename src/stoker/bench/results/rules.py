@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.bench.checkpoint.findings import checkpoint_findings
+from stoker.bench.measure.metrics import step_seconds
+from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
 from stoker.bench.settings.workload import Workload
 
 _RESIDUE: Final = 0.001
@@ -16,7 +18,10 @@ _MEMORIES: Final = 5
 _TOLD: Final = 16 << 20
 """Bytes of an epoch below which what the kernel counts may be anything else that the processes read: their code, say."""
 _REPEATS: Final = 5
-_FEW_STEPS: Final = 10
+_LONGER: Final = 0.02
+"""The part by which a simulated computation may take longer than was drawn for it."""
+_CLOCK_READ: Final = 2e-6
+"""Seconds that a step's computation takes longer because the clock is read."""
 _MARGIN: Final = 0.02
 
 
@@ -151,9 +156,35 @@ def _warm_up(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]
     start, end = workload.metric.exclude_start, workload.metric.exclude_end
     if not start:
         yield Finding("warm-up", False, "no step is left out at the beginning, so that warming up counts")
-    counted = [block["counted"] for epoch in epochs for rank in epoch["ranks"] for block in rank["blocks"]]
-    if counted and 0 < min(counted) < _FEW_STEPS:
-        yield Finding("warm-up", False, f"only {min(counted)} steps of a block count ({start} + {end} left out)")
+    counted = counted_steps(result)
+    if 0 < counted < LEAST_STEPS:
+        yield Finding(
+            "smoke test",
+            False,
+            f"only {counted} steps of an epoch count ({start} + {end} of a block are left out), and a pass needs "
+            f"{LEAST_STEPS}: this is a smoke test",
+        )
+
+
+def _computation(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
+    calibration = result["calibration"]
+    places = [("in the calibration", "", calibration)] if calibration is not None else []
+    for epoch in result["epochs"]:
+        where = f"in epoch {epoch['epoch']}" + (f" of repeat {epoch['repeat']}" if epoch["repeat"] else "")
+        places += [(where, f" of rank {rank['rank']}", step_seconds(rank["blocks"])) for rank in epoch["ranks"]]
+    worst = 0.0
+    for place, whose, found in places:
+        drawn, measured = found["compute_drawn"], found["compute_measured"]
+        longer = (measured - drawn - _CLOCK_READ) / drawn if drawn else 0.0
+        if longer > max(_LONGER, worst):
+            worst, where, who, times = longer, place, whose, (drawn, measured)
+    if worst:
+        yield Finding(
+            "computation",
+            True,
+            f"{where} a step's computation{who} took {times[1] * 1e3:.4g} ms, {times[1] / times[0] - 1:.0%} longer than the "
+            f"{times[0] * 1e3:.4g} ms drawn for it: this host is overloaded. Use fewer accelerators or read threads a host",
+        )
 
 
 def _repeated(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
@@ -239,6 +270,7 @@ _RULES: Final[tuple[Rule, ...]] = (
     _page_cache,
     _unique,
     _warm_up,
+    _computation,
     _repeated,
     _even,
     _ceiling,

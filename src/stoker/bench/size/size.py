@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from stoker.bench.compare.statistics import mean_interval
+from stoker.bench.measure.metrics import deciding_au
 from stoker.bench.ranks.world import find_world
 from stoker.bench.run import run_benchmark
 from stoker.bench.settings.sources import Resolved
@@ -208,7 +209,7 @@ def find_size(
         if train is None or train["au"] is None:
             raise ConfigError(f"a run of {steps} steps has none that counts: give more steps")
         rates.setdefault(accelerators, []).append(train["samples_per_second"]["mean"])
-        return float(train["au"]["mean"])
+        return deciding_au(train) or 0.0
 
     counts = _counts(min(most, allowed), launcher, workload)
     border = find_border(probe, workload.metric.au, counts=counts, repeats=repeats)

@@ -12,7 +12,8 @@ from stoker.cli.arguments import integer, some_of
 from stoker.cli.bench import compare as bench_compare
 from stoker.cli.bench import report as bench_report
 from stoker.cli.bench import size as bench_size
-from stoker.cli.running import ExitCode, add_json, add_workload, arguments_of, on_interrupt, print_json
+from stoker.cli.bench.verdicts import exit_code
+from stoker.cli.running import add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 
@@ -91,7 +92,7 @@ def _run(chosen: argparse.Namespace) -> int | None:
         from stoker.cli.bench.table import show_result
 
         show_result(make_console(), result)
-    return None if result["valid"] else ExitCode.PROBLEMS
+    return exit_code([result])
 
 
 def _init(chosen: argparse.Namespace) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.bench.verdicts import exit_code
 from stoker.cli.render.numbers import percent_text
-from stoker.cli.running import ExitCode, arguments_of, on_interrupt, print_json
+from stoker.cli.running import arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table
 from stoker.errors import ConfigError
 
-_COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "first", "p99", "CPU s/GB", "valid")
+_COLUMNS = ("loader", "format", "decoded", "AU", "samples/s", "MB/s", "first", "p99", "CPU s/GB", "verdict")
 
 
 def run_loaders(chosen: argparse.Namespace) -> int | None:
@@ -62,7 +63,7 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
         print_json(found)
     else:
         _show(found)
-    return None if all(result["valid"] for result in found.values()) else ExitCode.PROBLEMS
+    return exit_code(found.values())
 
 
 def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -75,7 +76,8 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
     console.print(table)
     console.print(
         Text(
-            "means over the epochs of training; first: until the first batch of the first epoch; p99: waited",
+            "means over the epochs of training; AU: the lower of measured and nominal; "
+            "first: until the first batch of the first epoch; p99: waited",
             style="dim",
         )
     )
@@ -86,6 +88,7 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _row(name: str, result: Mapping[str, Any]) -> list[str]:
+    from stoker.bench.measure.metrics import deciding_au
     from stoker.cli.bench.table import as_time
 
     epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
@@ -95,16 +98,15 @@ def _row(name: str, result: Mapping[str, Any]) -> list[str]:
     over = result["train"] or {}
     cpu = last.get("cpu_seconds_per_gb")
     rate = over.get("samples_per_second")
-    au = over.get("au")
     return [
         name,
         result["plan"]["workload"]["dataset"]["format"],
         str((last.get("loader") or {}).get("decoded", "-")),
-        percent_text(None if au is None else au["mean"]),
+        percent_text(deciding_au(over) if over else None),
         "-" if rate is None else f"{rate['mean']:,.1f}",
         f"{sum(size) / len(size) / 1e6:,.1f}" if size else "-",
         as_time(first.get("time_to_first_batch")),
         as_time(max(stalls, default=None)),
         "-" if cpu is None else f"{cpu:.2f}",
-        "yes" if result["valid"] else "no",
+        result["verdict"],
     ]

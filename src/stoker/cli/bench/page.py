@@ -60,17 +60,17 @@ def _bytes_rate(value: float) -> str:
 
 def _verdict(run: RunFiles) -> str:
     result = run.result
-    if not result["valid"]:
-        return Html('<span class="bad">invalid</span>')
-    if result["passed"] is None:
-        return "valid"
-    return Html('<span class="good">passed</span>' if result["passed"] else '<span class="bad">not passed</span>')
+    kind = {"passed": "good", "valid": ""}.get(result["verdict"], "bad")
+    return Html(f'<span class="{kind}">{escape(result["verdict"])}</span>') if kind else "valid"
 
 
 def _tiles(run: RunFiles) -> list[str]:
     shown = [
         ("verdict", _verdict(run)),
         (f"utilization; asked for: {run.number('metric.au', 0):.0%}", datum(0, run, "train.au.mean", percent_text)),
+        ("nominal utilization", datum(0, run, "train.au_nominal.mean", percent_text)),
+        ("computation of a step, drawn", datum(0, run, "train.compute_drawn.mean", seconds_text)),
+        ("computation of a step, measured", datum(0, run, "train.compute_measured.mean", seconds_text)),
         ("samples a second", datum(0, run, "train.samples_per_second.mean", _rate)),
         ("bytes a second", datum(0, run, "train.bytes_per_second.mean", _bytes_rate)),
         ("until the first batch", datum(0, run, "train.time_to_first_batch.mean", seconds_text)),
@@ -84,7 +84,8 @@ def _tiles(run: RunFiles) -> list[str]:
 def _summary(runs: Sequence[RunFiles]) -> str:
     headings = (
         *("", "run", "verdict", "loader", "decoded", "storage", "accelerators"),
-        *("utilization", "±", "stall", "samples/s", "bytes/s", "first batch", "CPU s/GB"),
+        *("utilization", "±", "nominal", "drawn", "computed"),
+        *("stall", "samples/s", "bytes/s", "first batch", "CPU s/GB"),
     )
     table = []
     for k, run in enumerate(runs):
@@ -100,6 +101,9 @@ def _summary(runs: Sequence[RunFiles]) -> str:
                 datum(k, run, "world.ranks", str),
                 datum(k, run, "train.au.mean", percent_text),
                 datum(k, run, "train.au.stdev", percent_text),
+                datum(k, run, "train.au_nominal.mean", percent_text),
+                datum(k, run, "train.compute_drawn.mean", seconds_text),
+                datum(k, run, "train.compute_measured.mean", seconds_text),
                 datum(k, run, "train.stall_part.mean", percent_text),
                 datum(k, run, "train.samples_per_second.mean", _rate),
                 datum(k, run, "train.bytes_per_second.mean", _bytes_rate),
@@ -166,13 +170,15 @@ def _details(k: int, run: RunFiles, *, alone: bool) -> str:
 
 def _epochs(k: int, run: RunFiles) -> str:
     headings = (
-        *("", "repeat", "epoch", "steps", "utilization", "stall", "barrier", "overhead", "samples/s", "bytes/s"),
+        *("", "repeat", "epoch", "steps", "utilization", "nominal", "stall", "barrier", "overhead"),
+        *("drawn", "computed", "samples/s", "bytes/s"),
         *("first batch", "stall p50", "p99", "most", "from the device", "CPU s/GB", "memory"),
     )
     table = []
     for at, epoch in enumerate(run.result["epochs"][:_EPOCHS]):
         shown = (
-            *((name, percent_text) for name in ("au", "stall_part", "barrier_part", "overhead_part")),
+            *((name, percent_text) for name in ("au", "au_nominal", "stall_part", "barrier_part", "overhead_part")),
+            *((name, seconds_text) for name in ("compute_drawn", "compute_measured")),
             *(("samples_per_second", _rate), ("bytes_per_second", _bytes_rate), ("time_to_first_batch", seconds_text)),
             *((f"stall_seconds.{name}", seconds_text) for name in ("p50", "p99", "max")),
             *(("device_bytes", decimal_bytes_text), ("cpu_seconds_per_gb", lambda value: f"{value:.3g}")),

@@ -94,9 +94,13 @@ def run(chosen: argparse.Namespace) -> int | None:
 
 
 def _tell(accelerators: int, result: Mapping[str, Any]) -> None:
+    from stoker.bench.measure.metrics import deciding_au
+
     train = result["train"]
-    au = "nothing" if train is None or train["au"] is None else f"{train['au']['mean']:.2%}"
-    sys.stderr.write(f"{accelerators} accelerator{'' if accelerators == 1 else 's'}: utilization {au}\n")
+    au = None if train is None else deciding_au(train)
+    sys.stderr.write(
+        f"{accelerators} accelerator{'' if accelerators == 1 else 's'}: utilization {'-' if au is None else f'{au:.2%}'}\n"
+    )
 
 
 def _show(found: DatasetSize) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.bench.verdicts import verdict_text
 from stoker.cli.render.numbers import decimal_bytes_text as _size
 from stoker.cli.render.numbers import percent_text
 from stoker.cli.terminal import make_table
+
+_LEGEND: Final = (
+    "nominal: drawn computation / time; drawn, computed: a step's computation; first: until the first batch; "
+    "p99: of the time waited for a batch"
+)
 
 
 def show_result(console: Console, result: Mapping[str, Any]) -> None:
@@ -28,13 +34,14 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
         )
     if result["epochs"]:
         console.print(_epochs(result))
-        console.print(Text("first: until the first batch; p99: of the time waited for a batch", style="dim"))
+        console.print(Text(_LEGEND, style="dim"))
     for name in ("train", "evaluate"):
         over = result[name]
         if over and over["au"] is not None:
             au, rate = over["au"], over["samples_per_second"]
             console.print(
                 f"{name}: utilization {au['mean']:.2%} (± {au['stdev']:.2%} over {au['count']} epochs), "
+                f"nominal {_mean_percent(over['au_nominal'])}, "
                 f"{rate['mean']:,.1f} samples/s"
             )
     if result["checkpoint"] is not None:
@@ -45,10 +52,9 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     for finding in result["findings"]:
         style = "bold red" if finding["invalid"] else "yellow"
         console.print(Text.assemble(("invalid: " if finding["invalid"] else "note: ", style), finding["reason"]))
-    if result["passed"] is not None:
-        threshold = workload["metric"]["au"]
-        told = "passed" if result["passed"] else "not passed"
-        console.print(Text(f"{told}: utilization of at least {threshold:.0%}, by a valid run", style="bold"))
+    told = verdict_text(result)
+    if told:
+        console.print(Text(told, style="bold"))
 
 
 def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
@@ -76,23 +82,31 @@ def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
 
 def _epochs(result: Mapping[str, Any]) -> Table:
     barrier = any(epoch["barrier_part"] for epoch in result["epochs"])
-    headings = ("epoch", "steps", "AU", "stall", "barrier", "other", "samples/s", "MB/s", "first", "p99")
+    headings = (
+        *("epoch", "steps", "AU", "nominal", "stall", "barrier", "other"),
+        *("drawn", "computed", "samples/s", "MB/s", "first", "p99"),
+    )
     table = make_table([heading for heading in headings if barrier or heading != "barrier"])
     repeats = result["plan"]["workload"]["train"]["repeats"] > 1
     for epoch in result["epochs"]:
         stall, rate, size = epoch["stall_seconds"], epoch["samples_per_second"], epoch["bytes_per_second"]
         number = f"{epoch['repeat']}.{epoch['epoch']}" if repeats else str(epoch["epoch"])
-        parts = ("au", "stall_part", *(("barrier_part",) if barrier else ()), "overhead_part")
+        parts = ("au", "au_nominal", "stall_part", *(("barrier_part",) if barrier else ()), "overhead_part")
         table.add_row(
             number if epoch["kind"] == "train" else f"eval {number}",
             str(max(epoch["steps"], default=0)),
             *(percent_text(epoch[name]) for name in parts),
+            *(as_time(epoch[name]) for name in ("compute_drawn", "compute_measured")),
             "-" if rate is None else f"{rate:,.1f}",
             "-" if size is None else f"{size / 1e6:,.1f}",
             as_time(epoch["time_to_first_batch"]),
             as_time(None if stall is None else stall["p99"]),
         )
     return table
+
+
+def _mean_percent(over: Mapping[str, Any] | None) -> str:
+    return "-" if over is None else f"{over['mean']:.2%}"
 
 
 def as_time(value: float | None) -> str:
