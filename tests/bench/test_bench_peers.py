@@ -175,25 +175,25 @@ def test_a_client_of_files_reads_all_bytes(name: str, size: int, tmp_path: Path)
 
 
 def test_direct_reads_leave_the_page_cache_alone(tmp_path: Path) -> None:
-    from stoker.bench.measure.page_cache import _resident
+    from stoker.bench.measure.page_cache import resident_pages
 
     (tmp_path / "file").write_bytes(os.urandom(1 << 20))
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     try:
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        before = _resident(descriptor, 1 << 20)
+        before = resident_pages(descriptor, 1 << 20)
         if before is None or before[0]:
             pytest.skip("this file system keeps files in memory")
         try:
             client_at("direct", ClientLocation(str(tmp_path), {})).read("file")
         except ConfigError:
             pytest.skip("this file system refuses O_DIRECT")
-        after = _resident(descriptor, 1 << 20)
+        after = resident_pages(descriptor, 1 << 20)
         assert after is not None
         assert after[0] == 0
         client_at("buffered", ClientLocation(str(tmp_path), {})).read("file")
-        there = _resident(descriptor, 1 << 20)
+        there = resident_pages(descriptor, 1 << 20)
         assert there is not None
         assert there[0] == there[1]
     finally:

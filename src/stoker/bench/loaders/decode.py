@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -194,11 +195,38 @@ def suffixes(format: str) -> tuple[str, ...]:  # noqa: A002
     return get_format(format).suffixes
 
 
+def read_whole(data: Any) -> None:
+    """Touch each page of what a sample holds, so that all of it has come from storage, whatever is used of it.
+
+    Values of local files may be views of a mapping, of which the kernel reads what is touched and some pages around it.
+
+    Args:
+        data: bytes, buffers and arrays, in any nesting of dicts and lists.
+    """
+    if isinstance(data, dict):
+        data = list(data.values())
+    if isinstance(data, list | tuple):
+        for value in data:
+            read_whole(value)
+        return
+    if isinstance(data, memoryview | mmap.mmap):
+        flat = np.frombuffer(data, np.uint8)
+    elif isinstance(data, np.ndarray) and data.nbytes and not data.dtype.hasobject:
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    else:
+        return  # a value of its own
+    if flat.size:
+        # A reduction of NumPy's lets other threads run while this one waits for a page.
+        np.maximum.reduce(flat[:: mmap.PAGESIZE])
+        flat[-1].item()
+
+
 def resized(sample: Any, size: int) -> Any:
-    """A sample's bytes, cut or filled with zeros to ``size``: uint8 of shape ``(size,)``. All of it is there before.
+    """A sample's bytes, cut or filled with zeros to ``size``: uint8 of shape ``(size,)``. All of it is read before.
 
     Of several values it is the largest, such as the record and not its label; of equal ones the first.
     """
+    read_whole(sample)
     if isinstance(sample, dict):
         sample = max(sample.values(), key=byte_count)
     if isinstance(sample, list | tuple):

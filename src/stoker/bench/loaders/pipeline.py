@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
-from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, resized, samples_last, suffixes
+from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, read_whole, resized, samples_last, suffixes
 from stoker.bench.loaders.rank_loader import RankLoader
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.formats.arrays.npz import read_arrays
@@ -27,6 +27,7 @@ _IMAGES: Final = frozenset({"jpeg", "png"})
 def _decode(sample: Sample, *, format: str, size: int) -> Sample:  # noqa: A002
     """A file as it is to a sample, on a reading thread."""
     data = sample["data"]
+    read_whole(data)  # by threads that do not hold the interpreter's lock while they wait for it
     where = str(sample.get("path", "a file"))
     if format == "npz":
         # Checksums are left to those who read with zipfile; of what is cut to size only the largest array is looked at.

@@ -51,7 +51,7 @@ def drop(folder: str | os.PathLike[str]) -> Dropped:
                 os.fdatasync(descriptor)  # what was just written leaves the cache only once it is on the device
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 if examined < _MOST_PAGES and length:
-                    pages = _resident(descriptor, min(length, _MOST_PAGES << 12))
+                    pages = resident_pages(descriptor, min(length, _MOST_PAGES << 12))
                     if pages is not None:
                         held, examined = held + pages[0], examined + pages[1]
             finally:
@@ -59,7 +59,7 @@ def drop(folder: str | os.PathLike[str]) -> Dropped:
     return Dropped(files, size, held / examined if examined else None)
 
 
-def _resident(descriptor: int, length: int) -> tuple[int, int] | None:
+def resident_pages(descriptor: int, length: int) -> tuple[int, int] | None:
     """Pages of a file that are in the cache, and pages; ``None`` where Linux does not tell.
 
     By ``mincore``, which does not touch them. (A read with ``RWF_NOWAIT`` starts reading ahead what it does not find.)
