@@ -110,6 +110,24 @@ def test_the_shipped_workload_and_dlio_s_file_are_the_same_work(tmp_path: Path) 
     assert (ours.train, ours.compute, ours.metric) == (theirs.train, theirs.compute, theirs.metric)
 
 
+def test_a_sample_s_size_under_the_name_of_dlio_2_is_its_size(tmp_path: Path) -> None:
+    """As in DLIO 2.0.0, where 35 of 74 published files come from; under the later name it holds over this one."""
+    old = UNET3D.replace("record_length_bytes", "record_length")
+    assert "record_length_bytes" not in old
+    found = read(tmp_path, old)
+    assert found.workload.dataset == read(tmp_path, UNET3D).workload.dataset
+    assert any("DLIO 2.0.0's name of record_length_bytes_resize" in note for note in found.notes)
+    both = UNET3D.replace("  record_length_bytes:", "  record_length: 4096\n  record_length_bytes:")
+    assert both != UNET3D
+    found = read(tmp_path, both)
+    assert found.workload.dataset.record_bytes == 146600628
+    assert any("dataset.record_length is not used: dataset.record_length_bytes" in note for note in found.notes)
+    found = read(tmp_path, old, "++workload.dataset.record_length=1000", "++workload.dataset.record_length_stdev=0")
+    assert (found.workload.dataset.record_bytes, found.workload.dataset.record_bytes_stdev) == (1000, 0)
+    with_columns = read(tmp_path, PARQUET).workload.dataset
+    assert (with_columns.record_bytes, with_columns.sample_bytes) == (16, 14)
+
+
 def test_what_dlio_ignores_is_said_with_its_line(tmp_path: Path) -> None:
     notes = read(tmp_path, UNET3D).notes
     assert any("line 5: model.model_size: DLIO ignores it" in note for note in notes)

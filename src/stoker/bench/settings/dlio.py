@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from stoker.arguments import nearest
-from stoker.bench.settings.dlio_keys import KEYS
+from stoker.bench.settings.dlio_keys import KEYS, OLD_NAMES
 from stoker.bench.settings.schema import Node, at_path, flat, merge, tree_of
 from stoker.errors import ConfigError
 
@@ -71,6 +71,11 @@ def from_dlio(tree: Node) -> tuple[Node, tuple[str, ...]]:
         for path, node in values.items()
     }
     notes: list[str] = []
+    for old, new in OLD_NAMES.items():
+        if old in renamed and new in renamed:
+            node = renamed.pop(old)
+            if node.value != renamed[new].value:
+                notes.append(f"{node.where}: {old} is not used: {new} ({renamed[new].where}) says {renamed[new].plain}")
     made = Node({}, tree.where)
     for path, node in renamed.items():
         key = KEYS.get(path)

@@ -27,7 +27,11 @@ class Key:
     ignored: bool = False
 
 
-_OLD_NAME: Final = "DLIO 2.0.0's name of record_length_bytes{}, which later versions ignore: give both for both"
+OLD_NAMES: Final = {
+    f"dataset.record_length{end}": f"dataset.record_length_bytes{end}" for end in ("", "_stdev", "_resize")
+}
+"""Keys of DLIO 2.0.0 to their later names, which hold where both are given."""
+_OLD_NAME: Final = "DLIO 2.0.0's name of record_length_bytes{}; later versions of DLIO ignore it, and take {}"
 
 
 def _format(value: Any) -> Any:
@@ -120,9 +124,9 @@ KEYS: Final[dict[str, Key]] = {
     "dataset.record_length_bytes": Key("dataset.record_bytes", _whole),
     "dataset.record_length_bytes_stdev": Key("dataset.record_bytes_stdev", _whole),
     "dataset.record_length_bytes_resize": Key("dataset.resize_bytes", _whole),
-    "dataset.record_length": Key(said=_OLD_NAME.format("")),
-    "dataset.record_length_stdev": Key(said=_OLD_NAME.format("_stdev")),
-    "dataset.record_length_resize": Key(said=_OLD_NAME.format("_resize")),
+    "dataset.record_length": Key("dataset.record_bytes", _whole, said=_OLD_NAME.format("", "64 KiB")),
+    "dataset.record_length_stdev": Key("dataset.record_bytes_stdev", _whole, said=_OLD_NAME.format("_stdev", "0")),
+    "dataset.record_length_resize": Key("dataset.resize_bytes", _whole, said=_OLD_NAME.format("_resize", "0")),
     "dataset.num_subfolders_train": Key("dataset.subfolders"),
     "dataset.num_subfolders_eval": Key(said="one number for both, dataset.subfolders"),
     "dataset.file_prefix": Key("dataset.prefix"),
