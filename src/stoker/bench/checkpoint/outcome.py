@@ -61,6 +61,8 @@ def _event(entries: Sequence[Mapping[str, Any] | None], ranks: int) -> dict[str,
     whole = complete and seconds
     return {
         **{name: known[0][name] for name in _EVENT_KEYS},
+        "began_at": min((one["began_at"] for one in timed), default=None),
+        "ended_at": max((one["ended_at"] for one in timed), default=None),
         "complete": complete,
         "bytes": size,
         "seconds": seconds if complete else None,

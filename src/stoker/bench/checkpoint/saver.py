@@ -263,6 +263,8 @@ class Saver:
             **where,
             "bytes": size,
             "files": files,
+            "began_at": None,
+            "ended_at": None,
             "complete": False,
         }
         self._record["checkpoints"].append(entry)
@@ -272,10 +274,12 @@ class Saver:
     def _timed(self, entry: dict[str, Any]) -> Iterator[None]:
         """Note how long the block takes, and what it uses."""
         before, begun = usage.measure(), time.perf_counter()
+        entry["began_at"] = time.time()
         self._mover.spent()
         try:
             yield
         finally:
+            entry["ended_at"] = time.time()
             entry["seconds"] = time.perf_counter() - begun
             entry |= {f"{name}_seconds": value for name, value in asdict(self._mover.spent()).items()}
             entry["usage"] = usage.measure().since(before)

@@ -129,6 +129,7 @@ class Training:
                 at_block_end=None if saving is None else saving.at_step,
             )
         finally:
+            entry["ended_at"] = time.time()
             entry |= self._measured(steps, workload)
             entry["time_to_first_batch"] = (int(steps.arrived[0]) - began) * 1e-9 if steps.count else None
             entry["usage"] = usage.measure().since(before)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.ranks.world import processors
+from stoker.storage.files import mount_of
 
 _PACKAGES: Final = (
     *(
@@ -52,4 +53,25 @@ def describe() -> dict[str, Any]:
         "memory_bytes": pagecache.memory_bytes(),
         "executable": sys.executable,
         "versions": versions,
+    }
+
+
+def volume_of(path: str) -> dict[str, Any] | None:
+    """The file system that a path is on, or would be, for JSON; ``None`` where it can not be asked."""
+    inside = path.removeprefix("file://")
+    while not os.path.exists(inside) and inside != os.path.dirname(inside):
+        inside = os.path.dirname(inside)
+    try:
+        status = os.statvfs(inside)
+        number = os.stat(inside).st_dev
+    except OSError:
+        return None
+    mount, kind, device = mount_of(inside)
+    return {
+        "mount": mount,
+        "device": device,
+        "kind": kind,
+        "number": number,
+        "bytes": status.f_blocks * status.f_frsize,
+        "free_bytes": status.f_bavail * status.f_frsize,
     }

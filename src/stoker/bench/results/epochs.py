@@ -74,6 +74,8 @@ def _epoch(
         "kind": kind,
         "repeat": repeat,
         "epoch": epoch,
+        "began_at": min((entry["began_at"] for entry in known), default=None),
+        "ended_at": max((entry["ended_at"] for entry in known), default=None),
         "complete": len(known) == len(entries) and all(entry["complete"] for entry in known),
         "steps": [entry["steps"] for entry in known],
         "samples": samples,

@@ -16,7 +16,7 @@ from stoker.bench.checkpoint.outcome import checkpoint_result
 from stoker.bench.measure.metrics import deciding_au, spread, step_seconds
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.ranks.plan import RunPlan
-from stoker.bench.results.environment import describe
+from stoker.bench.results.environment import describe, volume_of
 from stoker.bench.results.epochs import epoch_results
 from stoker.bench.results.record import replace_file
 from stoker.bench.results.rules import judge
@@ -167,7 +167,13 @@ def _calibration(records: Sequence[Mapping[str, Any]], trained: Sequence[Mapping
 def _storage(plan: RunPlan) -> dict[str, Any]:
     local = bool(is_local(plan.url))
     kind, memory = file_system(plan.url) if local else (plan.url.partition(":")[0], False)
-    return {"url": plan.url, "local": local, "kind": kind, "in_memory": memory}
+    saved = plan.workload.checkpoint.url
+    volumes = {
+        "data": volume_of(plan.url) if local else None,
+        "checkpoints": None if saved is None or not is_local(saved) else volume_of(saved),
+        "results": volume_of(plan.results),
+    }
+    return {"url": plan.url, "local": local, "kind": kind, "in_memory": memory, "volumes": volumes}
 
 
 def _said(ranks: int, hosts: Sequence[str], launcher: str, compute: str) -> str:

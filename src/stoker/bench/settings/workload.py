@@ -122,6 +122,9 @@ class MetricSettings(Section):
     au: float = setting(0.9, "least accelerator utilization, 0 to 1, for the result to be a pass")
     exclude_start: int = setting(1, "steps at a block's begin that do not count: warm-up", least=0)
     exclude_end: int = setting(0, "steps at a block's end that do not count", least=0)
+    rules: Literal["stoker", "mlperf", "mlperf-open", "mlperf-v2", "mlperf-v2-open"] = setting(
+        "stoker", "that decide besides stoker's: of MLPerf Storage v3 or v2, closed or open division"
+    )
     calibrate: bool = setting(
         False, "first read a copy of some files from memory: the utilization that endless storage would give"
     )
