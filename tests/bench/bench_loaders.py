@@ -10,7 +10,8 @@ from itertools import repeat
 
 import numpy as np
 
-from stoker.bench.loaders import LoadedBatch, LoaderJob, LoaderReport
+from stoker.bench.loaders import LoadedBatch, LoaderJob, LoaderReport, get_loader
+from stoker.bench.loaders.base import OpenLoader
 from stoker.errors import MissingPackageError, StorageError
 
 
@@ -50,7 +51,7 @@ class Killed:
     def available(self) -> str | None:
         return None
 
-    def open(self, job: LoaderJob) -> _Open:
+    def open(self, job: LoaderJob) -> OpenLoader:
         return _Open(job, self.fails)
 
 
@@ -135,6 +136,16 @@ class Stalls(Killed):
 
     def open(self, job: LoaderJob) -> _Open:
         return _Stalling(job, "")
+
+
+class OneProcessor(Killed):
+    """The loader stoker, in a process that has the first of its processors alone."""
+
+    name = "one-processor"
+
+    def open(self, job: LoaderJob) -> OpenLoader:
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        return get_loader("stoker").open(job)
 
 
 class Wrong:

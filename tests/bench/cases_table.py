@@ -1,0 +1,374 @@
+"""The table of cases: what a run says, how it ends and what is kept where something is wrong, as in ``docs/bench/cases.md``.
+
+``python tests/bench/cases_table.py`` runs all cases as real processes and prints the table; with ``--write`` it
+becomes the page's; with names of cases only these are run. ``test_bench_cases.py`` runs them one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+HERE: Final = Path(__file__).parent
+PAGE: Final = HERE.parent.parent / "docs" / "bench" / "cases.md"
+_MARK: Final = "<!-- made by tests/bench/cases_table.py -->\n"
+_SECONDS: Final = 120
+_TRIES: Final = 3
+
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from bench_faults import pid_of, small_disk  # noqa: E402 - of the folders above
+
+from s3server import S3Server, make_bucket, run_s3_server  # noqa: E402
+
+SMALL: Final[dict[str, Any]] = {
+    "name": "small",
+    "dataset": {"files": 24, "samples_per_file": 2, "record_bytes": 4096},
+    "compute": {"seconds": 0.1},
+    "reader": {"batch_size": 2, "threads": 1},
+    "metric": {"au": 0.3},
+}
+"""24 steps of one rank, of which 23 count."""
+
+
+@dataclass
+class Place:
+    """Where one case runs.
+
+    Attributes:
+        folder: its own, empty.
+        server: an S3 server.
+        stack: ends what the case has begun.
+    """
+
+    folder: Path
+    server: S3Server
+    stack: contextlib.ExitStack
+
+    @cached_property
+    def local(self) -> str:
+        """A data set on the disk that has the folder."""
+        self.generate(f"--data={self.folder / 'data'}")
+        return str(self.folder / "data")
+
+    @cached_property
+    def remote(self) -> list[str]:
+        """Arguments for a data set in a bucket."""
+        bucket = self.stack.enter_context(make_bucket(self.server))
+        told = [f"--data={bucket.url}/data", self.options]
+        self.generate(*told)
+        return told
+
+    @property
+    def options(self) -> str:
+        """The setting with what the server asks for."""
+        return f"storage.options={json.dumps(self.server.storage_options)}"
+
+    def disk(self, size: str) -> Path:
+        """A file system with little room."""
+        return self.stack.enter_context(small_disk(self.folder / "small", size))
+
+    def generate(self, *arguments: str) -> None:
+        """Make the data set of :data:`SMALL` and such settings."""
+        made = self.start("generated", "--stages=generate", *arguments)
+        said = made.communicate(timeout=_SECONDS)[1]
+        assert made.returncode == 0, said
+
+    def start(self, results: str, *arguments: str) -> subprocess.Popen[str]:
+        """``stoker bench run``, in a session of its own, which ends with the case."""
+        path = self.folder / "workload.yaml"
+        path.write_text(json.dumps(SMALL))
+        given = ["bench", "run", str(path), *arguments, "--results", str(self.folder / results)]
+        run = subprocess.Popen(
+            [sys.executable, "-m", "stoker", *given],
+            env=os.environ | {"PYTHONPATH": str(HERE), "COLUMNS": "200", "TMPDIR": str(self.folder)},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.stack.callback(_end, run)
+        return run
+
+
+def _end(run: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    for stream in (run.stdout, run.stderr):
+        if stream is not None:
+            stream.close()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The end of a case.
+
+    Attributes:
+        au: utilization, and nominal, as text.
+        verdict: of the results; ``error`` where there are none.
+        code: exit code.
+        kept: what is left of the measurement.
+        said: stdout and stderr.
+        broken: rules that were broken.
+    """
+
+    au: str
+    verdict: str
+    code: int
+    kept: str
+    said: str
+    broken: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case, and what must come of it.
+
+    Attributes:
+        name: for people.
+        given: the run's arguments; makes what they need.
+        verdict, code, kept: as of :class:`Seen`.
+        says: a pattern of what the terminal must say.
+        during: done while the run goes on.
+    """
+
+    name: str
+    given: Callable[[Place], list[str]]
+    verdict: str
+    code: int
+    kept: str
+    says: str
+    during: Callable[[subprocess.Popen[str], Path], None] | None = field(default=None)
+
+
+def run_case(case: Case, server: S3Server) -> Seen:
+    """Run a case in a folder of its own; again where this machine was too busy for its computation."""
+    for attempt in range(_TRIES):
+        seen = _run_once(case, server, 2**attempt)
+        if seen.broken != {"computation"} or case.verdict == "invalid":
+            return seen
+    pytest.skip("this machine is too busy for a valid run")
+
+
+def _run_once(case: Case, server: S3Server, slower: int) -> Seen:
+    with contextlib.ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-case-", ignore_cleanup_errors=True))
+        )
+        place = Place(folder, server, stack)
+        given = case.given(place)
+        if slower > 1 and not any(one.startswith("compute.seconds") for one in given):
+            given.append(f"compute.seconds={SMALL['compute']['seconds'] * slower}")
+        results = folder / "r"
+        run = place.start("r", *given)
+        if case.during is not None:
+            case.during(run, folder)
+        out, error = run.communicate(timeout=_SECONDS)
+        left = _processes(run.pid)
+        assert not left, f"still running: {left}"
+        return _seen(results, run.returncode, out, error)
+
+
+def _processes(session: int) -> list[str]:
+    """Processes of a run's session that are still there, a moment after it has ended."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                name, _, rest = path.read_text().rpartition(")")
+                state, _, _, its_session = rest.split()[:4]
+                if int(its_session) == session and state != "Z":
+                    found.append(name)
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def _seen(results: Path, code: int, out: str, error: str) -> Seen:
+    assert "Traceback" not in error, error
+    path = results / "results.json"
+    if not path.exists():
+        kept = "numbers on the terminal" if "utilization" in out else "nothing"
+        return Seen("-", "error", code, kept, out + error, frozenset())
+    result = json.loads(path.read_text())
+    broken = frozenset(one["rule"] for one in result["findings"] if one["invalid"])
+    return Seen(_utilization(result), result["verdict"], code, _kept(result), out + error, broken)
+
+
+def _utilization(result: dict[str, Any]) -> str:
+    train = result["train"]
+    values = [None if train is None or train[name] is None else train[name]["mean"] for name in ("au", "au_nominal")]
+    return ", ".join("-" if value is None else f"{value:.0%}" for value in values)
+
+
+def _kept(result: dict[str, Any]) -> str:
+    epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
+    if result["complete"]:
+        return "all"
+    if any(epoch["complete"] for epoch in epochs):
+        return "epochs until then"
+    return "steps until then" if any(sum(epoch["steps"]) for epoch in epochs) else "results without epochs"
+
+
+# -- the cases -----------------------------------------------------------------------------------------------------
+
+
+def _when_epochs(count: int, then: Callable[[subprocess.Popen[str], Path], None]) -> Callable[..., None]:
+    """Do something once so many ranks have ended an epoch and the next one goes on."""
+
+    def wait(run: subprocess.Popen[str], folder: Path) -> None:
+        deadline = time.monotonic() + _SECONDS
+        while len(list((folder / "r" / "steps").glob("*-train-0-0.npz"))) < count and run.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        then(run, folder)
+
+    return wait
+
+
+def _kill_rank(_: object, folder: Path) -> None:
+    os.kill(pid_of(folder, 1), signal.SIGKILL)
+
+
+def _memory(place: Place) -> list[str]:
+    folder = tempfile.mkdtemp(prefix="bench-case-", dir="/dev/shm")
+    place.stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    place.generate(f"--data={folder}")
+    return [f"--data={folder}"]
+
+
+def _warm(place: Place) -> list[str]:
+    large = ["dataset.record_bytes=1000000", "storage.cache=keep", "compute.seconds=0.02"]
+    data = f"--data={place.folder / 'large'}"
+    place.generate(data, *large)
+    return [data, *large]
+
+
+def _busy(place: Place) -> list[str]:
+    """Six processes that compute, on the one processor that the run has."""
+    one = min(os.sched_getaffinity(0))
+    command = f"import os; os.sched_setaffinity(0, [{one}])\nwhile True: pass"
+    told = place.remote
+    for _ in range(6):
+        place.stack.callback(_end, subprocess.Popen([sys.executable, "-c", command], start_new_session=True, text=True))
+    return [*told, "compute.seconds=0.005", "reader.loader=bench_loaders:OneProcessor"]
+
+
+_LONG: Final = ("train.epochs=1000", "compute.seconds=0.01", "reader.loader=synthetic", "--accelerators=2")
+
+CASES: Final = (
+    Case("nothing is wrong", lambda place: place.remote, "passed", 0, "all", "^passed: "),
+    Case(
+        "too slow for the accelerator",
+        lambda place: [*place.remote, "metric.au=1"],
+        *("not passed", 4, "all", "^not passed: a pass needs a valid run"),
+    ),
+    Case(
+        "one step",
+        lambda place: [*place.remote, "train.steps=2"],
+        *("smoke test", 4, "all", "only 1 steps of an epoch count"),
+    ),
+    Case("`tmpfs`", _memory, "invalid", 3, "all", r"is in memory \(tmpfs\): no storage was measured"),
+    Case(
+        "warm page cache",
+        _warm,
+        "invalid",
+        3,
+        "all",
+        "did not come from the device but from the page cache|is in memory",
+    ),
+    Case("busy host", _busy, "invalid", 3, "all", r"longer than the 5 ms drawn for it: this host is overloaded"),
+    Case(
+        "wrong bucket",
+        lambda place: ["--data=s3://no-such-bucket-of-ours/x", place.options, "--accelerators=2"],
+        *("invalid", 1, "results without epochs", r"rank \d.*s3://no-such-bucket-of-ours"),
+    ),
+    Case(
+        "full disk under the data",
+        lambda place: [f"--data={place.disk('1m')}/d", "--stages=generate,train", "dataset.record_bytes=100000"],
+        *("invalid", 1, "results without epochs", "small/d.*No space left on device"),
+    ),
+    Case(
+        "full disk under the checkpoints",
+        lambda place: [
+            *(f"checkpoint.url={place.disk('1m')}/c", "--stages=train,checkpoint", "model.size_bytes=6000000"),
+            *("train.epochs=2", "reader.loader=synthetic"),
+        ],
+        *("invalid", 1, "epochs until then", "small/c.*No space left on device"),
+    ),
+    Case(
+        "killed rank",
+        lambda _: list(_LONG),
+        *("invalid", 1, "epochs until then", "rank 1 .*(killed|ended without a word)"),
+        _when_epochs(2, _kill_rank),
+    ),
+    Case(
+        "Ctrl-C",
+        lambda _: list(_LONG),
+        *("invalid", 130, "epochs until then", "interrupted"),
+        _when_epochs(2, lambda run, _: os.killpg(run.pid, signal.SIGINT)),
+    ),
+)
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+_HEAD: Final = "| case | AU, nominal AU | verdict | exit code | kept |\n|---|---|---|---|---|\n"
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def rows_of_page() -> dict[str, list[str]]:
+    """Each case's cells of the table of the page."""
+    rows = re.findall(r"^\| (.+) \|$", PAGE.read_text().partition(_MARK)[2], re.MULTILINE)
+    return {cells[0]: cells for cells in (row.split(" | ") for row in rows[1:])}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the cases, and print their table; 1 where one did not end as it must."""
+    write, names = "--write" in arguments, [one for one in arguments if one != "--write"]
+    made, wrong = rows_of_page() if write else {}, 0
+    with run_s3_server() as server:
+        for case in CASES:
+            if names and case.name not in names:
+                continue
+            try:
+                seen = run_case(case, server)
+            except pytest.skip.Exception as reason:
+                sys.stderr.write(f"{case.name}: skipped: {reason}\n")
+                continue
+            made[case.name] = [case.name, seen.au, seen.verdict, str(seen.code), seen.kept]
+            found = (seen.verdict, seen.code, seen.kept)
+            if found != (case.verdict, case.code, case.kept) or not re.search(case.says, seen.said, re.MULTILINE):
+                wrong += 1
+                sys.stderr.write(f"{case.name}: {found}, not {(case.verdict, case.code, case.kept)}\n{seen.said}\n")
+            sys.stdout.write(_row(made[case.name]))
+    if write:
+        rows = [_row(made[case.name]) for case in CASES if case.name in made]
+        PAGE.write_text(PAGE.read_text().partition(_MARK)[0] + _MARK + _HEAD + "".join(rows))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
