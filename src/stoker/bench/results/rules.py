@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from stoker.bench.checkpoint.findings import checkpoint_findings
 from stoker.bench.measure.metrics import step_seconds
+from stoker.bench.mlperf.verdict import mlperf_findings
 from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
 from stoker.bench.settings.workload import Workload
 
@@ -264,6 +265,11 @@ def _checkpoints(result: Mapping[str, Any], workload: Workload) -> Iterator[Find
         yield Finding(rule, invalid, reason)
 
 
+def _mlperf(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    for rule, invalid, reason in mlperf_findings(result, workload):
+        yield Finding(rule, invalid, reason)
+
+
 _RULES: Final[tuple[Rule, ...]] = (
     _complete,
     _identity,
@@ -277,4 +283,5 @@ _RULES: Final[tuple[Rule, ...]] = (
     _decoding,
     _crowded,
     _checkpoints,
+    _mlperf,
 )

@@ -17,6 +17,7 @@ from stoker.cli.running import add_json, add_workload, arguments_of, on_interrup
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
 
+_RULES = ("stoker", "mlperf", "mlperf-open", "mlperf-v2", "mlperf-v2-open")
 _STAGES = ("generate", "train", "evaluate", "checkpoint")
 
 
@@ -42,6 +43,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         help="the loader under test, as reader.loader; of several, one after the other, a table compares them",
+    )
+    one.add_argument(
+        "--rules",
+        choices=_RULES,
+        help="the rules that decide, as metric.rules: of MLPerf Storage v3 (mlperf) or v2, closed or open division",
     )
     add_json(one)
     two = kinds.add_parser("init", help="write a commented workload", description="Write a workload with all settings.")
@@ -73,6 +79,8 @@ def _run(chosen: argparse.Namespace) -> int | None:
     from stoker.bench.run import run_benchmark
     from stoker.bench.settings.sources import read_workload
 
+    if chosen.rules is not None:
+        chosen.settings = [*chosen.settings, f"metric.rules={chosen.rules}"]
     if len(chosen.loader) > 1:
         from stoker.cli.bench.loaders import run_loaders
 
