@@ -54,11 +54,13 @@ class Place:
         folder: its own, empty.
         server: an S3 server.
         stack: ends what the case has begun.
+        results: where the run's results go.
     """
 
     folder: Path
     server: S3Server
     stack: contextlib.ExitStack
+    results: Path
 
     @cached_property
     def local(self) -> str:
@@ -85,15 +87,15 @@ class Place:
 
     def generate(self, *arguments: str) -> None:
         """Make the data set of :data:`SMALL` and such settings."""
-        made = self.start("generated", "--stages=generate", *arguments)
+        made = self.start(self.folder / "generated", "--stages=generate", *arguments)
         said = made.communicate(timeout=_SECONDS)[1]
         assert made.returncode == 0, said
 
-    def start(self, results: str, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, results: Path, *arguments: str) -> subprocess.Popen[str]:
         """``stoker bench run``, in a session of its own, which ends with the case."""
         path = self.folder / "workload.yaml"
         path.write_text(json.dumps(SMALL))
-        given = ["bench", "run", str(path), *arguments, "--results", str(self.folder / results)]
+        given = ["bench", "run", str(path), *arguments, "--results", str(results)]
         run = subprocess.Popen(
             [sys.executable, "-m", "stoker", *given],
             env=os.environ | {"PYTHONPATH": str(HERE), "COLUMNS": "200", "TMPDIR": str(self.folder)},
@@ -172,18 +174,17 @@ def _run_once(case: Case, server: S3Server, slower: int) -> Seen:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-case-", ignore_cleanup_errors=True))
         )
-        place = Place(folder, server, stack)
+        place = Place(folder, server, stack, folder / "r")
         given = case.given(place)
         if slower > 1 and not any(one.startswith("compute.seconds") for one in given):
             given.append(f"compute.seconds={SMALL['compute']['seconds'] * slower}")
-        results = folder / "r"
-        run = place.start("r", *given)
+        run = place.start(place.results, *given)
         if case.during is not None:
             case.during(run, folder)
         out, error = run.communicate(timeout=_SECONDS)
         left = _processes(run.pid)
         assert not left, f"still running: {left}"
-        return _seen(results, run.returncode, out, error)
+        return _seen(place.results, run.returncode, out, error)
 
 
 def _processes(session: int) -> list[str]:
@@ -244,6 +245,17 @@ def _when_epochs(count: int, then: Callable[[subprocess.Popen[str], Path], None]
     return wait
 
 
+def _kill_starting(run: subprocess.Popen[str], _: object) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while run.poll() is None and time.monotonic() < deadline:
+        for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split():
+            told = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"stoker.bench.ranks.rank_main" in told and told[-4] == b"1":
+                os.kill(int(pid), signal.SIGKILL)
+                return
+        time.sleep(0.001)
+
+
 def _kill_rank(_: object, folder: Path) -> None:
     os.kill(pid_of(folder, 1), signal.SIGKILL)
 
@@ -260,6 +272,14 @@ def _warm(place: Place) -> list[str]:
     data = f"--data={place.folder / 'large'}"
     place.generate(data, *large)
     return [data, *large]
+
+
+def _full_results(place: Place) -> list[str]:
+    """As full as it can be once an epoch has begun."""
+    small = place.disk("64k")
+    (small / "filler").write_bytes(bytes(52 << 10))
+    place.results = small / "r"
+    return ["train.epochs=300", "compute.seconds=0.001", "reader.loader=synthetic"]
 
 
 def _busy(place: Place) -> list[str]:
@@ -315,16 +335,33 @@ CASES: Final = (
         *("invalid", 1, "epochs until then", "small/c.*No space left on device"),
     ),
     Case(
+        "full disk under the results",
+        _full_results,
+        *("error", 1, "numbers on the terminal", r"small/r/.*No space left on device(.|\n)*nothing is kept"),
+    ),
+    Case(
         "killed rank",
         lambda _: list(_LONG),
         *("invalid", 1, "epochs until then", "rank 1 .*(killed|ended without a word)"),
         _when_epochs(2, _kill_rank),
     ),
     Case(
+        "rank killed while it starts",
+        lambda _: list(_LONG),
+        *("invalid", 1, "results without epochs", "rank 1 was killed by SIGKILL"),
+        _kill_starting,
+    ),
+    Case(
         "Ctrl-C",
         lambda _: list(_LONG),
         *("invalid", 130, "epochs until then", "interrupted"),
         _when_epochs(2, lambda run, _: os.killpg(run.pid, signal.SIGINT)),
+    ),
+    Case(
+        "SIGTERM",
+        lambda _: list(_LONG),
+        *("invalid", 143, "epochs until then", "terminated"),
+        _when_epochs(2, lambda run, _: os.kill(run.pid, signal.SIGTERM)),
     ),
 )
 

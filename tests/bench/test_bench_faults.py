@@ -285,6 +285,31 @@ def test_ranks_whose_starter_is_killed_end_and_write_the_results(tmp_path: Path)
     assert not list(tmp_path.glob("stoker-bench-*"))
 
 
+@pytest.mark.processes
+def test_sigterm_to_the_ranks_of_a_launcher_leaves_results(tmp_path: Path) -> None:
+    """As Slurm and torchrun end a job: all ranks get it."""
+    runs = [
+        start(
+            tmp_path,
+            {"train": {"epochs": 1000}},
+            *(*TINY, "--loader", "synthetic"),
+            RANK=str(number),
+            WORLD_SIZE="2",
+            LOCAL_WORLD_SIZE="2",
+        )
+        for number in range(2)
+    ]
+    wait_for(lambda: len(list((tmp_path / "r" / "steps").glob("*-train-0-1.npz"))) == 2, runs[0])
+    for run in runs:
+        run.terminate()
+    for run in runs:
+        assert "Traceback" not in run.communicate(timeout=60)[1]
+    assert {run.returncode for run in runs} <= {1, 143}  # 1: told of by another before the signal was seen
+    result = failed(tmp_path)
+    assert "terminated" in result["failure"]
+    assert [len(epoch["ranks"]) for epoch in result["epochs"][:2]] == [2, 2]
+
+
 SAVED = {"writes": 1000, "keep": 2}
 CHECKPOINTS = {"model": {"size_bytes": 6_000_000}, "stages": ["checkpoint"]}
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from stoker.bench.checkpoint.layout import layout_of
 from stoker.bench.loaders import check_client, get_loader
@@ -22,6 +21,7 @@ from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.launch import Launch, LocalRanks, await_ranks
 from stoker.bench.ranks.plan import RunPlan
 from stoker.bench.ranks.rank_main import run_member
+from stoker.bench.ranks.termination import sigterm_interrupts
 from stoker.bench.ranks.world import find_world, forget_meeting, meet
 from stoker.bench.results.record import save_record
 from stoker.bench.results.results import RESULTS, collect, write_results
@@ -30,6 +30,10 @@ from stoker.bench.settings.workload import Stage, Workload
 from stoker.cluster import World
 from stoker.errors import ConfigError, StokerError, StorageError
 from stoker.storage import is_local
+from stoker.storage.file_errors import file_errors
+
+_LEAVING_SECONDS: Final = 5.0
+"""For which ranks that have ended may still say what they have."""
 
 
 def run_benchmark(
@@ -41,6 +45,7 @@ def run_benchmark(
     stages: Sequence[Stage] | None = None,
     launcher: Literal["ray"] | None = None,
     command: Sequence[str] = (),
+    unsaved: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Run a workload.
 
@@ -55,6 +60,7 @@ def run_benchmark(
         stages: instead of the workload's.
         launcher: ``"ray"`` for ranks that are tasks of the Ray cluster that this process can reach.
         command: how this was started, for the record.
+        unsaved: called with the results where they can not be written, before the error is raised.
 
     Returns:
         What is in ``results.json``; on ranks other than 0 an empty dict.
@@ -63,6 +69,8 @@ def run_benchmark(
         ConfigError: the settings do not fit together, or the directory holds results.
         MissingPackageError: the loader or launcher that was asked for can not be used here.
         RankFailedError: a rank has failed; what was measured until then is in the results, marked as invalid.
+        StorageError: the results can not be written.
+        TerminatedError: SIGTERM, in the main thread of a program without a handler for it; results as after Ctrl-C.
     """
     workload = resolved.workload
     stages = workload.stages if stages is None else tuple(stages)
@@ -108,10 +116,12 @@ def run_benchmark(
         _check_packages(plan)  # what is missing is told before anything is started
         ranks = accelerators or 1
         launch = LocalRanks(ranks) if launcher is None else _on_ray(ranks, workload, folder)
-        return _run_started(plan, folder, ranks, launch)
+        with sigterm_interrupts():
+            return _run_started(plan, folder, ranks, launch, unsaved)
     if accelerators not in (None, world.world_size):
         raise ConfigError(f"{world.source} has started {world.world_size} ranks, accelerators says {accelerators}")
-    return _run_launched(plan, folder, world)
+    with sigterm_interrupts():
+        return _run_launched(plan, folder, world, unsaved)
 
 
 def _absolute(url: str) -> str:
@@ -152,39 +162,69 @@ def _on_ray(ranks: int, workload: Workload, folder: Path) -> Launch:
     return RayRanks(ranks, workload, folder)
 
 
-def _run_started(plan: RunPlan, folder: Path, ranks: int, launch: Launch) -> dict[str, Any]:
+def _run_started(plan: RunPlan, folder: Path, ranks: int, launch: Launch, unsaved: Unsaved) -> dict[str, Any]:
     _check_free(folder)
     _make(folder)
     launch.prepare()
     token = secrets.token_hex(16)
     server = Server(ranks, token, plan.digest, launch.host)
-    interrupted = False
+    failure: str | None = None
     began = time.time()
     try:
-        launch.start(plan, server.port, token)
+        with file_errors(tempfile.gettempdir()):
+            launch.start(plan, server.port, token)
         await_ranks(launch, server)
-    except KeyboardInterrupt:
-        interrupted = True
-        server.fail("interrupted")
+    except BaseException as error:
+        failure = _reason(error)
+        server.fail(failure)
         raise
     finally:
         launch.end()
+        server.await_leaving(_LEAVING_SECONDS)
         server.close()
-        failure = "interrupted" if interrupted else server.failure
+        failure = failure or server.failure
         if failure:
             clear_unfinished(plan)
-        made = collect(plan, folder, ranks, failure=failure, began=began, launcher=launch.name)
-        with contextlib.suppress(StorageError) if failure else contextlib.nullcontext():
-            write_results(made, folder)
+        made = collect(plan, folder, ranks, failure=failure, began=began, launcher=launch.name, told=server.records)
+        lost = _write(made, folder, unsaved)
     if server.failure is not None:
-        raise RankFailedError(f"{server.failure}; what was measured until then is in {folder}")
+        kept = f"what was measured until then is in {folder}" if lost is None else f"nothing is kept of it: {lost}"
+        raise RankFailedError(f"{server.failure}; {kept}")
     return made
+
+
+Unsaved = Callable[[dict[str, Any]], object] | None
+
+
+def _write(made: dict[str, Any], folder: Path, unsaved: Unsaved) -> StorageError | None:
+    """Write results; why those of a run that failed could not be written.
+
+    Raises:
+        StorageError: those of a run that did not fail could not.
+    """
+    try:
+        write_results(made, folder)
+    except StorageError as error:
+        if unsaved is not None:
+            unsaved(made)
+        if made["failure"] is None:
+            raise
+        return error
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, StokerError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return getattr(error, "word", "interrupted")
+    return f"{type(error).__name__}: {error}"
 
 
 # -- ranks that a launcher has started -----------------------------------------------------------------------------
 
 
-def _run_launched(plan: RunPlan, folder: Path, world: World) -> dict[str, Any]:
+def _run_launched(plan: RunPlan, folder: Path, world: World, unsaved: Unsaved) -> dict[str, Any]:
     _make(folder)
     began = time.time()
     link, server = meet(world, folder, plan.digest)
@@ -202,25 +242,29 @@ def _run_launched(plan: RunPlan, folder: Path, world: World) -> dict[str, Any]:
         if world.rank == 0:
             for record in records:
                 save_record(record, folder)
-    except StokerError as error:
-        failure = str(error)
-        raise
     except BaseException as error:
-        failure = f"{type(error).__name__}: {error}"
+        failure = _reason(error)
         raise
     finally:
         if plan.scratch and world.rank % world.local_world_size == 0:
             shutil.rmtree(plan.scratch, ignore_errors=True)
         if server is not None:
-            _await_goodbyes(server, world.world_size)
+            # Ranks leave after the last gathering; the one that they meet at must not be gone before.
+            server.await_leaving(_LEAVING_SECONDS, but=(world.rank,))
             server.close()
             forget_meeting(folder)
         if server is not None and agreed:
+            failure = failure or server.failure
             made = collect(
-                plan, folder, world.world_size, failure=failure or server.failure, began=began, launcher=world.source
+                plan,
+                folder,
+                world.world_size,
+                failure=failure,
+                began=began,
+                launcher=world.source,
+                told=server.records,
             )
-            with contextlib.suppress(StorageError) if failure else contextlib.nullcontext():
-                write_results(made, folder)
+            _write(made, folder, unsaved)
         elif agreed and failure is not None and link.lost:
             finish_without(plan, world.world_size, failure=failure, began=began, launcher=world.source)
     return made if server is not None else {}
@@ -249,10 +293,3 @@ def _agree(plan: RunPlan, folder: Path, world: World, link: Link) -> list[dict[s
             link.close()
             raise RankFailedError(f"rank {rank}: {one['error']}")
     return told
-
-
-def _await_goodbyes(server: Server, ranks: int) -> None:
-    """Ranks say goodbye after the last gathering; the one that they meet at must not be gone before."""
-    deadline = time.monotonic() + 5
-    while len(server.ended) < ranks and not server.failed.is_set() and time.monotonic() < deadline:
-        time.sleep(0.01)

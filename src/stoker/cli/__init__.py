@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code: 0; 1 where stoker raised an error, which is told on stderr; 130 after Ctrl-C; or what the command
+        The exit code: 0; 1 where stoker raised an error, which is told on stderr; 130 after Ctrl-C; 143 where a
+        benchmark got SIGTERM; or what the command
         says, such as 3 where ``stoker verify`` found problems. Arguments that can not be read end the process with 2, as
         ``argparse`` does it.
     """
@@ -72,8 +73,9 @@ def _run(parser: argparse.ArgumentParser, commands: Any, name: str | None, given
         sys.stderr.write(f"stoker {name}: {_told(error, parser, name, given)}\n")
         return ExitCode.FAILED
     except KeyboardInterrupt as error:
-        sys.stderr.write(f"stoker {name}: interrupted{''.join(f'; {said}' for said in error.args)}\n")
-        return ExitCode.INTERRUPTED
+        word = getattr(error, "word", "interrupted")  # or terminated
+        sys.stderr.write(f"stoker {name}: {word}{''.join(f'; {said}' for said in error.args)}\n")
+        return getattr(error, "code", ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of the pipe has closed it. Python flushes again at exit, which must have somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     PROBLEMS = 3
     NOT_PASSED = 4
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -110,8 +111,8 @@ def bar(chosen: argparse.Namespace, title: str, total: float | None = None, unit
 
 @contextlib.contextmanager
 def on_interrupt(said: str) -> Iterator[None]:
-    """Set the message for a Ctrl-C that ends the block: the state of the work, and how to continue."""
+    """Set the message for a Ctrl-C (or SIGTERM) that ends the block: the state of the work, and how to continue."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(said) from None
+    except KeyboardInterrupt as error:
+        raise type(error)(said) from None

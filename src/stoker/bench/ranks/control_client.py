@@ -150,6 +150,10 @@ class Link:
         """Wait until all ranks are here; see :meth:`gather`."""
         self.gather(name)
 
+    def leave(self, record: dict[str, Any]) -> None:
+        """Send what this rank has measured, which ends early: its results may have nowhere to be written."""
+        self._write({"op": "record", "record": record})
+
     def fail(self, said: str) -> None:
         """Tell all ranks that this one has failed."""
         self._seen.set()

@@ -11,6 +11,7 @@ import hmac
 import json
 import socket
 import threading
+from collections.abc import Collection
 from typing import Any
 
 from stoker.bench.ranks.messages import MOST_LINE, Channel, tune
@@ -29,6 +30,7 @@ class Server:
 
     Attributes:
         failure: what went wrong first; ``None`` so far.
+        records: of ranks that ended early, and may have found no space to write them.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Server:
     ) -> None:
         self._size, self._token, self._digest = world_size, token, digest
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
         self._ranks: dict[int, Channel] = {}
         self._processes: dict[int, str] = {}
         self._gone: set[int] = set()
         self._parts: dict[str, dict[int, Any]] = {}
         self.failure: str | None = None
+        self.records: dict[int, dict[str, Any]] = {}
         self.failed = threading.Event()
         self._listener = socket.create_server((host, port), backlog=1024)
         self.port: int = self._listener.getsockname()[1]
@@ -80,10 +84,15 @@ class Server:
                     if not line:
                         break
                     if self._take(rank, json.loads(line)):
-                        return
+                        break
             except (OSError, ValueError, KeyError, TypeError):
                 pass
-        if rank is not None and not self._closed:
+        if rank is None:
+            return
+        with self._lock:
+            self._ranks.pop(rank, None)
+            self._left.notify_all()
+        if rank not in self._gone and not self._closed:
             self.fail(f"rank {rank} ({self._processes[rank]}) ended without a word: killed, or out of memory?")
 
     def _hello(self, connection: Channel, message: dict[str, Any]) -> int | None:
@@ -113,11 +122,13 @@ class Server:
         if message.get("op") == "bye":
             with self._lock:
                 self._gone.add(rank)
-                self._ranks.pop(rank, None)
                 waiting = next((name for name, parts in self._parts.items() if parts), None)
             if waiting is not None:
                 self.fail(f"rank {rank} ended while others wait for it in {waiting!r}")
             return True
+        if message.get("op") == "record":
+            self.records[rank] = message["record"]
+            return False
         if message.get("op") == "fail":
             self.fail(f"rank {rank} ({self._processes[rank]}): {message.get('said')}")
             return False
@@ -148,11 +159,10 @@ class Server:
             self.fail(f"rank {min(self._gone)} ended while others wait for it in {name!r}")
         return False
 
-    @property
-    def ended(self) -> frozenset[int]:
-        """Ranks that have said goodbye."""
+    def await_leaving(self, seconds: float, *, but: Collection[int] = ()) -> None:
+        """Wait until no rank is connected, except for some; so long at most."""
         with self._lock:
-            return frozenset(self._gone)
+            self._left.wait_for(lambda: self._ranks.keys() <= set(but), seconds)
 
     def fail(self, said: str) -> None:
         """End the run for all ranks; the first reason holds."""

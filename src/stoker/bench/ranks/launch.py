@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -16,9 +17,14 @@ from typing import Final, Protocol
 
 from stoker.bench.ranks.control_server import Server
 from stoker.bench.ranks.plan import NAME, RunPlan, save_plan
+from stoker.bench.ranks.termination import kill_descendants
 
 _END_SECONDS: Final = 35.0
 """For which ranks may take to end after one has failed; a little more than they give themselves."""
+
+
+_GRACE: Final = 5.0
+"""Seconds for each way of ending ranks, from word to SIGKILL."""
 
 
 class Launch(Protocol):
@@ -96,18 +102,24 @@ class LocalRanks(Launch):
         return [_told(child.poll()) for child in self._children]
 
     def end(self) -> None:
+        self._await_end()  # they have been told, and save what they have
         for child in self._children:
             if child.poll() is None:
                 child.terminate()
-        deadline = time.monotonic() + 5
+        self._await_end()
         for child in self._children:
-            try:
-                child.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if child.poll() is None:
+                kill_descendants(child.pid)
                 child.kill()
-                child.wait()
+        self._await_end()  # not for ever: one that waits for a dead server's disk can not be killed
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _await_end(self) -> None:
+        deadline = time.monotonic() + _GRACE
+        for child in self._children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _told(code: int | None) -> str | None:

@@ -18,6 +18,7 @@ from stoker.bench.measure.training import Training
 from stoker.bench.ranks.abort import finish_without
 from stoker.bench.ranks.control_client import Link, RankFailedError
 from stoker.bench.ranks.plan import RunPlan, load_plan
+from stoker.bench.ranks.termination import sigterm_interrupts
 from stoker.bench.ranks.world import processors, read_threads
 from stoker.bench.results.record import save_record
 from stoker.cluster import World
@@ -110,6 +111,7 @@ def run_member(plan: RunPlan, world: World, link: Link) -> list[dict[str, Any]]:
         member.record["error"] = said
         with contextlib.suppress(StorageError):
             member.save()
+        link.leave(member.record)
         if not told:
             link.fail(said)
         raise
@@ -123,8 +125,9 @@ def main(arguments: list[str]) -> int:
     link = None
     try:
         plan = load_plan(path)
-        link = Link(lambda: ("127.0.0.1", port, token), rank, plan.digest, join_seconds=60, fatal=True)
-        run_member(plan, World(rank, size, size, "local"), link)
+        with sigterm_interrupts():
+            link = Link(lambda: ("127.0.0.1", port, token), rank, plan.digest, join_seconds=60, fatal=True)
+            run_member(plan, World(rank, size, size, "local"), link)
     except StokerError as error:
         sys.stderr.write(f"rank {rank}: {error}\n")
         if link is not None and link.lost:

@@ -89,7 +89,7 @@ def _epoch(
         "time_to_first_batch": max(
             (entry["time_to_first_batch"] for entry in known if entry["time_to_first_batch"] is not None), default=None
         ),
-        "stall_seconds": stall_percentiles(_all_stalls(folder, known, workload, kind, repeat, epoch)),
+        "stall_seconds": _stall_seconds(_all_stalls(folder, known, workload, kind, repeat, epoch), known),
         "device_bytes": _sum(known, "usage", "device_bytes"),
         "read_bytes": _sum(known, "usage", "read_bytes"),
         "fetched_bytes": _fetched(known, entries),
@@ -107,6 +107,14 @@ def _epoch(
         "loader": next((entry["loader"] for entry in known if entry.get("loader")), None),
         "ranks": [{name: entry.get(name) for name in _RANK} for entry in known],
     }
+
+
+def _stall_seconds(waits: Array | None, known: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Of all ranks; of percentiles of ranks those of all can not be made, unless there is one."""
+    if waits is not None:
+        return stall_percentiles(waits)
+    found: dict[str, float] | None = known[0]["stall_seconds"] if len(known) == 1 else None
+    return found
 
 
 def _with_checkpoints(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
@@ -141,9 +149,11 @@ def _residue(entries: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _all_stalls(
     folder: Path, entries: Sequence[Mapping[str, Any]], workload: Workload, kind: str, repeat: int, epoch: int
-) -> Array:
-    """Seconds waited, of all ranks whose steps are here."""
+) -> Array | None:
+    """Seconds waited, of all ranks; ``None`` where the steps of one are not here, as where they found no space."""
     metric = workload.metric
     steps = [read_steps(steps_path(folder, entry["rank"], kind, repeat, epoch)) for entry in entries]
     found = [counted_waits(one, metric.exclude_start, metric.exclude_end) for one in steps if one is not None]
+    if len(found) < len(steps):
+        return None
     return np.concatenate(found) * 1e-9 if found else np.zeros(0)

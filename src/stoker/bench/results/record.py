@@ -59,6 +59,6 @@ def replace_file(path: Path, data: BufferLike) -> None:
         try:
             temporary.write_bytes(data)
             temporary.replace(path)
-        except OSError:
+        except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -37,7 +37,14 @@ def schema() -> dict[str, Any]:
 
 
 def collect(
-    plan: RunPlan, folder: Path, ranks: int, *, failure: str | None, began: float, launcher: str
+    plan: RunPlan,
+    folder: Path,
+    ranks: int,
+    *,
+    failure: str | None,
+    began: float,
+    launcher: str,
+    told: Mapping[int, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """All that was measured, judged.
 
@@ -48,8 +55,9 @@ def collect(
         failure: why the run ended early; ``None`` if it did not.
         began: when it began, in seconds since 1970.
         launcher: who started the ranks.
+        told: records of ranks that ended early, which may not be in the folder.
     """
-    records = _records(folder, ranks)
+    records = _records(folder, ranks, told or {})
     workload = plan.workload
     epochs = epoch_results(records, folder, workload)
     repeats = []
@@ -116,9 +124,12 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _records(folder: Path, ranks: int) -> list[dict[str, Any]]:
+def _records(folder: Path, ranks: int, told: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for rank in range(ranks):
+        if rank in told:
+            found.append(told[rank])
+            continue
         try:
             found.append(json.loads((folder / f"rank{rank:05d}.json").read_text()))
         except (OSError, ValueError, RecursionError):

@@ -12,7 +12,7 @@ from stoker.cli.arguments import integer, some_of
 from stoker.cli.bench import compare as bench_compare
 from stoker.cli.bench import report as bench_report
 from stoker.cli.bench import size as bench_size
-from stoker.cli.bench.verdicts import exit_code
+from stoker.cli.bench.verdicts import exit_code, show_unsaved
 from stoker.cli.running import add_json, add_workload, arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console
 from stoker.errors import ConfigError
@@ -91,7 +91,8 @@ def _run(chosen: argparse.Namespace) -> int | None:
         for note in resolved.notes:
             sys.stderr.write(f"note: {note}\n")
     with on_interrupt(f"what was measured until then is in {chosen.results}, marked as invalid"):
-        result = run_benchmark(resolved, **arguments_of(run_benchmark, chosen) | {"command": sys.argv})
+        here = {"command": sys.argv, "unsaved": partial(show_unsaved, chosen)}
+        result = run_benchmark(resolved, **arguments_of(run_benchmark, chosen) | here)
     if not result:
         return None  # not rank 0
     if chosen.json:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.bench.verdicts import exit_code
+from stoker.cli.bench.verdicts import exit_code, show_unsaved
 from stoker.cli.render.numbers import percent_text
 from stoker.cli.running import arguments_of, on_interrupt, print_json
 from stoker.cli.terminal import make_console, make_table
@@ -54,6 +55,7 @@ def run_loaders(chosen: argparse.Namespace) -> int | None:
                 sys.stderr.writelines(f"note: {note}\n" for note in resolved.notes)
         with on_interrupt(f"what was measured until then is in {folder}"):
             here = {"results": folder / name.replace(":", "."), "url": url, "command": sys.argv}
+            here["unsaved"] = partial(show_unsaved, chosen)
             result = run_benchmark(resolved, **arguments_of(run_benchmark, chosen) | here)
         if result:
             found[name] = result

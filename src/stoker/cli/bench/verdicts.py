@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stoker.cli.running import ExitCode
+from stoker.cli.running import ExitCode, print_json
 
 
 def exit_code(results: Iterable[Mapping[str, Any]]) -> ExitCode:
@@ -19,6 +21,18 @@ def exit_code(results: Iterable[Mapping[str, Any]]) -> ExitCode:
     if "invalid" in found:
         return ExitCode.PROBLEMS
     return ExitCode.NOT_PASSED if found & {"not passed", "smoke test"} else ExitCode.FINE
+
+
+def show_unsaved(chosen: argparse.Namespace, result: Mapping[str, Any]) -> None:
+    """Print results that could not be written, so that the numbers are somewhere at least."""
+    sys.stderr.write("the results can not be written; these numbers are all there is\n")
+    if chosen.json:
+        print_json(result)
+        return
+    from stoker.cli.bench.table import show_result
+    from stoker.cli.terminal import make_console
+
+    show_result(make_console(), result)
 
 
 def verdict_text(result: Mapping[str, Any]) -> str:

@@ -1,0 +1,72 @@
+"""SIGTERM as an interrupt that leaves results as Ctrl-C does, and the end of processes that this one has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM.
+
+    Attributes:
+        code: exit code of a command that it ends.
+        word: what has happened to the command.
+    """
+
+    code: Final = 128 + signal.SIGTERM
+    word: Final = "terminated"
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Have SIGTERM raise :class:`TerminatedError` in the block, once; another one does not disturb what is being saved.
+
+    Nothing is changed where the program has a handler of its own, nor in a thread other than the main one.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    owner = os.getpid()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if os.getpid() != owner:  # a process that was forked from this one ends as it would have
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        signal.signal(number, signal.SIG_IGN)
+        raise TerminatedError
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def kill_descendants(root: int) -> None:
+    """Kill all processes that a process has started, and those that they have; not the process itself."""
+    for pid in _descendants(root):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found, ahead = [], [root]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        found += below
+        ahead += below
+    return found
