@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.bench.checkpoint.saver import Saver
+from stoker.bench.kv_cache.stage import KvCacheStage
 from stoker.bench.loaders import get_loader
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure.generation import make_data
@@ -52,6 +53,7 @@ class Member:
             "epochs": [],
             "checkpoint_layout": None,
             "checkpoints": [],
+            "kv_cache": None,
         }
 
     def run(self) -> None:
@@ -81,6 +83,8 @@ class Member:
                 training.train(repeat)
         if saver is not None:
             saver.stage()
+        if "kv_cache" in workload.stages:
+            KvCacheStage(self.plan, self.world, self.link, self.record, self.save).run()
         self.record["complete"] = True
         self.save()
 

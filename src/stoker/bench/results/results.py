@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.bench.checkpoint.outcome import checkpoint_result
+from stoker.bench.kv_cache.outcome import kv_cache_result
 from stoker.bench.measure.metrics import deciding_au, spread, step_seconds
 from stoker.bench.measure.page_cache import file_system
 from stoker.bench.ranks.plan import RunPlan
@@ -88,6 +89,7 @@ def collect(
         "storage": _storage(plan),
         "generate": next((record["generate"] for record in records if record["generate"] is not None), None),
         "checkpoint": checkpoint_result(records, ranks),
+        "kv_cache": kv_cache_result(records),
         "calibration": _calibration(records, [epoch for epoch in epochs if epoch["kind"] == "train"]),
         "epochs": epochs,
         "repeats": repeats,

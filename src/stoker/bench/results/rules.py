@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.bench.checkpoint.findings import checkpoint_findings
+from stoker.bench.kv_cache.findings import kv_cache_findings
 from stoker.bench.measure.metrics import step_seconds
 from stoker.bench.mlperf.verdict import mlperf_findings
 from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
@@ -260,14 +261,10 @@ def _crowded(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]
             return
 
 
-def _checkpoints(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
-    for rule, invalid, reason in checkpoint_findings(result, workload):
-        yield Finding(rule, invalid, reason)
-
-
-def _mlperf(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
-    for rule, invalid, reason in mlperf_findings(result, workload):
-        yield Finding(rule, invalid, reason)
+def _stages(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    for findings in (checkpoint_findings, kv_cache_findings, mlperf_findings):
+        for rule, invalid, reason in findings(result, workload):
+            yield Finding(rule, invalid, reason)
 
 
 _RULES: Final[tuple[Rule, ...]] = (
@@ -282,6 +279,5 @@ _RULES: Final[tuple[Rule, ...]] = (
     _ceiling,
     _decoding,
     _crowded,
-    _checkpoints,
-    _mlperf,
+    _stages,
 )

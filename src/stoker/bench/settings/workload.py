@@ -13,6 +13,7 @@ from typing import Any, Literal
 from stoker.bench.settings.duration import Duration, parse_duration
 from stoker.bench.settings.schema import ContradictionError, Section, setting
 from stoker.bench.settings.workload_data import ColumnSpec, DatasetSettings
+from stoker.bench.settings.workload_inference import KvCacheSettings, UserKind
 from stoker.bench.settings.workload_model import WIDTHS, CheckpointSettings, ModelSettings
 from stoker.errors import ConfigError
 
@@ -23,17 +24,19 @@ __all__ = [
     "Compute",
     "DatasetSettings",
     "Evaluation",
+    "KvCacheSettings",
     "MetricSettings",
     "ModelSettings",
     "ReaderSettings",
     "Stage",
     "Storage",
     "Train",
+    "UserKind",
     "Workload",
     "as_plain",
 ]
 
-Stage = Literal["generate", "train", "evaluate", "checkpoint"]
+Stage = Literal["generate", "train", "evaluate", "checkpoint", "kv_cache"]
 """The stages, in the order in which they run. ``evaluate`` runs between epochs of ``train``."""
 
 
@@ -142,15 +145,16 @@ class Workload:
 
     name: str = setting("default", "for the results")
     accelerator: str = setting("none", "what compute.seconds was measured on; for the results alone")
-    stages: tuple[Stage, ...] = setting(("train",), "which of generate, train, evaluate, checkpoint are run")
+    stages: tuple[Stage, ...] = setting(("train",), "which of generate, train, evaluate, checkpoint, kv_cache are run")
     compute: Compute = setting(Compute, "what an accelerator does with a batch")
     dataset: DatasetSettings = setting(DatasetSettings, "the files")
     reader: ReaderSettings = setting(ReaderSettings, "the loader under test")
     storage: Storage = setting(Storage, "where the data is")
     train: Train = setting(Train, "the training loop")
     evaluation: Evaluation = setting(Evaluation, "evaluation between epochs; needs dataset.files_eval")
-    model: ModelSettings = setting(ModelSettings, "the model whose state a checkpoint holds")
+    model: ModelSettings = setting(ModelSettings, "the model whose state a checkpoint holds, or a KV cache")
     checkpoint: CheckpointSettings = setting(CheckpointSettings, "saving and loading of checkpoints")
+    kv_cache: KvCacheSettings = setting(KvCacheSettings, "writing and reading of a model's KV cache")
     metric: MetricSettings = setting(MetricSettings, "what counts")
 
     def __post_init__(self) -> None:
@@ -160,6 +164,8 @@ class Workload:
             raise ContradictionError("evaluation needs files: dataset.files_eval is 0", "stages", "dataset.files_eval")
         if "evaluate" in self.stages and "train" not in self.stages:
             raise ContradictionError("evaluation runs between epochs of training: name train, too", "stages")
+        if "kv_cache" in self.stages and not self.model.kv_bytes:
+            raise ContradictionError("a KV cache needs a model: model.layers is 0", "stages", "model.layers")
         if self.compute.kind == "torch" and not self.reader.decode:
             raise ContradictionError(
                 "a real step needs arrays: reader.decode is false", "compute.kind", "reader.decode"

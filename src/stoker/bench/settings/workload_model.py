@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - setting() makes a field, as dataclasses.field does
-"""A workload's model, and the saving and loading of its checkpoints."""
+"""A workload's model, of which checkpoints and the KV cache are made, and the saving and loading of its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTHS: Final = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "int8": 1, "uint8":
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings(Section):
-    """The model whose state a checkpoint holds."""
+    """The model whose state a checkpoint holds, and whose users' keys and values a cache holds."""
 
     size_bytes: int = setting(0, "bytes of a checkpoint where no layers are given", unit="bytes", least=0)
     type: str = setting("none", "none, transformer, or another name")
@@ -25,7 +25,13 @@ class ModelSettings(Section):
     ffn_hidden_size: int = setting(8192, "width of the feed-forward part")
     attention_heads: int = setting(32, "heads of attention", least=1)
     kv_heads: int = setting(8, "heads of keys and values", least=1)
-    model_dtype: str = setting("fp16", "of parameters: fp16, bf16, fp32, fp64, int8, uint8")
+    head_dim: int = setting(0, "width of a head; 0: hidden_size divided by attention_heads", least=0)
+    kv_latent: int = setting(
+        0,
+        "width of what a layer keeps of a token where keys and values are compressed together (MLA); 0: they are not",
+        least=0,
+    )
+    model_dtype: str = setting("fp16", "of parameters, keys and values: fp16, bf16, fp32, fp64, int8, uint8")
     optimizer_dtype: str = setting("fp32", "of optimizer states, the same")
     tensor: int = setting(1, "tensor parallelism", least=1)
     pipeline: int = setting(1, "pipeline parallelism", least=1)
@@ -47,6 +53,14 @@ class ModelSettings(Section):
             raise ContradictionError(
                 f"{self.layers} layers can not be shared out to {self.pipeline} stages", "layers", "pipeline"
             )
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a token's keys and values in all layers."""
+        width = WIDTHS[self.model_dtype]
+        if self.kv_latent:
+            return self.layers * self.kv_latent * width
+        return self.layers * 2 * self.kv_heads * (self.head_dim or self.hidden_size // self.attention_heads) * width
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _show(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _row(name: str, result: Mapping[str, Any]) -> list[str]:
     from stoker.bench.measure.metrics import deciding_au
-    from stoker.cli.bench.table import as_time
+    from stoker.cli.render.numbers import time_text
 
     epochs = [epoch for epoch in result["epochs"] if epoch["kind"] == "train"]
     first, last = (epochs[0], epochs[-1]) if epochs else ({}, {})
@@ -107,8 +107,8 @@ def _row(name: str, result: Mapping[str, Any]) -> list[str]:
         percent_text(deciding_au(over) if over else None),
         "-" if rate is None else f"{rate['mean']:,.1f}",
         f"{sum(size) / len(size) / 1e6:,.1f}" if size else "-",
-        as_time(first.get("time_to_first_batch")),
-        as_time(max(stalls, default=None)),
+        time_text(first.get("time_to_first_batch")),
+        time_text(max(stalls, default=None)),
         "-" if cpu is None else f"{cpu:.2f}",
         result["verdict"],
     ]

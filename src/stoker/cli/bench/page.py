@@ -77,6 +77,9 @@ def _tiles(run: RunFiles) -> list[str]:
         ("utilization with data in memory", datum(0, run, "calibration.au_ceiling", percent_text)),
         ("bytes a second, checkpoints saved", datum(0, run, "checkpoint.save.bytes_per_second.mean", _bytes_rate)),
         ("bytes a second, checkpoints loaded", datum(0, run, "checkpoint.load.bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second, KV cache written", datum(0, run, "kv_cache.write.bytes_per_second.mean", _bytes_rate)),
+        ("bytes a second, KV cache read", datum(0, run, "kv_cache.read.bytes_per_second.mean", _bytes_rate)),
+        ("95 % of entries of the KV cache are read in", datum(0, run, "kv_cache.read.p95.mean", seconds_text)),
     ]
     return [tile(name, value) for name, value in shown if value != NOTHING]
 

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.bench.inference_table import show_kv_cache
 from stoker.cli.bench.verdicts import verdict_text
 from stoker.cli.render.numbers import decimal_bytes_text as _size
-from stoker.cli.render.numbers import percent_text
+from stoker.cli.render.numbers import percent_text, time_text
 from stoker.cli.terminal import make_table
 
 _LEGEND: Final = (
@@ -46,6 +47,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
             )
     if result["checkpoint"] is not None:
         _checkpoints(console, result["checkpoint"])
+    if result["kv_cache"] is not None:
+        show_kv_cache(console, result["kv_cache"])
     calibration = result["calibration"]
     if calibration is not None and calibration["au_ceiling"] is not None:
         console.print(f"with data in memory: utilization {calibration['au_ceiling']:.2%}")
@@ -74,7 +77,7 @@ def _checkpoints(console: Console, found: Mapping[str, Any]) -> None:
                 f"{seconds['stdev']:.3f}",
                 f"{over['bytes_per_second']['mean'] / 1e6:,.1f}",
                 "-" if slowest is None else f"{slowest['mean'] / 1e6:,.1f}",
-                as_time(over["fsync_seconds"]["mean"] or None),
+                time_text(over["fsync_seconds"]["mean"] or None),
             )
     if table.row_count:
         console.print(table)
@@ -96,21 +99,14 @@ def _epochs(result: Mapping[str, Any]) -> Table:
             number if epoch["kind"] == "train" else f"eval {number}",
             str(max(epoch["steps"], default=0)),
             *(percent_text(epoch[name]) for name in parts),
-            *(as_time(epoch[name]) for name in ("compute_drawn", "compute_measured")),
+            *(time_text(epoch[name]) for name in ("compute_drawn", "compute_measured")),
             "-" if rate is None else f"{rate:,.1f}",
             "-" if size is None else f"{size / 1e6:,.1f}",
-            as_time(epoch["time_to_first_batch"]),
-            as_time(None if stall is None else stall["p99"]),
+            time_text(epoch["time_to_first_batch"]),
+            time_text(None if stall is None else stall["p99"]),
         )
     return table
 
 
 def _mean_percent(over: Mapping[str, Any] | None) -> str:
     return "-" if over is None else f"{over['mean']:.2%}"
-
-
-def as_time(value: float | None) -> str:
-    """Seconds, in the unit that fits."""
-    if value is None:
-        return "-"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"

@@ -57,3 +57,10 @@ def _digits(value: float) -> str:
         return f"{value:,.0f}"
     text = f"{value:.{2 if value < 10 else 1}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def time_text(value: float | None) -> str:
+    """Seconds, in the unit that fits."""
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"

@@ -1,0 +1,127 @@
+"""A rank's part of the stage ``kv_cache``: workers answer requests, and what they write and read is timed and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from stoker.bench.checkpoint.content import draw_seed
+from stoker.bench.kv_cache.entries import EntryStore, FileEntries, ObjectEntries
+from stoker.bench.kv_cache.requests import draw_users
+from stoker.bench.kv_cache.workers import KvRun
+from stoker.bench.measure import usage
+from stoker.bench.measure.page_cache import memory_bytes
+from stoker.bench.ranks.control_client import Link
+from stoker.bench.ranks.plan import RunPlan
+from stoker.cluster import World
+from stoker.errors import ConfigError, StokerError
+from stoker.storage import is_local, open_store
+from stoker.storage.file_errors import file_errors
+
+FOLDER: Final = "kv-cache"
+"""Below the data's URL; each run has a folder of its own in it."""
+_OF_FREE: Final = 0.9
+_OF_MEMORY: Final = 0.8
+_UNLIMITED: Final = 1 << 62
+
+
+class RunEndedError(StokerError):
+    """An entry was not written or read to its end, as the run has failed elsewhere."""
+
+
+class KvCacheStage:
+    """Writes and reads a rank's entries.
+
+    Args:
+        plan: the run.
+        world: this rank.
+        link: to the other ranks.
+        record: this rank's, where what was measured is added, repeat by repeat.
+        note: writes the record down.
+    """
+
+    def __init__(
+        self, plan: RunPlan, world: World, link: Link, record: dict[str, Any], note: Callable[[], object]
+    ) -> None:
+        self._plan, self._world, self._link, self._record, self._note = plan, world, link, record, note
+        self._settings = plan.workload.kv_cache
+        self._root = f"{plan.url.rstrip('/')}/{FOLDER}"
+        self._abandon = threading.Event()
+
+    def run(self) -> None:
+        """All repeats.
+
+        Raises:
+            ConfigError: there is not enough memory, or the file system refuses O_DIRECT.
+            CorruptDataError: the storage gave other bytes than were written.
+            StorageError: an entry could not be written or read.
+        """
+        settings, world = self._settings, self._world
+        wanted, most = settings.memory_bytes * world.local_world_size, int(_OF_MEMORY * memory_bytes())
+        if wanted > most:
+            raise ConfigError(
+                f"kv_cache.memory_bytes asks for {wanted:,} bytes of this host, which can give {most:,}: "
+                "give less, or start fewer ranks"
+            )
+        users = draw_users(settings.kinds, settings.users, settings.seed + world.rank)
+        local = bool(is_local(self._plan.url))
+        self._record["kv_cache"] = {
+            "storage": {"url": self._root, "local": local, "direct": local and settings.direct},
+            "bytes_per_token": self._plan.workload.model.kv_bytes,
+            "users": {kind.name: sum(user.kind == kind.name for user in users) for kind in settings.kinds},
+            "repeats": [],
+        }
+        for repeat in range(settings.repeats):
+            with self._entries(repeat) as (entries, capacity):
+                self._link.barrier("kv_cache")
+                run = KvRun(
+                    self._plan.workload,
+                    world.rank,
+                    entries,
+                    capacity,
+                    self._seed(repeat),
+                    check=self._link.check,
+                    abandon=self._abandon,
+                )
+                before = usage.measure()
+                found = run.run()
+                found["usage"] = usage.measure().since(before)
+                self._record["kv_cache"]["repeats"].append({"repeat": repeat, "capacity_bytes": capacity, **found})
+                self._note()
+                self._link.barrier("kv_cache")  # nobody removes entries while others measure
+
+    def _check(self) -> None:
+        self._link.check()
+        if self._abandon.is_set():
+            raise RunEndedError("the run has ended before this entry")
+
+    def _seed(self, repeat: int) -> int:
+        """Of the entries' bytes: no storage has seen them, whatever ran before."""
+        return draw_seed(f"{self._plan.run} {repeat}", self._settings.seed + self._world.rank)
+
+    @contextlib.contextmanager
+    def _entries(self, repeat: int) -> Iterator[tuple[EntryStore, int]]:
+        """The storage of a repeat, and how much it may hold; entries are removed afterwards."""
+        settings, url = self._settings, self._plan.url
+        name = f"{self._plan.run}/{repeat}-rank{self._world.rank:05d}"
+        entries: EntryStore
+        if is_local(url):
+            with file_errors(url):
+                os.makedirs(url, exist_ok=True)
+                free = int(_OF_FREE * shutil.disk_usage(url).free) // self._world.local_world_size
+            entries = FileEntries(
+                f"{self._root}/{name}", direct=settings.direct, fsync=settings.fsync, check=self._check
+            )
+        else:
+            free = _UNLIMITED
+            store = open_store(url, dict(self._plan.workload.storage.options) or None)
+            entries = ObjectEntries(store, f"{FOLDER}/{name}", check=self._check)
+        entries.prepare()
+        try:
+            yield entries, min(settings.capacity_bytes or free, free)
+        finally:
+            entries.clear()

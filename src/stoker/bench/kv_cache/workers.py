@@ -1,0 +1,277 @@
+"""The requests of a rank, answered by threads: the same operations on the same entries, however many threads there are."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.bench.kv_cache.entries import EntryStore, PartBuffer, padded
+from stoker.bench.kv_cache.requests import KvRequest, draw_requests
+from stoker.bench.kv_cache.tiers import TIERS, KvEntry, Operation, TierTable
+from stoker.bench.measure.call_times import CallTime, CallTimer, OperationTimes
+from stoker.bench.settings.workload import KvCacheSettings, Workload
+
+_MOST_WORKERS: Final = 500
+_NAP: Final = 0.1
+_THERE: Final = (10, 2048)
+"""Entries a user, and tokens of each, that are there before the phase ``decode``; as in MLPerf Storage's benchmark."""
+
+
+def plan_request(
+    request: KvRequest, settings: KvCacheSettings, token_bytes: int, table: TierTable
+) -> tuple[list[Operation], int]:
+    """The operations of a request, in their order, and how many entries it would have read that are not there."""
+    made: list[Operation] = []
+    wanted = list(request.earlier)
+    own = request.number
+    if settings.phase == "decode":
+        wanted, entries = [], settings.users * _THERE[0]
+        own = min(int(request.pick * entries), entries - 1)
+    found = [table.read(number) for number in wanted]
+    made += [one for one in found if one is not None]
+    if settings.phase != "decode":
+        made += table.write(own, request.tokens * token_bytes)
+    if settings.phase != "prefill" and request.decodes:
+        answered = [table.read(own) for _ in range(request.decode_reads(settings.decode_batch))]
+        made += [one for one in answered if one is not None]
+        found += answered[:1]
+    return made, found.count(None)
+
+
+class KvRun:
+    """One repeat.
+
+    A worker takes the next request and plans its operations; both are in the order of arrival, so that the operations of a
+    seed are always the same ones. It then does them one after the other, each as soon as those before it on the same entry
+    are done.
+
+    Args:
+        workload: all settings.
+        rank: this one.
+        entries: the storage.
+        capacity: bytes that it may hold.
+        seed: of the entries' bytes.
+        check: called often; raises where another rank has failed.
+        abandon: set where entries need not be written or read to their end.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        rank: int,
+        entries: EntryStore,
+        capacity: int,
+        seed: int,
+        *,
+        check: Callable[[], object],
+        abandon: threading.Event,
+    ) -> None:
+        self._abandon = abandon
+        self._settings, self._entries, self._seed, self._check = workload.kv_cache, entries, seed, check
+        self._bytes = workload.model.kv_bytes
+        self._table = TierTable(self._settings.accelerator_bytes, self._settings.memory_bytes, capacity)
+        self._requests = draw_requests(self._settings, rank)
+        self._planning, self._progress = threading.Lock(), threading.Lock()
+        self._gates: dict[KvEntry, list[tuple[int, threading.Event]]] = {}
+        self._memory: dict[int, mmap.mmap] = {}
+        workers = self._settings.workers or min(self._settings.users, _MOST_WORKERS)
+        self._workers = workers
+        self._writers = threading.Semaphore(self._settings.writers or workers)
+        self._stop = threading.Event()
+        self._failed: list[BaseException] = []
+        self._began = self._ended = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._times = {(tier, kind): OperationTimes() for tier in TIERS for kind in ("read", "write")}
+        self._seconds = OperationTimes()
+        self._counts = dict.fromkeys(("requests", "generated_tokens", "hits", "misses", "moves", "deletes"), 0)
+
+    def run(self) -> dict[str, Any]:
+        """Answer requests until the time is over or there are no more; the measurements, for JSON.
+
+        Raises:
+            StokerError: of a worker, or another rank's failure.
+        """
+        buffers = [PartBuffer(self._settings.part_bytes, self._seed) for _ in range(self._workers)]
+        if self._settings.phase == "decode":
+            per_user, tokens = _THERE
+            there = iter(range(self._settings.users * per_user))
+            self._all(
+                buffers, lambda: next(there, None), lambda number: self._table.write(number, tokens * self._bytes)
+            )
+            self._reset()
+        requests = self._timed()
+        self._began = time.perf_counter()
+        self._all(buffers, lambda: next(requests, None), self._plan, self._settings.seconds or None)
+        return {
+            "seconds": self._ended - self._began,
+            "workers": self._workers,
+            **self._counts,
+            "request_seconds": self._seconds.as_dict()["latency"],
+            "tiers": {tier: {kind: self._times[tier, kind].as_dict() for kind in ("read", "write")} for tier in TIERS},
+            "held": {tier: self._table.used[tier] for tier in TIERS},
+        }
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    def _timed(self) -> Iterator[KvRequest]:
+        return itertools.islice(self._requests, self._settings.requests or None)
+
+    def _plan(self, request: KvRequest) -> list[Operation]:
+        made, misses = plan_request(request, self._settings, self._bytes, self._table)
+        self._counts["misses"] += misses
+        self._counts["hits"] += sum(one.kind == "read" for one in made)
+        return made
+
+    # -- doing -----------------------------------------------------------------------------------------------------
+
+    def _all(
+        self,
+        buffers: list[PartBuffer],
+        take: Callable[[], Any],
+        plan: Callable[[Any], list[Operation]],
+        seconds: float | None = None,
+    ) -> None:
+        """Do what ``take`` gives until it gives ``None``, in threads."""
+        self._stop.clear()
+        threads = [
+            threading.Thread(target=self._work, args=[buffer, take, plan], daemon=True, name=f"kv-{number}")
+            for number, buffer in enumerate(buffers)
+        ]
+        end = None if seconds is None else time.perf_counter() + seconds
+        for thread in threads:
+            thread.start()
+        try:
+            while any(thread.is_alive() for thread in threads) and not self._failed:
+                self._check()
+                left = _NAP if end is None else min(_NAP, end - time.perf_counter())
+                if left <= 0:
+                    break
+                self._stop.wait(left)
+        except BaseException:
+            self._abandon.set()  # whole entries may take long
+            raise
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+        if self._failed:
+            raise self._failed[0]
+
+    def _work(self, buffer: PartBuffer, take: Callable[[], Any], plan: Callable[[Any], list[Operation]]) -> None:
+        timer = CallTimer()
+        try:
+            while not self._stop.is_set():
+                with self._planning:
+                    job = take()
+                    if job is None:
+                        return
+                    operations = plan(job)
+                if not self._arrived(job):
+                    return
+                begun = time.perf_counter_ns()
+                if not all(self._do(operation, buffer, timer) for operation in operations):
+                    return
+                if isinstance(job, KvRequest):
+                    self._seconds.add(0, CallTime(time.perf_counter_ns() - begun))
+                    with self._progress:
+                        self._counts["requests"] += 1
+                        self._counts["generated_tokens"] += job.generate if job.decodes else 0
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            self._failed.append(error)
+            self._abandon.set()
+            self._stop.set()
+        finally:
+            self._ended = time.perf_counter()
+            timer.close()
+
+    def _arrived(self, job: Any) -> bool:
+        """Wait until a request is there; whether the time is not over then."""
+        if self._settings.paced and isinstance(job, KvRequest):
+            self._stop.wait(max(0.0, self._began + job.arrival - time.perf_counter()))
+        return not self._stop.is_set()
+
+    def _do(self, operation: Operation, buffer: PartBuffer, timer: CallTimer) -> bool:
+        """Do an operation, after those that must be done before it; whether the time was not over."""
+        entry = operation.entry
+        if not self._await(entry, operation.after):
+            return False
+        match operation.kind:
+            case "read":
+                self._fetch(entry, operation, buffer, timer)
+            case "write":
+                with self._writers:
+                    self._store(entry, operation, buffer, timer)
+            case "move":
+                with self._writers:
+                    self._store(entry, operation, buffer, timer)
+                self._memory.pop(entry.number, None)
+                self._count("moves")
+            case "delete":
+                self._entries.delete(entry.number)
+                self._count("deletes")
+        with self._progress:
+            entry.done += 1
+            gates = self._gates.get(entry)
+            if gates is not None:
+                left = [(after, gate) for after, gate in gates if after > entry.done]
+                for after, gate in gates:
+                    if after <= entry.done:
+                        gate.set()
+                if left:
+                    self._gates[entry] = left
+                else:
+                    del self._gates[entry]
+        return True
+
+    def _await(self, entry: KvEntry, after: int) -> bool:
+        with self._progress:
+            if entry.done >= after:
+                return not self._stop.is_set()
+            gate = threading.Event()
+            self._gates.setdefault(entry, []).append((after, gate))
+        while not gate.wait(_NAP):
+            if self._stop.is_set():
+                return False
+        return not self._stop.is_set()
+
+    def _count(self, name: str) -> None:
+        with self._progress:
+            self._counts[name] += 1
+
+    def _fetch(self, entry: KvEntry, operation: Operation, buffer: PartBuffer, timer: CallTimer) -> None:
+        timer.begin()
+        if operation.tier == "storage":
+            self._entries.read(entry.number, entry.size, buffer, timer)
+        elif operation.tier == "memory":
+            held = np.frombuffer(self._memory[entry.number], np.uint8)
+            for start in range(0, entry.size, len(buffer.bytes)):
+                part = held[start : start + len(buffer.bytes)]
+                timer.call(np.copyto, buffer.bytes[: len(part)], part)
+        self._times[operation.tier, "read"].add(entry.size, timer.end())
+
+    def _store(self, entry: KvEntry, operation: Operation, buffer: PartBuffer, timer: CallTimer) -> None:
+        """Write an entry where it goes: a new one, or one that has to leave its tier."""
+        held = self._memory.get(entry.number)
+        timer.begin()
+        if operation.to == "storage":
+            view = None if held is None else memoryview(held)
+            self._entries.write(entry.number, entry.size, buffer, timer, view)
+        elif operation.to == "memory":
+            self._memory[entry.number] = timer.call(self._in_memory, entry, buffer)
+        self._times[operation.to, "write"].add(entry.size, timer.end())
+
+    def _in_memory(self, entry: KvEntry, buffer: PartBuffer) -> mmap.mmap:
+        memory = mmap.mmap(-1, max(1, padded(entry.size)))
+        held = np.frombuffer(memory, np.uint8)
+        for start in range(0, padded(entry.size), len(buffer.bytes)):
+            part = held[start : start + len(buffer.bytes)]
+            buffer.stamp(entry.number, start, len(part), part)
+        return memory

@@ -1,0 +1,53 @@
+"""Results of the stages of inference on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from stoker.cli.render.numbers import decimal_bytes_text, time_text
+from stoker.cli.terminal import make_table
+
+
+def show_kv_cache(console: Console, found: Mapping[str, Any]) -> None:
+    """Whole entries that were written and read, tier by tier."""
+    users = ", ".join(f"{count} {name}" for name, count in found["users"].items())
+    console.print(
+        Text(f"KV cache at {found['storage']['url']}: {found['bytes_per_token']:,} bytes a token; {users}", style="dim")
+    )
+    table = make_table(("repeat", "entries", "", "MB/s", "per s", "P50", "P95", "P99", "host"))
+    for repeat in found["repeats"]:
+        for tier, done in repeat["tiers"].items():
+            for kind in ("write", "read"):
+                one = done[kind]
+                if one is None or tier == "accelerator":
+                    continue
+                table.add_row(
+                    str(repeat["repeat"]),
+                    f"{one['count']:,}",
+                    f"{kind} {tier}",
+                    f"{one['bytes_per_second'] / 1e6:,.1f}",
+                    f"{one['per_second']:,.1f}",
+                    *(time_text(one["latency"][name]) for name in ("p50", "p95", "p99")),
+                    f"{one['host_share']:.1%}",
+                )
+    console.print(table)
+    console.print(
+        Text("P50, P95, P99: of whole entries; host: part of their time that is not the storage's", style="dim")
+    )
+    for repeat in found["repeats"]:
+        made = sum(one["write"]["bytes"] for one in repeat["tiers"].values() if one["write"] is not None)
+        console.print(
+            f"{repeat['requests']:,} requests in {repeat['seconds']:.1f} s, {repeat['generated_tokens']:,} tokens answered, "
+            f"{decimal_bytes_text(made)} of entries"
+        )
+    over = found["read"]
+    if over is not None and over["p95"]["count"] > 1:
+        rate, p95 = over["bytes_per_second"], over["p95"]
+        console.print(
+            f"read: {rate['mean'] / 1e6:,.1f} MB/s (± {rate['stdev'] / 1e6:,.1f}), P95 {time_text(p95['mean'])} "
+            f"(± {time_text(p95['stdev'])}), over {rate['count']} repeats"
+        )

@@ -1,0 +1,301 @@
+"""The stage kv_cache: MLPerf Storage's users, operations and bytes, on real files and objects, timed and checked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from bench_faults import small_disk
+
+from s3server import Bucket
+from stoker.bench.kv_cache.entries import FileEntries, PartBuffer
+from stoker.bench.kv_cache.requests import KvUser, draw_requests, draw_users
+from stoker.bench.kv_cache.tiers import TierTable
+from stoker.bench.kv_cache.workers import plan_request
+from stoker.bench.measure.call_times import CallTimer
+from stoker.bench.results.results import schema
+from stoker.bench.run import run_benchmark
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Workload
+from stoker.errors import ConfigError, CorruptDataError
+
+SMALL = (
+    *("model.layers=2", "model.hidden_size=256", "model.attention_heads=4", "model.kv_heads=2"),
+    *("kv_cache.users=6", "kv_cache.seconds=0", "kv_cache.paced=false", "kv_cache.part_bytes=65536"),
+    "kv_cache.kinds=[{name: short, context: [50, 100]}, {name: long, context: [200, 400]}]",
+)
+"""A model of 1,024 bytes a token, entries of up to 400 KiB."""
+
+
+def settings(*given: str) -> Workload:
+    return read_workload(
+        None, ["stages=[kv_cache]", *SMALL, "kv_cache.requests=1", *given], environ={}, dotenv=None
+    ).workload
+
+
+def bench(tmp_path: Path, *given: str, url: str | None = None, ranks: int = 1, name: str = "results") -> dict[str, Any]:
+    resolved = read_workload(None, ["stages=[kv_cache]", *SMALL, *given], environ={}, dotenv=None)
+    data = url or str(tmp_path / "data")
+    result = run_benchmark(resolved, results=tmp_path / name, url=data, accelerators=ranks)
+    jsonschema.validate(result, schema())
+    return result
+
+
+def reasons(result: dict[str, Any], *, invalid: bool) -> dict[str, str]:
+    return {one["rule"]: one["reason"] for one in result["findings"] if one["invalid"] is invalid}
+
+
+def planned(workload: Workload, requests: int, rank: int = 0) -> tuple[Counter[str], Counter[str]]:
+    """Operations and their bytes, by kind and where they go."""
+    cache = workload.kv_cache
+    table = TierTable(cache.accelerator_bytes, cache.memory_bytes, cache.capacity_bytes or 1 << 60)
+    counts, sizes = Counter[str](), Counter[str]()
+    for request in itertools.islice(draw_requests(cache, rank), requests):
+        for one in plan_request(request, cache, workload.model.kv_bytes, table)[0]:
+            counts[f"{one.kind} {one.to}"] += 1
+            sizes[f"{one.kind} {one.to}"] += one.entry.size
+    return counts, sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("tiny-1b", 24_576),
+        ("mistral-7b", 131_072),
+        ("llama2-7b", 524_288),
+        ("llama-8b", 131_072),
+        ("llama-8b-memory", 131_072),
+        ("llama-70b", 327_680),
+        ("deepseek-v3", 70_272),
+        ("qwen3-32b", 262_144),
+        ("gpt-oss-120b", 73_728),
+        ("gpt-oss-20b", 49_152),
+    ],
+)
+def test_a_token_of_each_published_model_has_the_published_bytes(name: str, size: int) -> None:
+    workload = read_workload(f"kv-cache-{name}", environ={}, dotenv=None).workload
+    assert workload.model.kv_bytes == size
+    assert workload.stages == ("kv_cache",)
+
+
+def test_users_are_those_that_mlperf_storage_draws_of_the_seed() -> None:
+    """Drawn by its own benchmark (April 2026), of seed 42."""
+    cache = read_workload("kv-cache-llama-8b", environ={}, dotenv=None).workload.kv_cache
+    assert draw_users(cache.kinds, 3, cache.seed) == [
+        KvUser("document", 3, 16245, 481, 0.5938702245641714),
+        KvUser("chatbot", 1, 3283, 189, 0.13477553305176648),
+        KvUser("coding", 3, 7166, 211, 0.3861287147125917),
+    ]
+    assert (cache.users, cache.writers, cache.seconds, cache.phase) == (200, 16, 300.0, "both")
+
+
+def test_operations_and_bytes_are_those_of_mlperf_storages_benchmark() -> None:
+    """Of the same requests its own tiers and evictions made these, entry by entry: benchmarks/kv_cache_reference.py."""
+    workload = read_workload("kv-cache-llama-8b-memory", environ={}, dotenv=None).workload
+    counts, sizes = planned(workload, 500)
+    assert counts == {"write memory": 500, "read memory": 2537, "move storage": 493, "read storage": 706}
+    assert sum(sizes.values()) + sizes["move storage"] == 2_327_171_301_376  # it reads what it moves, too
+    gib = 1 << 30
+    given = [
+        f"kv_cache.{name}_bytes={size * gib}" for name, size in (("accelerator", 8), ("memory", 16), ("capacity", 64))
+    ]
+    tiny = read_workload("kv-cache-tiny-1b", ["kv_cache.users=50", *given], environ={}, dotenv=None).workload
+    counts, sizes = planned(tiny, 1500)
+    assert counts == {
+        "write accelerator": 1500,
+        "read accelerator": 10_620,
+        "move memory": 1418,
+        "read memory": 1629,
+        "move storage": 1296,
+        "read storage": 589,
+        "delete storage": 580,
+    }
+    assert sizes["read storage"] == 101_279_391_744
+
+
+def test_a_seed_gives_the_same_requests_and_each_rank_has_its_own() -> None:
+    cache = settings().kv_cache
+    first, again, other = (list(itertools.islice(draw_requests(cache, rank), 50)) for rank in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert [one.arrival for one in first] == sorted(one.arrival for one in first)
+    assert all(set(one.earlier) <= set(range(one.number)) for one in first)
+
+
+def test_tiers_never_hold_more_than_their_budget() -> None:
+    table = TierTable(100_000, 300_000, 1_000_000)
+    cache = settings().kv_cache
+    for request in itertools.islice(draw_requests(cache, 0), 300):
+        for one in plan_request(request, cache, 100, table)[0]:
+            assert one.entry.size <= 95_000 or one.to != "accelerator"
+        held = Counter[str]()
+        for entry in table.entries():
+            held[entry.tier] += entry.size
+        assert {tier: size for tier, size in table.used.items() if size} == dict(held)
+        assert held["accelerator"] <= 100_000
+        assert held["memory"] <= 300_000
+        assert held["storage"] <= 1_000_000
+
+
+def test_an_entry_larger_than_the_storage_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"does not fit the storage of 10 bytes .kv_cache.capacity_bytes"):
+        TierTable(0, 0, 10).write(0, 11)
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_run_does_the_operations_of_its_seed_whatever_the_number_of_threads(tmp_path: Path, workers: int) -> None:
+    given = [
+        f"kv_cache.{name}" for name in ("memory_bytes=1048576", "capacity_bytes=2097152", "requests=60", "repeats=2")
+    ]
+    result = bench(tmp_path, *given, f"kv_cache.workers={workers}")
+    counts, sizes = planned(settings(*given), 60)
+    assert len(result["kv_cache"]["repeats"]) == 2
+    for repeat in result["kv_cache"]["repeats"]:
+        done = repeat["tiers"]
+        assert repeat["requests"] == 60
+        assert repeat["moves"] == counts["move storage"] > 0
+        assert repeat["deletes"] == counts["delete storage"] > 0
+        assert done["memory"]["write"]["count"] == counts["write memory"] > 0
+        assert done["storage"]["write"]["count"] == counts["move storage"] + counts["write storage"]
+        assert done["storage"]["read"]["count"] == counts["read storage"] > 0
+        assert done["storage"]["read"]["bytes"] == sizes["read storage"]
+        assert done["storage"]["read"]["bytes"] <= repeat["device_bytes"]
+        assert repeat["held"]["memory"] <= 1 << 20
+    assert result["valid"], result["findings"]
+    assert "capacity" in reasons(result, invalid=False)
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_ranks_add_up(tmp_path: Path) -> None:
+    result = bench(tmp_path, "kv_cache.requests=10", "kv_cache.workers=2", ranks=2)
+    repeat = result["kv_cache"]["repeats"][0]
+    both = [planned(settings(), 10, rank)[0] for rank in (0, 1)]
+    assert repeat["requests"] == 20
+    assert repeat["tiers"]["storage"]["read"]["count"] == sum(counts["read storage"] for counts in both)
+    assert sum(result["kv_cache"]["users"].values()) == 12
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_phase_alone_only_writes_or_only_reads(tmp_path: Path, phase: str) -> None:
+    given = ("kv_cache.users=1", "kv_cache.requests=5", "kv_cache.turns=1", f"kv_cache.phase={phase}")
+    done = bench(tmp_path, *given)["kv_cache"]["repeats"][0]["tiers"]["storage"]
+    assert done["write" if phase == "decode" else "read"] is None
+    assert done["read" if phase == "decode" else "write"]["count"] >= 5
+
+
+def test_time_ends_a_run_between_whole_entries(tmp_path: Path) -> None:
+    result = bench(tmp_path, "kv_cache.seconds=0.5", "kv_cache.paced=true")
+    repeat = result["kv_cache"]["repeats"][0]
+    assert repeat["seconds"] >= 0.4
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_objects(tmp_path: Path, bucket: Bucket) -> None:
+    options = f"storage.options={json.dumps(dict(bucket.storage_options))}"
+    result = bench(tmp_path, "kv_cache.requests=8", "kv_cache.workers=2", options, url=bucket.url)
+    assert not bucket.keys()
+    read = result["kv_cache"]["repeats"][0]["tiers"]["storage"]["read"]
+    counts, sizes = planned(settings(), 8)
+    assert (read["count"], read["bytes"]) == (counts["read storage"], sizes["read storage"])
+    assert "not known" in reasons(result, invalid=False)["page cache"]
+
+
+def test_what_is_not_on_a_device_is_invalid(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        memory = bench(tmp_path, "kv_cache.requests=3", "kv_cache.direct=false", url=folder)
+    assert "is in memory (tmpfs)" in reasons(memory, invalid=True)["kv cache storage"]
+    given = ("kv_cache.requests=3", "kv_cache.direct=false", "kv_cache.fsync=false")
+    cached = reasons(bench(tmp_path, *given, name="cached"), invalid=True)
+    assert "kv_cache.fsync is false" in cached["fsync"]
+    assert "too few to tell" in cached["page cache"]
+
+
+def test_a_run_that_never_reads_the_storage_is_invalid(tmp_path: Path) -> None:
+    result = bench(tmp_path, "kv_cache.requests=3", "kv_cache.accelerator_bytes=1073741824")
+    assert "the tiers above it hold all" in reasons(result, invalid=True)["kv cache"]
+
+
+def test_a_disk_that_is_small_is_not_filled(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "3m") as folder:
+        result = bench(tmp_path, "kv_cache.requests=80", "kv_cache.direct=false", url=str(folder))
+    assert result["kv_cache"]["repeats"][0]["requests"] == 80
+    assert "the storage was full" in reasons(result, invalid=False)["capacity"]
+
+
+def test_an_entry_that_was_changed_is_an_error(tmp_path: Path) -> None:
+    entries = FileEntries(str(tmp_path / "entries"), direct=True, fsync=True, check=lambda: None)
+    entries.prepare()
+    buffer, timer = PartBuffer(1 << 16, 7), CallTimer()
+    for number in (1, 2):
+        entries.write(number, 200_000, buffer, timer)
+    entries.read(1, 200_000, buffer, timer)
+    paths = sorted((tmp_path / "entries").iterdir())
+    assert [path.stat().st_size for path in paths] == [200_704, 200_704]  # whole pages
+    one, other = (path.read_bytes() for path in paths)
+    assert one[:4096] != one[65_536 : 65_536 + 4096] != other[:4096]
+    paths[0].write_bytes(one[:69_632] + other[69_632:])
+    with pytest.raises(CorruptDataError, match=r"1\.kv: byte 69,632 is not what was written"):
+        entries.read(1, 200_000, buffer, timer)
+    paths[0].write_bytes(one[:4096])
+    with pytest.raises(CorruptDataError, match="has 4,096 bytes, 200,704 were written"):
+        entries.read(1, 200_000, buffer, timer)
+    timer.close()
+
+
+def test_the_time_of_an_operation_is_split() -> None:
+    timer = CallTimer()
+    timer.begin()
+    time.sleep(0.02)
+    timer.call(time.sleep, 0.05)
+    outside = timer.end()
+    assert outside.host >= 20_000_000
+    assert outside.total - outside.host - outside.queue <= outside.total - 20_000_000
+    timer.begin()
+    timer.call(sum, range(1_000_000))
+    inside = timer.end()
+    assert inside.kernel > 0
+    assert inside.calls == 1
+    assert inside.host + inside.queue <= inside.total
+    timer.close()
+
+
+def test_waiting_for_pythons_lock_is_the_hosts() -> None:
+    timer, ended = CallTimer(), threading.Event()
+    timer.probe(time.sleep, 0.05)  # as a call that has to wait so long for the lock
+    timer.begin()
+    timer.probe(time.sleep, 0.01)
+    timer.call(ended.wait, 0.05)
+    assert timer.end().host >= 20_000_000
+    timer.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kv_cache:\n  user: 4\n", "line 2: kv_cache.user is no setting; did you mean 'users'"),
+        ("kv_cache:\n  kinds:\n    - {name: x, context: [5, 1]}\n", "line 3: .*context must be .least, most."),
+        ("kv_cache: {part_bytes: 5000}\n", "line 1: kv_cache: part_bytes is a multiple of 4096"),
+        ("kv_cache: {seconds: 0}\n", "line 1: kv_cache: the stage never ends"),
+        ("kv_cache: {turns: 0}\n", "line 1: kv_cache: turns must be at least 1"),
+        ("stages: [kv_cache]\n", "a KV cache needs a model: model.layers is 0"),
+    ],
+)
+def test_errors_have_lines(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "w.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_workload(tmp_path / "w.yaml", environ={}, dotenv=None)
+
+
+def test_more_memory_than_the_host_has_is_an_error(tmp_path: Path) -> None:
+    from stoker.bench.ranks.control_client import RankFailedError
+
+    with pytest.raises(RankFailedError, match=r"kv_cache\.memory_bytes asks for"):
+        bench(tmp_path, "kv_cache.memory_bytes=1000tb", "kv_cache.requests=1")
