@@ -39,6 +39,7 @@ from stoker.storage import open_store
 HERE = "bench/test_bench_lessons.py"
 RUN, FORMATS, FAULTS = "bench/test_bench_run.py", "bench/test_bench_formats.py", "bench/test_bench_faults.py"
 PEERS, RANKS, STEPS = "bench/test_bench_peers.py", "bench/test_bench_ranks.py", "bench/test_bench_steps.py"
+COUNTS = "bench/test_bench_counts.py"
 WORKLOAD, DLIO = "bench/test_bench_workload.py", "bench/test_bench_dlio.py"
 CHECKPOINT, SAVING = "bench/test_bench_checkpoint.py", "bench/test_bench_checkpoint_runs.py"
 JOB = "generation/test_generate_job.py"
@@ -79,7 +80,7 @@ LESSONS: dict[str, tuple[str, ...]] = {
         f"{RUN}::test_each_rank_reads_its_own_part_in_every_epoch",
     ),
     "more files in the folder than the workload has were a warning of each rank": (
-        f"{HERE}::test_more_files_than_the_workload_has_make_a_run_invalid",
+        f"{COUNTS}::test_of_more_files_the_first_are_read_and_nothing_is_said",
     ),
     # -- generating
     "the same seed on all ranks made the same data": (
@@ -331,15 +332,6 @@ def test_a_last_batch_that_is_kept_is_not_filled_up(name: str, tmp_path: Path) -
     made = workload("dataset.samples_per_file=5", "reader.batch_size=3", "reader.last_batch=keep")
     make_data(made, str(tmp_path))
     assert [len(batch) for batch in rows(name, made, str(tmp_path))] == [3] * 6 + [2]
-
-
-@pytest.mark.processes
-def test_more_files_than_the_workload_has_make_a_run_invalid(tmp_path: Path) -> None:
-    make_data(workload("dataset.files=6"), str(tmp_path / "d"))
-    result = bench(tmp_path / "r", url=str(tmp_path / "d"))
-    found = next(one for one in result["findings"] if one["rule"] == "last batch")
-    assert found["invalid"]
-    assert "2 samples came twice in an epoch, or the data set has more than it should" in found["reason"]
 
 
 # -- generating ----------------------------------------------------------------------------------------------------

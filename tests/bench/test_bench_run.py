@@ -421,7 +421,7 @@ def test_each_rank_reads_its_own_part_in_every_epoch(name: str, threads: int, nu
 def test_samples_that_do_not_fill_a_batch_are_said(numbered: Path, tmp_path: Path) -> None:
     settings = ("dataset.files=5", "reader.batch_size=3", "train.epochs=1")
     result = bench(tmp_path / "r", *settings, url=str(numbered))
-    assert "4 of 40 samples of an epoch were not delivered" in noted(result)
+    assert "4 of the 40 samples of epoch 0 were not delivered" in noted(result)
 
 
 def test_bytes_alone_are_the_files_bytes_and_labelled(tmp_path: Path) -> None:

@@ -27,6 +27,28 @@ class LoadedBatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SplitListing:
+    """A listing of a split.
+
+    Attributes:
+        files: of the data set's format, or shards of its index.
+        used: how many of them the workload reads: the first by name.
+        samples: of the index; ``None`` where there is none, and only reading the files could tell.
+        bytes: of the files that are used.
+        least_bytes, most_bytes: of one of them.
+        seconds: that listing took.
+    """
+
+    files: int
+    used: int
+    samples: int | None
+    bytes: int
+    least_bytes: int
+    most_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderJob:
     """The task of a loader: what one rank is to read.
 
@@ -38,6 +60,7 @@ class LoaderJob:
         threads: how many threads or processes may read ahead; 0 for none.
         batch_size: samples of a batch of this rank.
         scratch: a folder of this host's ranks for what a loader keeps on disk; the harness removes it.
+        listing: of the split, made before anything is timed; ``None`` where nobody has listed it.
     """
 
     workload: Workload
@@ -47,6 +70,7 @@ class LoaderJob:
     threads: int
     batch_size: int
     scratch: str = ""
+    listing: SplitListing | None = None
 
     @property
     def split_url(self) -> str:
@@ -81,6 +105,7 @@ class LoaderReport:
         bytes_fetched: that came from remote storage so far; ``None`` where the loader does not know.
         versions: of packages that did the work.
         notes: all else that a reader of the result should know, such as samples that were left out.
+        last_batches: of this rank, that may be left out because they are not full: one, or one of each process that batches.
     """
 
     decoded: Literal["arrays", "bytes", "none"]
@@ -89,6 +114,7 @@ class LoaderReport:
     bytes_fetched: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    last_batches: int = 1
 
 
 class OpenLoader(Protocol):

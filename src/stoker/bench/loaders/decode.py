@@ -186,13 +186,17 @@ FORMATS: Final[dict[str, Callable[[bytes, int, Sequence[str] | None], FileSample
 """Formats that are decoded here, by name."""
 
 
+FORMAT_NAMES: Final = {"jsonl": "json"}
+"""Formats whose name in a workload is another than in an index."""
+
+
 def suffixes(format: str) -> tuple[str, ...]:  # noqa: A002
     """Ends of the names of a format's files; none for any file."""
     if format == "parquet":
         return (".parquet",)
     from stoker.formats.registry import get_format
 
-    return get_format(format).suffixes
+    return get_format(FORMAT_NAMES.get(format, format)).suffixes
 
 
 def read_whole(data: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
-from stoker.bench.loaders.peers import array_of, data_files, local_folder
+from stoker.bench.loaders.listing import data_files
+from stoker.bench.loaders.peers import array_of, local_folder
 from stoker.bench.loaders.torchloading import TorchRankLoader, collate
 from stoker.bench.settings.workload import DatasetSettings
 
@@ -43,6 +44,7 @@ class HuggingFaceLoader(TorchRankLoader):
 
     name = "huggingface"
     formats = ("parquet",)
+    batching_workers = True
     packages = (("datasets", "datasets"), ("torch", "torch"))
     recorded = ("datasets", "pyarrow", "torch")
     window = 1000  # what the package has by default

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from stoker.bench.loaders.base import LoaderJob, Split
-from stoker.bench.loaders.decode import FORMATS, open_samples, suffixes
+from stoker.bench.loaders.decode import FORMATS, open_samples
+from stoker.bench.loaders.listing import data_files
 from stoker.bench.loaders.peers import leave_torch, meet_in_torch
 from stoker.bench.loaders.torchloading import TorchRankLoader
 from stoker.bench.settings.workload import Workload
+from stoker.cluster import World
 from stoker.errors import ConfigError, ObjectNotFoundError
 from stoker.storage import is_local
 
@@ -27,19 +30,17 @@ def _folder(url: str, split: Split) -> Path:
     return found / "litdata" / split
 
 
-def _convert(workload: Workload, files: Path, out: Path) -> None:
-    """Write the samples of all files of a split as litdata's chunks; whole, or not at all."""
+def _convert(workload: Workload, files: Path, out: Path, names: Sequence[str]) -> None:
+    """Write the samples of files of a split as litdata's chunks; whole, or not at all."""
     from litdata.streaming.writer import BinaryWriter
 
     dataset = workload.dataset
-    ends = suffixes(dataset.format)
-    names = sorted(p for p in files.rglob("*") if p.is_file() and (not ends or p.name.lower().endswith(ends)))
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     writer = BinaryWriter(str(part), chunk_bytes=_CHUNK)
     number = 0
-    for path in names:
+    for path in (files / name for name in names):
         found = open_samples(
             dataset.format, path.read_bytes(), dataset.samples_per_file, str(path), dataset.read_columns
         )
@@ -57,6 +58,7 @@ class LitDataLoader(TorchRankLoader):
 
     name = "litdata"
     formats = tuple(FORMATS)
+    batching_workers = True
     packages = (("litdata", "litdata"), ("torch", "torch"))
     recorded = ("litdata", "torch")
 
@@ -102,7 +104,7 @@ class LitDataLoader(TorchRankLoader):
             if count and not (out / _DONE).is_file():
                 files = is_local(url)
                 assert files is not None  # _folder has seen to it
-                _convert(workload, files / split, out)
+                _convert(workload, files / split, out, data_files(LoaderJob(workload, split, url, World(), 0, 1)))
 
     def release(self) -> None:
         self._stop_workers()

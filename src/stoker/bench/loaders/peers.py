@@ -7,10 +7,10 @@ import os
 import numpy as np
 
 from stoker.bench.loaders.base import LoaderJob
-from stoker.bench.loaders.decode import suffixes
+from stoker.bench.loaders.listing import data_files
 from stoker.bench.settings.workload import DatasetSettings
-from stoker.errors import ConfigError, ObjectNotFoundError
-from stoker.storage import is_local, open_store
+from stoker.errors import ConfigError
+from stoker.storage import is_local
 from stoker.types import Array
 
 
@@ -20,24 +20,6 @@ def leave_torch(met: bool) -> None:
         import torch.distributed as dist
 
         dist.destroy_process_group()
-
-
-def data_files(job: LoaderJob) -> list[str]:
-    """Names of the split's files, sorted, below ``job.split_url``: as many as the workload says.
-
-    Raises:
-        ObjectNotFoundError: there are fewer.
-    """
-    dataset = job.workload.dataset
-    ends = suffixes(dataset.format)
-    store = open_store(job.split_url, job.workload.storage.options or None)
-    names = sorted(one.key for one in store.list() if not ends or one.key.lower().endswith(ends))
-    if len(names) < job.files:
-        raise ObjectNotFoundError(
-            f"{job.split_url} has {len(names)} {dataset.format} files, the workload says {job.files}: generate them first",
-            url=job.split_url,
-        )
-    return names[: job.files]
 
 
 def local_folder(job: LoaderJob, loader: str) -> str:

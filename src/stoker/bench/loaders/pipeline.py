@@ -7,9 +7,19 @@ from functools import partial
 from typing import Any, Final
 
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
-from stoker.bench.loaders.decode import FORMATS, byte_count, open_samples, read_whole, resized, samples_last, suffixes
+from stoker.bench.loaders.decode import (
+    FORMAT_NAMES,
+    FORMATS,
+    byte_count,
+    open_samples,
+    read_whole,
+    resized,
+    samples_last,
+    suffixes,
+)
+from stoker.bench.loaders.listing import check_listing, data_files
 from stoker.bench.loaders.rank_loader import RankLoader
-from stoker.errors import ConfigError, ObjectNotFoundError
+from stoker.errors import ConfigError
 from stoker.formats.arrays.npz import read_arrays
 from stoker.formats.base import ReadOptions
 from stoker.loaders.dataset import StreamingDataset
@@ -56,6 +66,9 @@ class StokerLoader(RankLoader):
         super().__init__(job)
         self._bytes = 0
         self._local = bool(is_local(job.url))
+        self._names: list[str] | None = None
+        if job.listing is not None:
+            check_listing(job, job.listing)
         dataset, reader = job.workload.dataset, job.workload.reader
         self._held = reader.options.get("cache") == "memory"
         self._format, self._transform = self._plan()
@@ -95,7 +108,7 @@ class StokerLoader(RankLoader):
             return "files", partial(_resize, size=size) if size else None
         if alone and (dataset.format in _IMAGES or (dataset.format in _ALONE and (size or dataset.record_bytes_stdev))):
             return "files", partial(_decode, format=dataset.format, size=size)
-        return dataset.format, partial(_resize, size=size) if size else None
+        return FORMAT_NAMES.get(dataset.format, dataset.format), partial(_resize, size=size) if size else None
 
     def _axis(self) -> dict[str, Any] | None:
         """Format options for files whose samples lie along the last axis, as those of the first file do."""
@@ -114,6 +127,8 @@ class StokerLoader(RankLoader):
         columns = workload.dataset.read_columns
         if self._format == "files":
             source, columns = self._files(), ("data",)
+        elif self._format is not None and job.listing is not None and job.listing.used < job.listing.files:
+            source = self._files()
         stream = Stream(
             source,
             None if self._local or self._held else f"{job.scratch}/{job.split}-{epoch}",
@@ -141,16 +156,11 @@ class StokerLoader(RankLoader):
         return self._made
 
     def _files(self) -> list[str]:
-        """The files of the data set's format, for reading as they are."""
-        job = self.job
-        ends = suffixes(job.workload.dataset.format)
-        store = open_store(job.split_url, job.workload.storage.options or None)
-        found = [store.url_of(one.key) for one in store.list() if not ends or one.key.lower().endswith(ends)]
-        if not found:
-            raise ObjectNotFoundError(
-                f"{job.split_url} has no {job.workload.dataset.format} files: generate them first", url=job.split_url
-            )
-        return found
+        """The files that the workload says, by their URLs; listed once."""
+        if self._names is None:
+            store = open_store(self.job.split_url, self.job.workload.storage.options or None)
+            self._names = [store.url_of(name) for name in data_files(self.job)]
+        return self._names
 
     def epoch(self, number: int) -> Iterator[LoadedBatch]:
         dataset = self._made or self._open(number)

@@ -21,6 +21,7 @@ class RankLoader(OpenLoader):
         packages: modules that it imports, each with what to install for it.
         recorded: packages whose versions the result has.
         heeds: those of ``reader.decode`` and ``dataset.resize_bytes`` that it can follow; else they are refused.
+        batching_workers: whether each process makes batches of its own, and leaves out its own last one.
         window: samples that are shuffled at once, where ``reader.options.shuffle_window`` does not say.
         job: what the rank is to read.
         options: ``reader.options`` without ``shuffle_window``, for loaders that have a window.
@@ -33,6 +34,7 @@ class RankLoader(OpenLoader):
     packages: ClassVar[tuple[tuple[str, str], ...]] = ()
     recorded: tuple[str, ...] = ()
     heeds: ClassVar[frozenset[str]] = frozenset()
+    batching_workers: ClassVar[bool] = False
     window: int = 0
 
     def __init__(self, job: LoaderJob) -> None:
@@ -65,7 +67,13 @@ class RankLoader(OpenLoader):
 
     def report(self) -> LoaderReport:
         return LoaderReport(
-            self._decoded(), self._parallel(), self._order(), self._fetched(), self._versions(), tuple(self.notes)
+            self._decoded(),
+            self._parallel(),
+            self._order(),
+            self._fetched(),
+            self._versions(),
+            tuple(self.notes),
+            max(1, self.workers) if self.batching_workers else 1,
         )
 
     def _decoded(self) -> Literal["arrays", "bytes", "none"]:

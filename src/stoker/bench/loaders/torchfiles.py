@@ -10,7 +10,7 @@ import numpy as np
 from stoker.bench.clients import Client, ClientLocation, find_client
 from stoker.bench.loaders.base import LoadedBatch, LoaderJob
 from stoker.bench.loaders.decode import FORMATS, FileSamples, open_samples, resized
-from stoker.bench.loaders.peers import data_files
+from stoker.bench.loaders.listing import data_files
 from stoker.bench.loaders.torchloading import TorchRankLoader
 from stoker.errors import ConfigError
 from stoker.types import Ids

@@ -35,6 +35,7 @@ class WebDatasetLoader(TorchRankLoader):
 
     name = "webdataset"
     formats = ("tar",)
+    batching_workers = True
     packages = (("webdataset", "webdataset"), ("torch", "torch"))
     recorded = ("webdataset", "torch")
     heeds = frozenset({"reader.decode"})

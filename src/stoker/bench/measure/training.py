@@ -15,7 +15,8 @@ import numpy as np
 from stoker.bench.checkpoint.saver import Saver
 from stoker.bench.checkpoint.training import InEpoch
 from stoker.bench.loaders import get_loader
-from stoker.bench.loaders.base import LoaderJob, OpenLoader, Split
+from stoker.bench.loaders.base import LoaderJob, OpenLoader, Split, SplitListing
+from stoker.bench.loaders.listing import list_split
 from stoker.bench.measure import page_cache as pagecache
 from stoker.bench.measure import usage
 from stoker.bench.measure.calibration import copy_files
@@ -60,6 +61,20 @@ class Training:
         self.plan, self.world, self.link, self.record, self.save, self.saver = plan, world, link, record, save, saver
         self.results = Path(plan.results)
         self.first_here = world.rank % world.local_world_size == 0
+        self.listings: dict[Split, SplitListing] = {}
+
+    def list_files(self) -> None:
+        """List the splits that are read, once for all ranks, before anything is timed."""
+        workload = self.plan.workload
+        if workload.reader.loader == "synthetic":
+            return
+        splits: tuple[Split, ...] = ("train", "valid") if "evaluate" in workload.stages else ("train",)
+        for split in splits:
+            listed = None
+            if self.world.rank == 0:
+                listed = asdict(list_split(self._job(split, 1, self.plan.url, workload)))
+                self.record["listing"][split] = listed
+            self.listings[split] = SplitListing(**self.link.gather(f"{split} listed", listed)[0])
 
     def train(self, repeat: int) -> None:
         """All epochs, and the evaluations between them."""
@@ -73,10 +88,12 @@ class Training:
                     self._epoch(runs, stack, "valid", repeat, epoch)
 
     def _open(self, split: Split, batch_size: int, url: str, workload: Workload) -> OpenLoader:
-        loader = get_loader(workload.reader.loader)
-        return loader.open(
-            LoaderJob(workload, split, url, self.world, self.record["read_threads"], batch_size, self.plan.scratch)
-        )
+        return get_loader(workload.reader.loader).open(self._job(split, batch_size, url, workload))
+
+    def _job(self, split: Split, batch_size: int, url: str, workload: Workload) -> LoaderJob:
+        listing = self.listings.get(split) if url == self.plan.url else None
+        threads, scratch = self.record["read_threads"], self.plan.scratch
+        return LoaderJob(workload, split, url, self.world, threads, batch_size, scratch, listing)
 
     def _begin(self, runs: dict[Split, _Run], stack: contextlib.ExitStack, split: Split) -> _Run:
         """Loader and accelerator of a split, opened when its first epoch begins."""

@@ -49,6 +49,7 @@ class Member:
             "complete": False,
             "error": None,
             "generate": None,
+            "listing": {},
             "calibration": None,
             "epochs": [],
             "checkpoint_layout": None,
@@ -77,6 +78,7 @@ class Member:
             saver = Saver(self.plan, self.world, self.link, self.record, self.save)
         if "train" in workload.stages:
             training = Training(self.plan, self.world, self.link, self.record, self.save, saver)
+            training.list_files()
             if workload.metric.calibrate:
                 training.calibrate()
             for repeat in range(workload.train.repeats):

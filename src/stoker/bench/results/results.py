@@ -87,6 +87,7 @@ def collect(
             "said": _said(ranks, hosts, launcher, workload.compute.kind),
         },
         "storage": _storage(plan),
+        "listing": next((record["listing"] for record in records if record.get("listing")), {}),
         "generate": next((record["generate"] for record in records if record["generate"] is not None), None),
         "checkpoint": checkpoint_result(records, ranks),
         "kv_cache": kv_cache_result(records),

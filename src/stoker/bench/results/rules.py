@@ -10,6 +10,7 @@ from stoker.bench.checkpoint.findings import checkpoint_findings
 from stoker.bench.kv_cache.findings import kv_cache_findings
 from stoker.bench.measure.metrics import step_seconds
 from stoker.bench.mlperf.verdict import mlperf_findings
+from stoker.bench.results.counts import count_findings
 from stoker.bench.results.verdict import LEAST_STEPS, counted_steps
 from stoker.bench.settings.workload import Workload
 
@@ -93,10 +94,12 @@ def _page_cache(result: Mapping[str, Any], workload: Workload) -> Iterator[Findi
     if not storage["local"]:
         yield Finding("page cache", False, "what the object store itself had in memory is not known here")
         return
+    listed = result["listing"].get("train")
+    there = None if listed is None else int(listed["bytes"])
     for epoch in epochs:
-        device, used = epoch["device_bytes"], _expected(epoch, workload)
+        device, used = epoch["device_bytes"], _expected(epoch, workload, there)
         if device is None or used < _TOLD:
-            size = workload.dataset.files * workload.dataset.samples_per_file * workload.dataset.sample_bytes
+            size = there if there is not None else workload.dataset.bytes
             memory = min((rank["memory_bytes"] for rank in result["ranks"]), default=0)
             unknown = (
                 "the kernel does not say what came from the device"
@@ -123,16 +126,16 @@ def _page_cache(result: Mapping[str, Any], workload: Workload) -> Iterator[Findi
             return
 
 
-def _expected(epoch: Mapping[str, Any], workload: Workload) -> float:
+def _expected(epoch: Mapping[str, Any], workload: Workload, there: int | None) -> float:
     """Bytes that an epoch must read: of its samples, their part of the files, or what is used of them where that is less."""
     dataset, samples = workload.dataset, epoch["samples"] or 0
     # What is handed over is not what is read, where samples are cut to a size.
     used = float(samples * dataset.used_bytes if dataset.resize_bytes else epoch["bytes"] or 0)
-    if epoch["cache"] is not None:
+    if there is not None:
         part = (
             min(1.0, samples / (dataset.files * dataset.samples_per_file)) * dataset.used_bytes / dataset.sample_bytes
         )
-        used = min(used, part * epoch["cache"]["bytes"])  # compressed files hold less than they give
+        used = min(used, part * there)  # compressed files hold less than they give
     return used
 
 
@@ -195,7 +198,7 @@ def _repeated(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding
         yield Finding("repeats", False, f"the training was run {times}; MLPerf Storage asks for {_REPEATS} runs")
 
 
-def _even(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+def _even(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:  # noqa: ARG001
     for epoch in _training(result):
         if epoch["complete"] and len(set(epoch["steps"])) > 1:
             yield Finding(
@@ -204,16 +207,11 @@ def _even(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
                 f"ranks took {min(epoch['steps'])} to {max(epoch['steps'])} steps in epoch {epoch['epoch']}",
             )
             break
-    epochs = [epoch for epoch in _training(result) if epoch["complete"]]
-    if epochs and workload.train.steps is None and workload.reader.loader != "synthetic":
-        whole = workload.dataset.files * workload.dataset.samples_per_file
-        left = whole - int(epochs[0]["samples"] or 0)
-        if left > 0:
-            yield Finding("last batch", False, f"{left} of {whole} samples of an epoch were not delivered")
-        elif left < 0:
-            yield Finding(
-                "last batch", True, f"{-left} samples came twice in an epoch, or the data set has more than it should"
-            )
+
+
+def _counts(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
+    for rule, invalid, reason in count_findings(result, workload):
+        yield Finding(rule, invalid, reason)
 
 
 def _ceiling(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
@@ -270,6 +268,7 @@ def _stages(result: Mapping[str, Any], workload: Workload) -> Iterator[Finding]:
 _RULES: Final[tuple[Rule, ...]] = (
     _complete,
     _identity,
+    _counts,
     _page_cache,
     _unique,
     _warm_up,

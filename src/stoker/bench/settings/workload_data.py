@@ -91,7 +91,22 @@ class DatasetSettings(Section):
     @property
     def sample_bytes(self) -> int:
         """Bytes of a sample by the settings: its nominal size."""
-        return sum(column.bytes for column in self.columns) or self.record_bytes
+        return sum(column.bytes for column in self.columns) or self._record_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Nominal bytes of all files to train on."""
+        return self.files * self.samples_per_file * self.sample_bytes
+
+    @property
+    def _record_bytes(self) -> int:
+        """Of the shape where there is one; the bytes of an image's file follow from its content."""
+        dims = self.settings.get("dims")
+        if not dims or self.format in {"jpeg", "png"}:
+            return self.record_bytes
+        import numpy as np
+
+        return math.prod(int(size) for size in dims) * np.dtype(str(self.settings.get("dtype", "uint8"))).itemsize
 
     @property
     def read_columns(self) -> tuple[str, ...] | None:
@@ -102,4 +117,4 @@ class DatasetSettings(Section):
     @property
     def used_bytes(self) -> int:
         """Bytes of a sample that training uses: those of the columns that it reads."""
-        return sum(column.bytes for column in self.columns if column.read) or self.record_bytes
+        return sum(column.bytes for column in self.columns if column.read) or self._record_bytes

@@ -1,0 +1,160 @@
+"""Counts and sizes: a data set that is not the workload's gives no result that passes, and a damaged file has a name."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stoker.bench.loaders.base import LoaderJob, SplitListing
+from stoker.bench.loaders.listing import data_files, list_split
+from stoker.bench.measure.generation import make_data
+from stoker.bench.ranks.control_client import RankFailedError
+from stoker.bench.results.counts import count_findings
+from stoker.bench.results.results import schema
+from stoker.bench.run import run_benchmark
+from stoker.bench.settings.sources import read_workload
+from stoker.bench.settings.workload import Workload
+from stoker.cluster import World
+
+TINY = (
+    "compute.seconds=0.001",
+    "dataset.files=6",
+    "dataset.samples_per_file=4",
+    "dataset.record_bytes=20000",
+    "reader.batch_size=2",
+    "reader.threads=1",
+)
+
+
+def workload(*settings: str) -> Workload:
+    return read_workload(None, [*TINY, *settings], environ={}, dotenv=None).workload
+
+
+def bench(tmp_path: Path, *settings: str) -> dict[str, Any]:
+    resolved = read_workload(None, [*TINY, *settings], environ={}, dotenv=None)
+    result = run_benchmark(resolved, results=tmp_path / "r", url=str(tmp_path / "d"))
+    jsonschema.validate(result, schema())
+    return result
+
+
+def reasons(result: dict[str, Any], rule: str) -> list[str]:
+    return [one["reason"] for one in result["findings"] if one["rule"] == rule and one["invalid"]]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+def test_fewer_files_than_the_workload_says_are_an_error_before_anything_is_timed(loader: str, tmp_path: Path) -> None:
+    make_data(workload(), str(tmp_path / "d"))
+    with pytest.raises(RankFailedError, match=r"has 6 of the workload's 7 files: generate them first"):
+        bench(tmp_path, "dataset.files=7", f"reader.loader={loader}")
+    result = json.loads((tmp_path / "r" / "results.json").read_text())
+    jsonschema.validate(result, schema())
+    assert not result["valid"]
+    assert reasons(result, "files") == ["train has 6 of the workload's 7 files"]
+    assert result["epochs"] == [] or result["epochs"][0]["au"] is None
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "parquet"])
+def test_of_more_files_the_first_are_read_and_nothing_is_said(loader: str, kind: str, tmp_path: Path) -> None:
+    made = workload(f"dataset.format={kind}")
+    make_data(made, str(tmp_path / "d"))
+    result = bench(tmp_path, f"dataset.format={kind}", "dataset.files=4", f"reader.loader={loader}")
+    assert result["epochs"][0]["samples"] == 16
+    listed = result["listing"]["train"]
+    assert (listed["files"], listed["used"]) == (6, 4)
+    files = sorted((tmp_path / "d" / "train").glob("img*"))
+    assert listed["bytes"] == sum(one.stat().st_size for one in files[:4])
+    assert not {one["rule"] for one in result["findings"]} & {"files", "sizes", "last batch"}
+
+
+def test_dlio_s_subset_is_the_first_by_name_whatever_the_folder(tmp_path: Path) -> None:
+    made = workload("dataset.subfolders=2")
+    make_data(made, str(tmp_path))
+    job = LoaderJob(replace(made, dataset=replace(made.dataset, files=3)), "train", str(tmp_path), World(), 0, 1)
+    names = [one.rpartition("/")[2] for one in data_files(job)]
+    every = sorted(one.name for one in (tmp_path / "train").rglob("*.npz"))
+    assert len(every) == 6
+    assert names == every[:3]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "size", "word"), [("npz", 10000, "more"), ("tfrecord", 40000, "less")])
+def test_samples_of_another_size_make_a_run_invalid(kind: str, size: int, word: str, tmp_path: Path) -> None:
+    make_data(workload(f"dataset.format={kind}"), str(tmp_path / "d"))
+    result = bench(tmp_path, f"dataset.format={kind}", f"dataset.record_bytes={size}")
+    (said,) = reasons(result, "sizes")
+    assert re.search(rf"a sample of train has 20,\d+ bytes of its file in the mean, {word} than the {size:,}", said)
+    assert result["verdict"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *([f"dataset.format={kind}"] for kind in ("npz", "npy", "hdf5", "tfrecord", "parquet", "arrow", "tar", "mds")),
+        *([f"dataset.format={kind}"] for kind in ("csv", "jsonl", "megatron")),
+        *([f"dataset.format={kind}", "dataset.samples_per_file=1"] for kind in ("jpeg", "png")),
+        ["dataset.record_bytes_stdev=9000", "dataset.samples_per_file=1", "dataset.files=40"],
+        ["dataset.compression=zip"],
+        ["dataset.record_bytes=100"],
+        ["dataset.settings={dims: [25, 40], dtype: float32}", "dataset.format=hdf5"],
+    ],
+)
+def test_what_the_generator_makes_has_the_workload_s_counts_and_sizes(settings: list[str], tmp_path: Path) -> None:
+    made = workload(*settings)
+    make_data(made, str(tmp_path))
+    found = list_split(LoaderJob(made, "train", str(tmp_path), World(), 0, 1))
+    assert (found.files, found.used) == (made.dataset.files, made.dataset.files)
+    told: dict[str, Any] = {"listing": {"train": vars_of(found)}, "epochs": [], "world": {"ranks": 1}}
+    assert list(count_findings(told, made)) == []
+
+
+def vars_of(found: SplitListing) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in SplitListing.__slots__}
+
+
+def told(samples: int, **more: Any) -> dict[str, Any]:
+    """A result in which an epoch delivered so many samples."""
+    epoch = {"kind": "train", "epoch": 0, "complete": True, "samples": samples, "loader": {"last_batches": 1} | more}
+    return {"listing": {}, "epochs": [epoch], "world": {"ranks": 3}}
+
+
+def test_samples_beyond_the_last_batches_have_to_be_delivered() -> None:
+    made = workload("dataset.files=100", "dataset.samples_per_file=1", "reader.batch_size=5")
+    assert list(count_findings(told(100), made)) == []
+    ((rule, invalid, reason),) = count_findings(told(90), made)
+    assert (rule, invalid) == ("last batch", False)
+    assert reason == "10 of the 100 samples of epoch 0 were not delivered"
+    ((rule, invalid, reason),) = count_findings(told(85), made)
+    assert (rule, invalid) == ("last batch", True)
+    assert "15 of the 100 samples of epoch 0 were not delivered, more than the 14 of batches" in reason
+    assert not any(invalid for _, invalid, _ in count_findings(told(80, last_batches=2), made))
+    ((_, invalid, reason),) = count_findings(told(105), made)
+    assert invalid
+    assert "5 samples came twice" in reason
+    limited = replace(made, train=replace(made.train, steps=4))
+    assert list(count_findings(told(60), limited)) == []
+    assert any(invalid for _, invalid, _ in count_findings(told(30), limited))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loader", ["stoker", "torch"])
+@pytest.mark.parametrize("kind", ["npz", "hdf5", "tfrecord", "parquet", "png"])
+def test_a_damaged_file_is_named(loader: str, kind: str, tmp_path: Path) -> None:
+    more = (f"dataset.format={kind}", f"dataset.samples_per_file={1 if kind == 'png' else 4}", "reader.threads=0")
+    make_data(workload(*more), str(tmp_path / "d"))
+    path = sorted((tmp_path / "d" / "train").glob("img*"))[3]
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 3] + bytes(len(data) - len(data) // 3))
+    with pytest.raises(RankFailedError, match=path.name):
+        bench(tmp_path, *more, f"reader.loader={loader}")
+    result = json.loads((tmp_path / "r" / "results.json").read_text())
+    assert not result["valid"]
+    assert path.name in result["failure"]
